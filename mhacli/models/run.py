@@ -421,7 +421,7 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     eps = max(torch.finfo(dtype_of(model)).eps, torch.finfo(torch.float32).eps)
 
     def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
+        if not isinstance(output, Tensor) or not output.is_floating_point() or output.is_nested:
             return None
         n = output.numel()
         bits = torch.empty(-(-n // 8), dtype=torch.int64).random_(generator=generator).view(torch.int8)[:n]

@@ -316,6 +316,10 @@ _SHAPES = (
     "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
 )  # fmt: skip
 """The images or vectors of an example that a refusal gives, the last that works."""
+_OF_EACH_TEXT = ("torch.randn(2, {})", "torch.ones(2, dtype=torch.long)")
+"""What it gives for other arguments where they are not like the first: a vector or a number for each text."""
+_UNUSUAL_LENGTH = 11
+"""The length at which it is tried, which is no other size."""
 _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
@@ -490,13 +494,17 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     required = [p for p in signature_of(built.call) if p.required]
     unknown = [p.name for p in required if p.role == "unknown" and p.name not in attention.others]
     hint = f"give a call that works with --example; {attention.example_text} was tried"
-    for shape in _SHAPES:
-        inputs = shape.format(attention.sizes.d_in)
-        words = ", ".join("None" if p.role in MASKS else inputs for p in required) or inputs
-        text = f"lambda m{', T' * ('T' in shape)}: m({words})"
+    parts = () if built.module is None else built.module.modules()
+    n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
+    firsts = dict.fromkeys(shape.format(each.sizes.d_in) for shape in _SHAPES for each, _ in reversed(tried))
+    for first, other in itertools.product([*firsts, f"torch.randint({n_ids}, (2, T))"], ("", *_OF_EACH_TEXT)):
+        rest = other.format(attention.sizes.d_in) or first
+        words = ["None" if p.role in MASKS else rest for p in required][1:]
+        text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
         with suppress(Exception, SystemExit):  # this one may not work either
-            shown = replace(plain_call(built, request), example=example_of(text, built))
-            with_output(attention_of_example(shown, _SHOWN_LENGTHS[0]))
+            ids = torch.arange(n_ids) if "randint" in first else None
+            shown = replace(plain_call(built, request), example=example_of(text, built), ids=ids)
+            with_output(replace(attention_of_example(shown, _UNUSUAL_LENGTH), is_inside=ids is not None))
             hint, works = f"give a call that works: --example {shlex.quote(text)}", True
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"

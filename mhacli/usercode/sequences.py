@@ -224,6 +224,10 @@ def sequences_of_ids(
         return None
     n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
     attention = with_independent_rows(found)
+    mask = _mask_of_padding(attention, decoder, means)
+    if mask is not None and mask.parameter in attention.others:
+        others_of_call = {**attention.others, mask.parameter: partial(mask_of, mask, causal=False)}
+        attention = replace(attention, others=others_of_call)
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
@@ -236,7 +240,7 @@ def sequences_of_ids(
         n_ids=n_ids,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
         has_source=decoder is not None,
-        mask=_mask_of_padding(attention, decoder, means),
+        mask=mask,
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
@@ -246,25 +250,21 @@ def sequences_of_ids(
 def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
     """The first call that gives an output of each token, and its mask in words: as an example shows it, or with the ids for its
     targets too where that helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it
-    the first that hides the last token."""
+    the first that hides the last token, or of padding that nothing has."""
     if attention.example is not None:
         try:
             shown = attention_of_example(attention, _SHOWN * attention.is_resizable)
         except MhaError:  # it gives no ids
             return None, ""
         attention, others = shown, ()
-    masks = [p.name for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
-    masks.sort(key=lambda name: name not in _OF_DECODER)
     places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"}
     segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
-    attention = replace(attention, others={**dict.fromkeys(masks[1:]), **segments, **attention.others, **places})
+    attention = replace(attention, others={**segments, **attention.others, **places})
     zeros = "".join(f", {name}=zeros" for name in segments)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
     found: list[tuple[UserAttention, str]] = []
-    for meaning, form in _CAUSAL_MASKS.items() if masks else [("", None)]:
-        made = {} if form is None else {masks[0]: partial(mask_of, form, causal=True)}
-        note = "" if form is None else f", {masks[0]}=a causal mask [token, token]: {meaning}"
-        like = replace(attention, others={**attention.others, **made})
+    for masks, note in _required_masks(others):
+        like = replace(attention, others={**attention.others, **masks})
         ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
@@ -272,6 +272,30 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
                 found.append((with_output(way), note + zeros))
                 break
     return next((each for each in found[:-1] if hides(each[0], None)), found[-1]) if found else (None, "")
+
+
+def _required_masks(others: Sequence[CallParameter]) -> Iterator[tuple[dict[str, Any], str]]:
+    """What is given for the masks that a call needs, with it in words: masks that hide no padding where a name says that they are
+    of padding, and a causal mask, else masks of padding for all."""
+    needed = [p for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
+    named = [p for p in needed if _is_of_padding(p)]
+    for of_padding in [named, needed] if len(named) < len(needed) else [named]:
+        causal = sorted((p.name for p in needed if p not in of_padding), key=lambda name: name not in _OF_DECODER)
+        meanings = _CAUSAL_MASKS.items() if causal else [("", None)]
+        for kind, (meaning, form) in product(("whole", "bool") if of_padding else ("whole",), meanings):
+            masks: dict[str, Any] = dict.fromkeys(causal)
+            for p in of_padding:
+                open_form = MaskForm(p.name, ("batch", "key"), kind) if p.role != "lengths" else forms_of(p)[0]
+                masks[p.name] = partial(mask_of, open_form, causal=False)
+            note = "".join(f", {p.name}=no padding" for p in of_padding)
+            if form is not None:
+                masks[causal[0]] = partial(mask_of, form, causal=True)
+                note += f", {causal[0]}=a causal mask [token, token]: {meaning}"
+            yield masks, note
+
+
+def _is_of_padding(parameter: CallParameter) -> bool:
+    return parameter.role in ("padding", "lengths") or parameter.name.endswith("attention_mask")
 
 
 def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
@@ -318,8 +342,8 @@ def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str |
     means = "keep" if hasattr(getattr(attention.built.module, "config", None), "get_text_config") else means
     accepted = list[MaskForm]()
     for parameter in signature_of(attention.built.call, *MASKS):
-        is_of_padding = parameter.role == "padding" or parameter.name.endswith("attention_mask")
-        if not is_of_padding or (decoder is not None and parameter.name[:3] != decoder[:3]):
+        is_open = getattr(attention.others.get(parameter.name), "keywords", {}) == {"causal": False}
+        if not (is_open or _is_of_padding(parameter)) or (decoder is not None and parameter.name[:3] != decoder[:3]):
             continue
         forms = [form for form in forms_of(parameter) if form.is_padding and means in (None, form.true_means)]
         forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))

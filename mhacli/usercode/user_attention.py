@@ -302,7 +302,7 @@ class UserAttention:
             inside: list[Tensor] = []
 
             def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-                is_part = part is not self.built.module and isinstance(output, Tensor)
+                is_part = part is not self.built.module and isinstance(output, Tensor) and not output.is_nested
                 inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
             with watching(self.built.module, note):
@@ -367,7 +367,7 @@ class UserAttention:
         """The arguments of an example, in this dtype, with a part for each text of the batch in tensors that have such parts."""
 
         def expanded(tensor: Tensor) -> Tensor:
-            if tensor.ndim > 1 and tensor.shape[0] == self.sizes.batch != tensor.shape[1]:
+            if tensor.ndim and tensor.shape[0] == self.sizes.batch and tensor.shape[1:2] != tensor.shape[:1]:
                 tensor = tensor[:1].expand(batch, *tensor.shape[1:])
             return self._here(tensor)
 
@@ -498,12 +498,15 @@ def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[st
 
 
 def leaves(result: Any) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in nested tuples, lists and dicts, or in the fields of an object, in order, with its path."""
+    """Every tensor in tuples, lists and dicts, or in the fields of an object, in order, with its path; none of torch's nested
+    tensors, which have no shape."""
     is_object = hasattr(result, "__dict__") and not isinstance(result, Tensor | tuple | list | Mapping)
     parts = [(f".{name}", part) for name, part in vars(result).items()] if is_object else [("", result)]
     for start, part in parts:
         found = tree_leaves_with_path(part)
-        yield from ((start + keystr(path), leaf) for path, leaf in found if isinstance(leaf, Tensor))
+        yield from (
+            (start + keystr(path), leaf) for path, leaf in found if isinstance(leaf, Tensor) and not leaf.is_nested
+        )
 
 
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:

@@ -503,14 +503,16 @@ class Asker:
         name, mask, lengths = f"{side}-padding", self.of.mask, [len(text) for text in self.texts]
         if mask is None:
             return self.unasked(name, "it takes no mask of padding by a known name")
-        if side == "left" and self.of.has_source:
-            return self.unasked(name, "an encoder-decoder model, whose texts are padded on the right")
+        if side == "left" and (self.of.has_source or mask.kind == "lengths"):
+            kind = "an encoder-decoder model" if self.of.has_source else "lengths"
+            return self.unasked(name, f"{kind}, for texts that are padded on the right")
         if min(lengths) == max(lengths):
             return self.unasked(name, "needs texts of different lengths")
         pairs = self._padded(mask, side)
         tokens, whole = max(pair.apart.max().item() for pair in pairs), max(pair.whole for pair in pairs)
         other: PaddingSide = "left" if side == "right" else "right"
-        if tokens <= self.tolerance < whole and max(pair.whole for pair in self._padded(mask, other)) <= self.tolerance:
+        takes_other_side = tokens <= self.tolerance < whole and mask.kind != "lengths"
+        if takes_other_side and max(pair.whole for pair in self._padded(mask, other)) <= self.tolerance:
             end = "last" if side == "right" else "first"
             reason = f"the answer for a text is read at its {end} token: pad texts on the {other}"
             return self.answer(name, None, reason, whole)
@@ -518,7 +520,8 @@ class Asker:
         knows_start = knows_start or (self.is_causal is True and is_of_transformers(self.module))
         by = "" if knows_start else ", as where positions count from the first token of a batch"
         subject = f"with up to {max(lengths) - min(lengths)} padding tokens on the {side}, a text gives"
-        agrees = f"{subject} the same outputs as alone ({mask.parameter}, in which True {mask.true_means}s)"
+        meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
+        agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
         answer = self.compare(name, pairs, agrees, f"{subject} other outputs than alone{by}")
         if answer.ok is False and not (knows_start and self.of.hides_padding):
             self.findings.pop()
