@@ -38,6 +38,7 @@ from mhacli.usercode.user_attention import (
     AxisNames,
     CallSizes,
     MaskForm,
+    MaskKind,
     UserAttention,
     forms_of,
     leaves,
@@ -271,23 +272,24 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found.append((with_output(way), note + zeros))
                 break
-    return next((each for each in found[:-1] if hides(each[0], None)), found[-1]) if found else (None, "")
+    return next((each for each in found if hides(each[0], None)), found[0]) if found else (None, "")
 
 
 def _required_masks(others: Sequence[CallParameter]) -> Iterator[tuple[dict[str, Any], str]]:
-    """What is given for the masks that a call needs, with it in words: masks that hide no padding where a name says that they are
-    of padding, and a causal mask, else masks of padding for all."""
-    needed = [p for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER]
-    named = [p for p in needed if _is_of_padding(p)]
-    for of_padding in [named, needed] if len(named) < len(needed) else [named]:
-        causal = sorted((p.name for p in needed if p not in of_padding), key=lambda name: name not in _OF_DECODER)
-        meanings = _CAUSAL_MASKS.items() if causal else [("", None)]
-        for kind, (meaning, form) in product(("whole", "bool") if of_padding else ("whole",), meanings):
-            masks: dict[str, Any] = dict.fromkeys(causal)
+    """What is given for the masks that a call needs, with it in words: a causal mask alone, then also masks that hide no padding
+    where a name says that they are of padding, then such masks alone."""
+    needed = tuple(p for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER)
+    named = tuple(p for p in needed if _is_of_padding(p))
+    causal = sorted((p.name for p in needed if p not in named), key=lambda name: name not in _OF_DECODER)
+    for of_padding in dict.fromkeys([(), named, needed]):
+        meanings = _CAUSAL_MASKS.items() if causal and of_padding in ((), named) else [("", None)]
+        kinds: tuple[MaskKind, ...] = ("whole", "bool") if of_padding else ("whole",)
+        for kind, (meaning, form) in product(kinds, meanings):
+            masks, note = dict[str, Any].fromkeys(p.name for p in needed), ""
             for p in of_padding:
                 open_form = MaskForm(p.name, ("batch", "key"), kind) if p.role != "lengths" else forms_of(p)[0]
                 masks[p.name] = partial(mask_of, open_form, causal=False)
-            note = "".join(f", {p.name}=no padding" for p in of_padding)
+                note += f", {p.name}=no padding"
             if form is not None:
                 masks[causal[0]] = partial(mask_of, form, causal=True)
                 note += f", {causal[0]}=a causal mask [token, token]: {meaning}"
