@@ -115,6 +115,31 @@ def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_len
     assert finding.code == "sees-the-future"
 
 
+NEEDED = {"attention_mask": "attention_mask == 0", "lengths": "torch.arange(ids.shape[1]) >= lengths[:, None]"}
+
+
+@pytest.mark.parametrize("needed", NEEDED)
+def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, tmp_path: Path) -> None:
+    given = "padding_mask=None):", f"{needed}):\n        padding_mask = {NEEDED[needed]}"
+    for faults, verdict in (((), "consistent"), ((("else ~padding_mask", "else padding_mask < 2"),), "wrong")):
+        path, _ = user_code.write(tmp_path, "models:Pooled", given, *faults)
+        report = mhacli.check(user_code.load(path).Pooled(), length=32)
+        assert (report.verdict, report.called) == (verdict, f"Pooled(ids [2, 32], {needed}=no padding)")
+
+
+def test_a_refusal_gives_an_example_with_token_ids_and_a_number_for_each_text(tmp_path: Path) -> None:
+    pairs = (
+        ("ids, targets=None", "ids, t, *, targets=None"),
+        ("embedded(ids)\n", "embedded(ids) + t[:, None, None]\n"),
+    )
+    path, _ = user_code.write(tmp_path, "models:Net", *pairs)
+    with pytest.raises(mhacli.MhaError) as raised:
+        mhacli.check(user_code.load(path).Net())
+    example = raised.value.hint.split("'")[1]
+    assert "torch.randint(64, (2, T))" in example
+    assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
+
+
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
     path, line = user_code.write(tmp_path, "models:GPT", ("is_causal=self.causal", "is_causal=self.causal, scale=1.0"))
     report = mhacli.check(user_code.load(path).GPT())
@@ -235,8 +260,8 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 
 @pytest.mark.parametrize(
     ("example", "mask", "verdict"),
-    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
-     ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
+    [("lambda m, T: m(torch.randint(64, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
+     ("lambda m, T: m(torch.randint(64, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
      ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
 )  # fmt: skip
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
