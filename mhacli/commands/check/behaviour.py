@@ -550,7 +550,7 @@ class Asker:
         return self.compare("cache", [pair_of(Reading(output, dict), self.plain)], agrees, differs, n)
 
     def in_16_bits(self) -> Behaviour:
-        """How far bfloat16 moves outputs of a model in float32."""
+        """How far bfloat16 changes outputs of a model in float32."""
         if self.dtype != "float32":
             return self.unasked("dtype", f"it computes in {self.dtype}")
         device = self.text.device.type
@@ -559,14 +559,10 @@ class Asker:
         return self.answer("dtype", None, reason, moved)
 
     def training(self) -> Behaviour:
-        """Whether training mode changes outputs, without or with random numbers."""
+        """How far training mode changes outputs."""
         moved = pair_of(self.trained, self.plain).largest
-        if moved <= self.tolerance:
-            return self.answer("training", None, "training and evaluation give the same outputs", moved)
-        again = self.read(self.text, training=True, seed=1)[0]
-        if pair_of(again, self.trained).largest > self.tolerance:
-            return self.answer("training", None, "outputs are random in training mode, and not in evaluation")
-        return self.answer("training", None, "training mode gives other outputs, which are not random", moved)
+        reason = f"in training mode outputs change by up to {moved:.2g} of their size"
+        return self.answer("training", None, reason, moved)
 
 
 def _part_of(differences: Tensor) -> float:

@@ -343,5 +343,4 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behavio
         asker.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
         return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
-    texts = "a text begins" if chat is None else "a text and a chat begin"
-    return answer(True, f"{texts} with {name!r} at most once" if most else f"no text begins with {name!r}", most)
+    return answer(True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most)

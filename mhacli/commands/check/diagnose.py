@@ -18,7 +18,6 @@ from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
 from mhacli.commands.check.subject import (
-    RANDOM,
     Examined,
     InputCase,
     large_case,
@@ -191,8 +190,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     unmasked = large_case(subject, cases[0])
     for case in masked:
         _explain_further(result, examined, [large_case(subject, case), unmasked])
-    if not masks:
-        _explain_further(result, examined, [unmasked])
+    _explain_further(result, examined, [unmasked])
     return result
 
 
@@ -314,7 +312,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     is_causal = takes_causal or (examined.influence is not None and not bool(examined.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or RANDOM in examined.evidence or not conventions:
+    if attention.mode == "cross" or "dropout-in-eval" in examined.evidence or not conventions:
         return
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))

@@ -36,8 +36,6 @@ _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 _MOVES_16 = 2e-2
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
-RANDOM, KEEPS_STATE, NOT_RESCALED = "dropout-in-eval", "state-kept-between-calls", "dropout-not-rescaled"
-"""The codes of mistakes that need no reference."""
 
 
 @dataclass
@@ -45,8 +43,8 @@ class Examined:
     """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
     reference, the weights that a function is called with, and the request. If it keeps state, each call uses a fresh copy.
 
-    `evidence` has that of each mistake that needs no reference. `influence`: whether another token at key changes the output at
-    query, on the diagonal through its value, not its query; None where nothing was measured.
+    `evidence` has that of each mistake that needs no reference, by its code. `influence`: whether another token at key changes
+    the output at query, on the diagonal through its value, not its query; None where nothing was measured.
     """
 
     subject: UserAttention
@@ -112,10 +110,10 @@ def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], 
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
         return replace(examined, subject=subject, tensors=floats)
-    if RANDOM in examined.evidence:
+    if "dropout-in-eval" in examined.evidence:
         module, _ = with_dropout(module, 0.0)
     module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=KEEPS_STATE in examined.evidence)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful="state-kept-between-calls" in examined.evidence)
     return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
@@ -139,12 +137,12 @@ def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
             return
         if not moved(twin(inputs, seed=0), twin(inputs, seed=0)).any():
             again = "in eval mode, but the same one after torch.manual_seed: it is random"
-            examined.evidence[RANDOM] = f"{words}the same input gives another output {again}"
+            examined.evidence["dropout-in-eval"] = f"{words}the same input gives another output {again}"
             return
         how = "the same input gives another output after other calls, with the same seed too: it keeps state"
     except Exception as fault:  # a later call fails
         how = f"the first call works, a later one with the same input raises {exception_text(fault):.200}"
-    examined.evidence[KEEPS_STATE], examined.subject = how, unused
+    examined.evidence["state-kept-between-calls"], examined.subject = how, unused
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -206,7 +204,7 @@ def average_training(examined: Examined, drawer: InputDrawer) -> None:
     slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
     if 2 * _SIGMAS * error < P and abs(slope - (1 - P)) <= _SIGMAS * error:
         mean = f"the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
-        examined.evidence[NOT_RESCALED] = f"{words}{mean}: what is kept is not divided by 1 − p"
+        examined.evidence["dropout-not-rescaled"] = f"{words}{mean}: what is kept is not divided by 1 − p"
 
 
 def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
@@ -330,14 +328,9 @@ def large_case(subject: UserAttention, like: InputCase) -> InputCase:
 
 
 def _mask_text(form: MaskForm) -> str:
-    if form.n_shared > 1:
-        return f"{form.parameter} of {form.n_shared} windows"
-    if form.kind == "additive":
-        return f"{form.parameter} as 0 and −∞"
-    if form.kind == "lengths":
-        return f"{form.parameter} as lengths"
-    sign, meaning = "True" if form.kind == "bool" else "1", "may attend" if form.true_means == "keep" else "hidden"
-    return f"{form.parameter} [{', '.join(form.axes)}], {sign} = {meaning}"
+    of_true = f"{'True' if form.kind == 'bool' else '1'} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
+    kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, of_true)
+    return f"{form.parameter} [{', '.join(form.axes)}], {kind}"
 
 
 # -------------------------------------------------------------------------------------------------------- random weights

@@ -147,12 +147,11 @@ def _first_difference(difference: FirstDifference, examination: Examination) -> 
 
 def _compared(comparison: OutputComparison, examination: Examination) -> str:
     """The comparison with the reference, with proven mistakes in it, or with another implementation."""
-    n_hypotheses, error = examination.n_hypotheses, comparison.max_abs_difference
-    n_mistakes = sum(finding.proven for finding in examination.findings)
-    mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
-    other = f"{examination.against or 'the reference'}{mistaken}"
-    text = f"with {other}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
-    if not mistaken:  # else the proofs say how large the difference is
-        difference = "the difference is not finite" if error is None else f"largest difference {shown(error, 'error')}"
-        text += f": {difference}, tolerance {shown(comparison.tolerance, 'error')}"
-    return f"{text}; {n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried" if n_hypotheses else text
+    other, error = examination.against or "the reference", comparison.max_abs_difference
+    if any(finding.proven for finding in examination.findings):
+        other += " with these mistakes"
+    difference = "not finite" if error is None else shown(error, "error")
+    inputs, n = count_of(comparison.n_inputs, "input"), examination.n_hypotheses
+    text = f"with {other}, in {comparison.dtype}, {inputs}: largest difference {difference}"
+    tried = f"; hypotheses: {n:,}" if n else ""
+    return f"{text}, tolerance {shown(comparison.tolerance, 'error')}{tried}"
