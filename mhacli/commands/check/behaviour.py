@@ -418,10 +418,10 @@ class Asker:
             return self.unasked("causality", "needs a text of two tokens or more")
         pairs, reached, moves = list[Pair](), dict[int, float](), False
         for cut in self.cuts:
-            texts = [self.changed(cut, self.length, cut)] if cut > 1 else []
+            texts = [self.changed(cut, self.length, cut, alike=cut == 1)]
             if cut == self.middle:
                 texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_ALIKE)]
-            moved = [self.moved(text) for text in texts] or [pair_of(self.uniform, self.plain)]
+            moved = [self.moved(text) for text in texts]
             differences = torch.stack([pair.apart for pair in moved]).amax(dim=0)
             moves = moves or bool((differences[cut:] > self.tolerance).any())
             reached[cut] = _part_of(differences[:cut])
@@ -472,11 +472,6 @@ class Asker:
         return _part_of(differences.amax(dim=0)[start:end])
 
     @cached_property
-    def uniform(self) -> Reading:
-        """The reading of a text whose tokens from the second on are all alike."""
-        return self.read(self.changed(1, self.length, 1, alike=True))[0]
-
-    @cached_property
     def trained(self) -> Reading:
         """The reading of the text in training mode."""
         return self.read(self.text, training=True)[0]
@@ -492,8 +487,8 @@ class Asker:
 
     def batch(self) -> Behaviour:
         """Whether a text gives the same outputs alone and among others of its length."""
-        among = self.read(self.changed(1, self.length, 1, alike=True), self.text)
-        pairs = [pair_of(among[1], self.plain), pair_of(among[0], self.uniform)]
+        first, _, last = self.read(self.text, self.changed(1, self.length, 1, alike=True), self.text)
+        pairs = [pair_of(last, self.plain), pair_of(first, self.plain)]
         differs = "the outputs of a text depend on the other texts in its batch"
         return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
 

@@ -197,7 +197,7 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
 def _first_that_varies(examined: Examined) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input; None if there is none, and
     for a function."""
-    twin, _ = examined.twin
+    twin = examined.twin or examined.subject
     with suppress(Exception):  # user code may raise anything
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
         first, second = (recorded(twin, inputs, seed).operations for seed in range(2))
