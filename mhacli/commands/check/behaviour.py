@@ -23,7 +23,7 @@ from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried, finding_of, words_of_code
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.models.layer_names import dtype_of, is_attention
+from mhacli.models.layer_names import config_of, dtype_of, is_attention
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
@@ -85,7 +85,7 @@ def is_claimed_causal(module: object) -> bool | None:
     """Whether a token is claimed to see only earlier ones: by a model or its config, or by the name of its class or of the
     nearest class that it is made from. None if nothing says it."""
     config: Any = getattr(module, "config", None)
-    text = config.get_text_config(decoder=True) if is_of_transformers(module) else config
+    text = config if config_of(module) is None else config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         return True
     if getattr(text, "attn_type", "") == "bi" or getattr(text, "use_bidirectional_attention", False) is True:
@@ -100,11 +100,6 @@ def is_claimed_causal(module: object) -> bool | None:
         if _BOTH_WAYS.search(name) or _CAUSAL.search(name):
             return not _BOTH_WAYS.search(name)
     return None
-
-
-def is_of_transformers(model: Any) -> bool:
-    """Whether a module is a model of transformers."""
-    return hasattr(getattr(model, "config", None), "get_text_config")
 
 
 def architectures_of(config: Any) -> tuple[str, ...]:
@@ -366,9 +361,8 @@ class Asker:
     def finite(self) -> Behaviour:
         """Whether outputs are finite, with the weights of a model of transformers, and in 16 bits also where texts are padded; of
         large vectors, and of a text whose tokens are all masked, it is noted."""
-        weights = (
-            dict(self.module.named_parameters()) if self.module is not None and is_of_transformers(self.module) else {}
-        )
+        model = None if config_of(self.module) is None else self.module
+        weights = {} if model is None else dict(model.named_parameters())
         bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
         problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
         mask, notes, readings = self.of.mask, list[str](), [*self.alone()]
@@ -512,7 +506,7 @@ class Asker:
             reason = f"the answer for a text is read at its {end} token: pad texts on the {other}"
             return self.answer(name, None, reason, whole)
         knows_start = side == "right" or self.of.positions is not None
-        knows_start = knows_start or (self.is_causal is True and is_of_transformers(self.module))
+        knows_start = knows_start or (self.is_causal is True and config_of(self.module) is not None)
         by = "" if knows_start else ", as where positions count from the first token of a batch"
         subject = f"with up to {max(lengths) - min(lengths)} padding tokens on the {side}, a text gives"
         meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
