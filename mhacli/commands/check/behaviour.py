@@ -550,8 +550,8 @@ class Asker:
     def training(self) -> Behaviour:
         """How far training mode changes outputs."""
         moved = pair_of(self.trained, self.plain).largest
-        reason = f"in training mode outputs change by up to {moved:.2g} of their size"
-        return self.answer("training", None, reason, moved)
+        reason = f"training mode changes outputs by up to {moved:.2g} of their size"
+        return self.answer("training", None, reason if moved else "training mode changes no output", moved)
 
 
 def _part_of(differences: Tensor) -> float:
