@@ -86,8 +86,6 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "built", _text(f"{name}({', '.join(by_origin['given'] + by_origin['guessed'])})")
     if guessed:
         lines = [f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}" for of in guessed]
-        options = " ".join(f"--arg {argument.name}=…" for argument in guessed)
-        lines.append(f"set {'it' if len(guessed) == 1 else 'them'} with {options}")
         yield "guessed", _text("\n".join(lines), "yellow")
     if by_origin["default"]:
         yield "defaults", Text(fitted(visible(", ".join(by_origin["default"])), on.width - _LABEL), style="dim")
