@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mhacli.errors import MhaError, UsageError
@@ -15,7 +15,7 @@ from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
 from mhacli.render.figures.grids import grids, legend
-from mhacli.render.figures.svg import Sheet
+from mhacli.render.figures.svg import document
 from mhacli.render.heads.head_map import (
     KEY,
     QUERY,
@@ -39,7 +39,7 @@ _WIDEST = 80
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
-def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
+def heads_figure(record: Record, options: ViewOptions, kind: str, metadata: Mapping[str, object]) -> str:
     """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head` if several are chosen, and
     `MhaError` if the record has none of their patterns."""
     heads = drawable_heads(record, options)
@@ -69,10 +69,11 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     if len(heads) > 1:
         parts = [names_of([*_layers(heads)]), count_of(len(heads), "head"), sequence]
     kv_head = kv_head_of(heads[0].record, heads[0].statistics.head) if len(heads) == 1 else ""
-    return Sheet(
-        title=" · ".join(filter(None, parts)) + kv_head,
+    return document(
+        " · ".join(filter(None, parts)) + kv_head,
+        [grids([*_rows(heads, of_heads, side)], side), legend(of_heads, "attention weight")],
+        metadata,
         about=[*_texts(heads, sequences[0], options), types],
-        body=[grids([*_rows(heads, of_heads, side)], side), legend(of_heads, "attention weight")],
         caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
     )
 
