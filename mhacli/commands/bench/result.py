@@ -302,8 +302,6 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, limit: float | None 
         rule = {"limit": limit, "outcome": outcome, "undecided": undecided}
         summary = f"{n_slower} surely and {len(undecided)} perhaps more than {limit:g} × that in {path}: {outcome}"
     summary = f"of {len(changes)} timings, {summary}"
-    if broken:
-        summary += f"; rows with a time in {path} that could not run now: {len(broken)}"
     parts = {"baseline": path, "broken": broken, "unmatched": unmatched, "warnings": warnings}
     return replace(now, comparison={**parts, "summary": summary, "changes": changes, "rule": rule})
 

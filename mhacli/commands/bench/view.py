@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
-from mhacli.render.base.doc import Column, Table, column
+from mhacli.render.base.doc import Column, Table, column, fields
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
@@ -23,7 +23,6 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
 _OUTCOMES = {None: "bold", "slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
-_VERDICTS = {"slower": "red", "faster": "green", "similar": ""}
 
 
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
@@ -165,17 +164,11 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 
 def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The ratio of each time to that of the baseline, the rows that cannot be compared, and the outcome."""
-    columns: list[Column[Mapping[str, Any]]] = [
-        Column(heading="backend", value=itemgetter("backend")),
-        Column(heading="then", value=itemgetter("baseline_s"), unit="seconds"),
-        Column(heading="now", value=itemgetter("median_s"), unit="seconds"),
-        Column(heading="now/then", value=itemgetter("ratio"), unit="short"),
-        Column(heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], "short"), unit="id"),
-        Column(heading="", value=itemgetter("verdict"), style=lambda row: _VERDICTS[row["verdict"]]),
-    ]
+    times: dict[str, Unit] = {"backend": "word", "baseline_s": "seconds", "median_s": "seconds"}
+    ratios: dict[str, Unit] = {"ratio": "short", "ratio_low": "short", "ratio_high": "short", "verdict": "word"}
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
-        yield from table(Table(columns=columns, rows=[*changes], title=size), width)
+        yield from table(Table(columns=fields(times | ratios), rows=[*changes], title=size), width)
     notes = [*comparison["warnings"], *comparison["broken"]]
     if comparison["unmatched"]:
         notes.append(f"{count_of(len(comparison['unmatched']), 'row')} in one of the runs alone (--json)")

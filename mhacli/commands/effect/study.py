@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
 from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
+from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import Setup, record_run
 from mhacli.models.capture import Call, captured
@@ -503,10 +503,9 @@ class EffectStudy:
         rows = [[abs(self._change(item, name) or 0.0) for item in self.results] for name in names]
         sizes = torch.tensor(rows, dtype=torch.float64)
         ranks = torch.sign(sizes[:, :, None] - sizes[:, None]).sum(dim=2)
-        correlation = float(torch.corrcoef(ranks)[0, 1])
+        correlation = finite(round(float(torch.corrcoef(ranks)[0, 1]), 12))
         n_all, n_largest = len(self.estimates), min(n, len(self.estimates))
-        known = None if math.isnan(correlation) else round(correlation, 12)
-        return Screening(n_all, n_largest, len(self.results) - n_largest, known)
+        return Screening(n_all, n_largest, len(self.results) - n_largest, correlation)
 
 
 def _largest(x: Tensor) -> float:

@@ -18,7 +18,6 @@ from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Terminated, graceful_interrupt, no_progress
-from mhacli.render.base.format import count_of
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
@@ -134,9 +133,8 @@ def scan(
         return
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
-    if record.corpus.n_bad:
-        first, bad = record.corpus.bad[0], count_of(record.corpus.n_bad, "bad document")
-        note(f"{bad} left out, the first is {first.named}: {first.reason}")
+    for bad in record.corpus.bad[:1]:
+        note(f"left out {bad.named}: {bad.reason}")
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")
     require_self_check(record)
 
