@@ -70,7 +70,7 @@ def without(
     for each in placed:
         for query in each[2].queries if each[2].keys else ():
             edges[query].append(each)
-    seen = {row for row, _, removal in placed if not removal.keys}
+    seen = {row for row, removals in here.items() if not all(removal.keys for removal in removals)}
     for query, some in edges.items():
         was_visible, is_empty = _cut_edges(z, call, query, some)
         seen.update(row for row, sequence, _ in some if was_visible[sequence].any())

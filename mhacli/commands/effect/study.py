@@ -377,6 +377,7 @@ class EffectStudy:
         self.n_passes += 1
         for row, item in rows.items():
             of_row = {name: change[row].item() for name, change in moved.items()}
+            of_row |= {"first_order": self.estimates[item]} if item in self.estimates else {}
             self.results[item] = _Result(of_row, reading.vector[row], row not in visible, row in emptied)
 
     def _estimate(self) -> None:
@@ -449,11 +450,10 @@ class EffectStudy:
 
     def _change(self, item: int, name: str) -> float | None:
         """A change by a removal, 0 if it is noise, or its estimate; None if it was not measured."""
-        is_estimate = name == "first_order"
-        value = self.estimates.get(item) if is_estimate else self.results[item].changes.get(name)
+        value = self.results[item].changes.get(name)
         if value is None or name == "rank":
             return value
-        return value if abs(value) > self._floor(self._measure if is_estimate else name) else 0.0
+        return value if abs(value) > self._floor(self._measure if name == "first_order" else name) else 0.0
 
     def _effect(self, item: int) -> Effect:
         removals, spans = self.plan[item], self.settings.cut or ()

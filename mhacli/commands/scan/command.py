@@ -184,13 +184,10 @@ class Progress:
             self.left_s = (self.of_documents - self.n_documents) / self.documents_per_s
 
     def __str__(self) -> str:
-        """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
+        """`320 of 3,000 documents, 8.1 documents/s, 5 min left`."""
         text = f"{self.n_documents:,}{'' if self.of_documents is None else f' of {self.of_documents:,}'} documents"
-        if self.documents_per_s and self.tokens_per_s:
-            text += f", {self.documents_per_s:.3g} documents/s, {self.tokens_per_s:,.0f} tokens/s"
-        if self.left_s:
-            text += f", {shown(self.left_s, 'seconds')} left"
-        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
+        text += f", {self.documents_per_s:.3g} documents/s" if self.documents_per_s else ""
+        return text + (f", {shown(self.left_s, 'seconds')} left" if self.left_s else "")
 
 
 @contextmanager
