@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from time import monotonic
@@ -17,7 +17,7 @@ from mhacli.cli.output import Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
-from mhacli.io.long_work import Terminated, graceful_interrupt, no_progress
+from mhacli.io.long_work import Terminated, graceful_interrupt
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
@@ -196,18 +196,14 @@ def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
     minute. Such a line also follows at the end."""
     every_s, shown_at = 1.0 if as_json else 60.0, monotonic()
 
-    with nullcontext(no_progress) if as_json else progress(has_time_left=False) as draw:
+    with progress(has_time_left=False) as draw:
 
         def report(*, is_last: bool = False) -> None:
             nonlocal shown_at
             draw(done.n_documents / (done.of_documents or 1), str(done))
-            if not is_last and monotonic() - shown_at < every_s:
-                return
-            shown_at = monotonic()
-            if as_json:
-                stderr_line(json.dumps({"progress": asdict(done)}))
-            elif not is_interactive():
-                note(str(done))
+            if (as_json or not is_interactive()) and (is_last or monotonic() - shown_at >= every_s):
+                shown_at = monotonic()
+                stderr_line(json.dumps({"progress": asdict(done)}) if as_json else f"mha: {done}")
 
         yield report
         report(is_last=True)
