@@ -150,7 +150,7 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
 
 def _modes_of(attention: UserAttention) -> list[UserAttention]:
     """The attention in each mode: self and cross if keys are optional, else one."""
-    keys = [slot for slot in attention.slots if slot.part != "queries"]
+    keys = [slot for slot in attention.slots if slot.part != "q"]
     if not keys or attention.example is not None or attention.is_pooled or any(slot.required for slot in keys):
         return [attention]
     crossed = replace(attention, slots=tuple(slot._replace(required=True) for slot in attention.slots))
@@ -200,7 +200,7 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
     if not rows and any(parameter.role == "rest" for parameter in free):
         rows = tuple(CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4]))
-    needed = tuple(slot for slot in rows if slot.required or slot.part == "queries")
+    needed = tuple(slot for slot in rows if slot.required or slot.part == "q")
     if not needed:
         message = f"{built.name} has no parameter for token vectors, such as x, or query, key and value"
         raise _refused(built, message, "name a class or function that computes attention, or give --example")
@@ -374,14 +374,14 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
         raise _refused(built, f"--example gives {built.name} no vectors", hint)
     parts = {slot.part: made[slot.name] for slot in slots}
-    queries = parts.get("queries", made[slots[0].name])
+    queries = parts.get("q", made[slots[0].name])
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
     axes = OF_IDS
     if like.ids is None:
         axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
     shape = dict(zip(axes, queries.shape, strict=True))
-    of_keys = dict(zip(axes, parts.get("keys", queries).shape, strict=True))
+    of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads = shape.get("head", 1) if is_function else 0
     return replace(

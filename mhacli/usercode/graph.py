@@ -217,13 +217,12 @@ _ROLES = "qkv"
 @dataclass
 class Graph:
     """A recorded call. `given` has its inputs by name, and `out` is its result. Each softmax or kernel has an entry in
-    `attentions`, the operation of each of its sites; `swapped` are the products whose first operand is the keys."""
+    `attentions`, the operation of each of its sites."""
 
     out: Tensor
     given: dict[str, Tensor]
     operations: Sequence[Operation] = ()
     attentions: list[dict[str, Operation]] = field(default_factory=list)
-    swapped: set[Operation] = field(default_factory=set)
 
     def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
         """The tensors of each site, one for each softmax or kernel, with the line that makes the first."""
@@ -332,7 +331,6 @@ def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
         return {}
     q, k = qk.live_sources[-2:]
     if (_letter(q), _letter(k)) == ("k", "q"):
-        graph.swapped.add(qk)
         q, k = k, q
     if is_transpose(k):
         k.site = "kᵀ"

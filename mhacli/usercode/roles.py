@@ -122,8 +122,8 @@ class CallParameter(NamedTuple):
 
     @property
     def part(self) -> str:
-        """What it takes of the token vectors: queries, keys, or values."""
-        return {"x": "queries", "query": "queries", "value": "values"}.get(self.role, "keys")
+        """What it takes of the token vectors: q, k or v."""
+        return {"x": "q", "query": "q", "value": "v"}.get(self.role, "k")
 
 
 def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, ...]:

@@ -132,12 +132,11 @@ class Sequences:
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """What holds something for each token of a batch of this shape, `[text, token, …]`."""
-        batch, length = (shape[0], shape[1]) if self.attention.axes[0] == "batch" else (shape[1], shape[0])
+        is_first = self.attention.axes[0] == "batch"
+        batch, length = shape if is_first else shape[::-1]
         found = output_in(result, _OF_TOKENS, CallSizes(batch, length, 0))
-        if found is None:
-            return None
-        output = dict(leaves(result))[found[0]]
-        return output if self.attention.axes[0] == "batch" else output.transpose(0, 1)
+        output = None if found is None else dict(leaves(result))[found[0]]
+        return output if is_first or output is None else output.transpose(0, 1)
 
     def padded(self, texts: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
         """The texts as a batch, and which of its tokens are real."""

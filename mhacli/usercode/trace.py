@@ -150,7 +150,8 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     for operation in (*given, *graph.operations):
         axes[operation] = _axes_of(operation.output, names, operation.site)
         are_first = any(source in keys_first for source in operation.sources)
-        is_turned = operation in graph.swapped or is_transpose(operation)
+        is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")
+        is_turned = is_swapped or is_transpose(operation)
         if are_first != is_turned and {"query", "key"} <= {*axes[operation]} and sizes["query"] == sizes["key"]:
             keys_first.add(operation)
             axes[operation] = tuple({"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation])

@@ -25,8 +25,6 @@ from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
 from mhacli.usercode.target import Mode
 
 AxisNames = tuple[str, ...]
-Path = str
-"""Steps into a result, as in Python: `[0]` in a tuple or list, `["z"]` in a dict, `.z` for an attribute."""
 
 OF_IDS: AxisNames = ("batch", "row")
 ROW_AXES: AxisNames = ("batch", "row", "width")
@@ -196,7 +194,7 @@ class UserAttention:
     ids: Tensor | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
-    output: tuple[Path, AxisNames] = ("", ROW_AXES)
+    output: tuple[str, AxisNames] = ("", ROW_AXES)
     is_inside: bool = False
     has_target: bool = False
     forms: tuple[MaskForm, ...] = ()
@@ -348,13 +346,10 @@ class UserAttention:
 
     def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
-        values = inputs.keys if inputs.values is None else inputs.values
-        parts = {"queries": inputs.queries, "keys": inputs.keys, "values": values}
         rows = {}
         for slot in self.slots:
-            part = parts[slot.part]
-            if part is not None or slot.required:
-                given = inputs.queries if part is None else part
+            if slot.required or slot.part == "q" or inputs.keys is not None:
+                given = inputs.of(slot.part)
                 given = torch.cat([given, given[:, :1]], dim=1) if self.has_target else given
                 rows[slot.name] = rearranged(given, self.canonical, self.axes)
         return rows
@@ -380,7 +375,7 @@ class UserAttention:
         """The call as an `--example`."""
         first, rows = signature_of(self.built.call)[0].name, list[str]()
         for slot in self.slots:
-            width = self.sizes.d_in if slot.part == "queries" else self.sizes.d_context
+            width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
             vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in self.axes)})"
             is_first = slot.name == first and not rows
@@ -497,9 +492,9 @@ def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[st
 # -------------------------------------------------------------------------------------------------- the output in a result
 
 
-def leaves(result: Any) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in tuples, lists and dicts, or in the fields of an object, in order, with its path; none of torch's nested
-    tensors, which have no shape."""
+def leaves(result: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in tuples, lists and dicts, or in the fields of an object, in order, with its path as in Python, such as
+    `[0]`, `["z"]` or `.z`; none of torch's nested tensors, which have no shape."""
     is_object = hasattr(result, "__dict__") and not isinstance(result, Tensor | tuple | list | Mapping)
     parts = [(f".{name}", part) for name, part in vars(result).items()] if is_object else [("", result)]
     for start, part in parts:
@@ -509,7 +504,7 @@ def leaves(result: Any) -> Iterator[tuple[Path, Tensor]]:
         )
 
 
-def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[Path, AxisNames] | None:
+def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[str, AxisNames] | None:
     """The path and the axes of the output: the first tensor of floats with one of the orders of axes. Tensors not as wide as a
     pattern are preferred, then earlier orders."""
     found = []
