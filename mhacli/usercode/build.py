@@ -68,11 +68,8 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
     if inspect.isclass(thing) or is_factory(thing, given):
         return replace(_constructed(thing, request, given), stage=stage)
     if given:
-        raise MhaError(
-            f"--arg {', '.join(given)}: {request.target} is not a class",
-            hint="--call-arg NAME=VALUE is passed to each call",
-            code="argument",
-        )
+        message = f"--arg {', '.join(given)}: {request.target} is not a class"
+        raise MhaError(message, hint="--call-arg NAME=VALUE is passed to each call", code="argument")
     return replace(_built(thing, thing, request), stage=stage)
 
 
@@ -126,7 +123,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         raise user_code_error(f"{subject} could not be built", fault, file, code="build", advice=advice) from fault
     arguments = {name: parameter.default for name, parameter in parameters.items()} | values
     for name in [name for name, parameter in parameters.items() if _is_config(parameter)]:
-        for field, value in _fields(arguments[name]).items():
+        for field, value in _fields(arguments.pop(name)).items():
             path = f"{name}.{field}"
             if path in given or path in guesses or role_of(field) is not None:
                 arguments[path] = value
@@ -250,9 +247,13 @@ Usual = Mapping[str | None, tuple[Any, str]]
 """The usual value of each role, with its meaning."""
 
 
+class UnknownField(AttributeError, KeyError):
+    """A field of an unusual name, which is read as attribute or item."""
+
+
 class Config(dict[str, Any]):
     """A config whose fields of usual names have usual values: each is stored, and its reason put into `guesses`, when the
-    constructor first reads it, as attribute or item. An unusual name raises `AttributeError` or `KeyError`."""
+    constructor first reads it, as attribute or item."""
 
     def __init__(self, usual: Usual, guesses: dict[str, str], path: str) -> None:
         super().__init__()
@@ -260,19 +261,13 @@ class Config(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """A usual value."""
-        usual, guesses, path = vars(self)["_known"]
+        usual, guesses, path = vars(self).get("_known", ({}, {}, ""))  # a copy has none while it is made
         if role_of(name) not in usual:
-            raise KeyError(f"mha cannot guess it: --arg {path}{name}=VALUE")
+            raise UnknownField(f"mha cannot guess it: --arg {path}{name}=VALUE")
         self[name], guesses[f"{path}{name}"] = usual[role_of(name)]
         return self[name]
 
-    def __getattr__(self, name: str) -> Any:
-        """A field, given or usual."""
-        try:
-            return self[name]
-        except KeyError as fault:
-            raise AttributeError(*fault.args) from None
-
+    __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__
 
 
@@ -323,8 +318,6 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
     """The arguments with which the code was built, and the origin of each."""
     arguments = []
     for name, value in built.arguments.items():
-        if any(other.startswith(f"{name}.") for other in built.arguments):
-            continue  # a config, whose fields are listed one by one
         origin = "guessed" if name in built.guesses else "given" if name in built.given else "default"
         arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))  # type: ignore[arg-type]
     return tuple(arguments)

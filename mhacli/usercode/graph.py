@@ -141,11 +141,9 @@ class Watcher(TorchFunctionMode):
             for source in dict.fromkeys(sources):
                 source.readers.append(operation)
         if len(self.operations) > MAX_OPERATIONS:
-            raise MhaError(
-                f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record",
-                hint="a loop over queries and keys runs fewer operations on a shorter text",
-                code="too-large",
-            )
+            message = f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record"
+            hint = "a loop over queries and keys runs fewer operations on a shorter text"
+            raise MhaError(message, hint=hint, code="too-large")
         return result
 
 

@@ -97,13 +97,9 @@ _OF_OTHER_MASKS = "head q query drop dropout loss"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
 _WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w")
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
-_PATTERN = re.compile(
-    r"(needs?|returns?|output|with|get|keep)_?.*(attn|attentions?|att|weights?|pattern|probs|scores)(_.*)?"
-)
+_PATTERN = re.compile(r"(need|return|output|with|get|keep).*(att(n|entions?)?|weights?|pattern|probs|scores)(_.*)?")
 _RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
-_CACHING = re.compile(
-    r"(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)", re.IGNORECASE
-)
+_CACHING = re.compile(r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)")
 
 
 class CallParameter(NamedTuple):

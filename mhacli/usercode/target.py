@@ -145,9 +145,8 @@ def find_target(target: str) -> Any:
             path = getattr(module, "__file__", None)
             raise MhaError(f"{location} has no {name}, {has}", code="no-target", path=path)
         thing = getattr(thing, part)
-    if inspect.ismodule(thing) or not (callable(thing) or hasattr(thing, "forward")):
-        kind = "module" if inspect.ismodule(thing) else f"value of type {type(thing).__name__}"
-        message = f"{name} of {location} is a {kind}, not a class or function"
+    if not (callable(thing) or hasattr(thing, "forward")):
+        message = f"{name} of {location} is a value of type {type(thing).__name__}, not a class or function"
         raise MhaError(message, hint=first_names(_offered(module), _MOST_LISTED) or None, code="no-target")
     return thing
 

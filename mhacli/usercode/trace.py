@@ -54,7 +54,6 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
     if target.causal and subject.causal_by is None and subject.mask_forms:
         mask = subject.mask_forms[0]
         inputs = inputs._replace(allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril())
-    stage(f"calling {target.target}")
     graph = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
     largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, graph.out - unrecorded))

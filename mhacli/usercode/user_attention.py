@@ -453,16 +453,15 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
     """A call that is reported as a stage: without gradients and warnings, and with a module in `train` or `eval` mode. Norms over
     the batch always are as in evaluation, for they would keep what they saw."""
     built.stage(f"calling {built.name}")
-    parts = list(call.modules()) if isinstance(call, nn.Module) else []
-    modes = [part.training for part in parts]
+    modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
-            for part in parts:
+            for part in modes:
                 part.training = training and not isinstance(part, nn.modules.batchnorm._BatchNorm)
             yield
         finally:
             built.stage(f"examining {built.name}", limited=False)
-            for part, mode in zip(parts, modes, strict=True):
+            for part, mode in modes.items():
                 part.training = mode
 
 
