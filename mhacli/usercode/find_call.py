@@ -117,7 +117,7 @@ def with_output(attention: UserAttention) -> UserAttention:
         result = attention.result(inputs)
     orders = [attention.axes] if attention.ids is None else [(*attention.axes, "width"), attention.axes]
     if attention.is_function and "head" in attention.axes:
-        orders += [HEAD_AXES, ("batch", "row", "head", "width")]
+        orders += _OF_HEADS[:2]
     output = output_in(result, orders, attention.sizes_of(inputs))
     floats = [(path, tensor) for path, tensor in leaves(result) if tensor.is_floating_point()]
     if output is None and attention.example is not None and attention.ids is None:
@@ -170,12 +170,8 @@ _HEADS, _HEAD_WIDTH = 4, 8
 _LENGTHS = ((3, 4, 6, 9, 15), (5, 7, 9, 6, 15), (7, 5, 9, 6, 15), (11, 13, 10, 9, 15))
 """The numbers to choose from of texts, of queries, of queries that are keys too, and of keys."""
 _LONGEST, _MAP_CELLS = 4096, 12
-_BATCH_SECOND: AxisNames = ("row", "batch", "width")
 _MAP: AxisNames = ("batch", "width", "row", "column")
 _OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
-_OF_SHAPES = ("rope", "positions", "offset")
-_N_SHAPES = 3
-"""The shapes of rotations and positions that are tried."""
 ROPE_BASE = 10000.0
 """Source: Su et al. 2021, "RoFormer", section 3.2.2."""
 
@@ -195,7 +191,8 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
     sizes = [stated(built.arguments, "d_model") or 0, *(shape[1] for shape in shapes), *(shape[0] for shape in shapes)]
     known = list(dict.fromkeys(size for size in sizes if size > 1))[:4] or [width or n_heads * _HEAD_WIDTH]
     is_projecting = bool(shapes) or any(p.role in ("weight", "n_heads") for p in signature)
-    variants = range(_N_SHAPES if any(p.required and p.role in _OF_SHAPES for p in free) else 1)
+    has_places = any(p.required and p.role in ("rope", "positions", "offset") for p in free)
+    variants = range(3 if has_places else 1)  # the shapes in which rotations and positions are tried
     unread = never_read(built.call)
     rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
     if not rows and any(parameter.role == "rest" for parameter in free):
@@ -247,7 +244,7 @@ def _layouts(
         lengths.append((batch + 1 if batch == length else batch, length, length))
     orders: tuple[AxisNames, ...] = _OF_HEADS if is_function else (ROW_AXES,)
     if not is_function and states.get("batch_first", True) is False:
-        orders = (_BATCH_SECOND, ROW_AXES)
+        orders = (("row", "batch", "width"), ROW_AXES)
     layouts = [(axes, *each) for each in lengths for axes in orders]
     return layouts if is_function else [*layouts, (_MAP, batch, _MAP_CELLS, _MAP_CELLS)]
 

@@ -16,7 +16,6 @@ from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of, signature_of
 
-_SHAPE = ("batch", "length", "d_model")
 _UNPACKED = re.compile(r"^\s*\(?(\w+), (\w+), (\w+)\)? = .*\.(?:shape|size\(\))$", re.MULTILINE)
 _PROJECTED = re.compile(r"(\w+) = .*?self(?:\.\w+)+\((\w+)[,)]")
 
@@ -44,7 +43,7 @@ def names_within(
     `sizes` the sizes of the layer by their roles."""
     text = ast.unparse(function)
     shape = _UNPACKED.search(text)
-    unpacked = zip(_SHAPE, shape.groups() if shape else (), strict=False)
+    unpacked = zip(("batch", "length", "d_model"), shape.groups() if shape else (), strict=False)
     names = {plain: name for plain, name in unpacked if name != "_"}
     first, *others = [argument.arg for argument in function.args.args] or [""]
     if first != "self" or module is None:

@@ -90,10 +90,8 @@ def stated(arguments: Mapping[str, Any], role: str) -> Any:
 
 _FILLERS = "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
 """Words that say nothing beside others: `query_states` is a query."""
-_OF_SWITCHES = ("causal", "mean", "training")
 _OF_NUMBERS = ("n_heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
-_OF_OTHER_MASKS = "head q query drop dropout loss"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
 _WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w")
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
@@ -165,11 +163,11 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     if isinstance(default, bool) or annotation in (bool, "bool"):
         if _PATTERN.fullmatch("_".join(words)) and "mean" not in known:
             return "pattern"
-        return next((role for role in known if role in _OF_SWITCHES), "off")
+        return next((role for role in known if role in ("causal", "mean", "training")), "off")
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
         return next((role for role in known if role in _OF_NUMBERS), "unknown")
     if words[-1] in ("mask", "masks"):
-        if {*words} & {*_OF_OTHER_MASKS.split()} and "key" not in words:
+        if {*words} & {"head", "q", "query", "drop", "dropout", "loss"} and "key" not in words:
             return "other mask"
         return "padding" if {*words} & {*_OF_TOKENS.split()} else "mask"
     if {"past", "cache", "cached", "incremental", "prev", "present"} & {*words} and words[-1] != "position":

@@ -173,7 +173,6 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
 
 
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
-_TARGETS = ("targets", "target", "labels", "y")
 _OF_DECODER = ("tgt_mask", "trg_mask")
 _SEGMENTS = re.compile(r"seg(ment)?(_|s?$)|(^|_)types?(_|$)")
 """Arguments for the segment of each token, as in BERT."""
@@ -261,7 +260,7 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
     segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
     attention = replace(attention, others={**segments, **attention.others, **places})
     zeros = "".join(f", {name}=zeros" for name in segments)
-    targets = [CallParameter(p.name, "x", True) for p in others if p.name in _TARGETS]
+    targets = [CallParameter(p.name, "x", True) for p in others if p.name in ("targets", "target", "labels", "y")]
     found: list[tuple[UserAttention, str]] = []
     for masks, note in _required_masks(others):
         like = replace(attention, others={**attention.others, **masks})

@@ -136,7 +136,7 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
     words. In self-attention, the operations tell queries from keys."""
     names: dict[int, list[str]] = {}
-    for name in _AXES:
+    for name in _AXES.split():
         factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
         names.setdefault(prod(factors), []).append(name)
     names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
@@ -172,7 +172,7 @@ def _step(
         site,
         output,
         axes=axes,
-        formula=f"{site} = {_formula(operation, axes)}",
+        formula=f"{site} = {_formula(operation)}",
         meaning="",
         is_view=bool(shared),
         flops=sum(map(_flops, group)),
@@ -191,12 +191,9 @@ def _step(
 # ------------------------------------------------------------------------------------------------------------------ axes
 
 
-_AXES = (
-    "batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context",
-    "head·d_head", "head·d_v", "kv_head·d_head", "kv_head·d_v", "batch·head", "batch·kv_head", "batch·query", "batch·key",
-    "2·d_model", "3·d_model", "4·d_model", "2·d_head", "2·head·d_head", "3·head·d_head", "2·kv_head·d_head",
-    "batch·head·query", "batch·head·key",
-)  # fmt: skip
+_AXES = """batch head kv_head query key d_head d_v d_model d_context head·d_head head·d_v kv_head·d_head kv_head·d_v batch·head
+    batch·kv_head batch·query batch·key 2·d_model 3·d_model 4·d_model 2·d_head 2·head·d_head 3·head·d_head 2·kv_head·d_head
+    batch·head·query batch·head·key"""
 """Axes, and merged ones, the usual ones first."""
 _OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
 _OF_PAIRS = ("qk", "scores", "pattern")
@@ -224,32 +221,19 @@ def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple
 # --------------------------------------------------------------------------------------------------------------- formula
 
 
-_SIGNS: Mapping[str, str] = {
-    "add": " + ", "sub": " − ", "mul": " · ", "div": " / ", "pow": " ^ ", "matmul": " ", "bmm": " ", "mm": " ",
-    "eq": " == ", "lt": " < ", "le": " ≤ ", "gt": " > ", "ge": " ≥ ",
-}  # fmt: skip
-
-
-def _formula(operation: Operation, axes: Sequence[str]) -> str:
-    """The operation as a formula of named inputs."""
+def _formula(operation: Operation) -> str:
+    """The operation as a call of named inputs."""
     if not operation.name:
         return "True where a query may see a key" if operation.site == "mask" else "N(0, 1) from the seed"
-    bare, names = operation.name.rstrip("_"), [source.site for source in operation.sources]
+    names = [source.site for source in operation.sources]
+    names[3:] = [f"… {len(names) - 3} more"] if len(names) > 3 else []
     arguments = {name: _text(value) for name, value in operation.arguments.items() if value is not None}
-    arguments.pop("dtype", None)
     part = arguments.pop("output", None)
-    if bare == "linear":
-        return f"{names[0]} Wᵀ" + (" + b" if len(names) > 2 else "")
-    if operation.name in SOFTMAXES:
-        return f"{bare}({names[0]}) over {_softmax_axis(operation, axes)}"
     if part is not None:
-        return f"part {int(part) + 1} of {', '.join(names[:3])}, by {bare}"
-    if bare in _SIGNS:
-        operands = [*arguments.values(), *names] if "0" in arguments else [*names, *arguments.values()]
-        return _SIGNS[bare].join(operands)
+        return f"part {int(part) + 1} of {', '.join(names)}, by {operation.name}"
     given = [text if name.isdigit() else f"{name}={text}" for name, text in arguments.items()]
-    more = [] if len(names) <= 3 else [f"… {len(names) - 3} more"]
-    return f"{bare}({', '.join([*names[:3], *more, *given])})"
+    operands = [*given, *names] if "0" in arguments else [*names, *given]
+    return f"{operation.name}({', '.join(operands)})"
 
 
 def _text(value: object) -> str:
@@ -298,11 +282,9 @@ def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------------- costs
 
 
-_PER_NUMBER: Mapping[str, int] = {
-    "softmax": 5, "log_softmax": 5, "add": 1, "sub": 1, "mul": 1, "div": 1, "exp": 1, "tanh": 1, "neg": 1, "pow": 1,
-    "sqrt": 1, "rsqrt": 1, "sigmoid": 1, "cos": 1, "sin": 1, "relu": 1, "gelu": 1, "dropout": 2,
-}  # fmt: skip
+_PER_NUMBER = {"softmax": 5, "log_softmax": 5, "dropout": 2}
 """Floating-point operations for each element of the result, counted as for mha's own layer."""
+_OF_ONE = "add sub mul div exp tanh neg pow sqrt rsqrt sigmoid cos sin relu gelu"
 
 
 def _flops(operation: Operation) -> int:
@@ -320,4 +302,4 @@ def _flops(operation: Operation) -> int:
         queries, keys, values = inputs[:3]
         n_cells = queries.numel() // max(1, queries.shape[-1]) * keys.shape[-2]
         return n_cells * (2 * queries.shape[-1] + 6 + 2 * values.shape[-1])
-    return _PER_NUMBER.get(name, 0) * n_out
+    return _PER_NUMBER.get(name, int(name in _OF_ONE.split())) * n_out
