@@ -18,7 +18,8 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
-from mhacli.render.figures.svg import Piece, document, printed
+from mhacli.render.figures.document import document
+from mhacli.render.figures.svg import Piece, Sheet, printed
 from mhacli.render.heads.head_map import HeadMap, cell_map, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
@@ -68,7 +69,7 @@ def record_html(record: Record) -> str:
         title = f"{head.label}: {type_text(head.statistics)}"
         parts.append(("the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title)))
         parts.append(("", tag("p", text(_ELSEWHERE), class_="dim")))
-    return fragment(parts, elsewhere=_ELSEWHERE)
+    return fragment(parts)
 
 
 def pattern_html(pattern: Pattern) -> str:
@@ -118,9 +119,8 @@ font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
 """
 
 
-def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
-    """The parts, each with its name, in one element. Parts above the limit are left out and listed; `elsewhere` says
-    how to see them."""
+def fragment(parts: Iterable[tuple[str, Html]]) -> str:
+    """The parts, each with its name, in one element. Parts above the limit are left out and listed."""
     included, left_out = [tag("style", Html(_STYLE.strip()))], []
     n_bytes = len(_STYLE.encode()) + _FRAME
     for name, part in parts:
@@ -132,7 +132,7 @@ def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
             included.append(part)
     if left_out:
         message = f"left out, to stay below {shown(LIMIT_BYTES, 'bytes')}: {', '.join(left_out)}"
-        included.append(tag("p", text(f"{message}; {elsewhere}" if elsewhere else message), class_="dim"))
+        included.append(tag("p", text(message), class_="dim"))
     return tag("div", joined(included), class_="mha-repr")
 
 
@@ -165,7 +165,7 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
-        drawn = document(name, figures, {})
+        drawn = document(Sheet(title=name, body=figures), {})
         sections.append(tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll")))
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
@@ -173,4 +173,5 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
 
 def report_figure(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
     """An SVG picture of what the terminal prints, in its colours, with `figures` below and the command in its metadata."""
-    return document(name, [printed(view(PAPER), PAPER.width), *figures], {"command": [*command]})
+    sheet = Sheet(title=name, body=[printed(view(PAPER), PAPER.width), *figures])
+    return document(sheet, {"command": [*command]})

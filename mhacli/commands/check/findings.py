@@ -17,7 +17,15 @@ from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import Examined, InputCase, max_error, plain
+from mhacli.commands.check.subject import (
+    KEEPS_STATE,
+    NOT_RESCALED,
+    RANDOM,
+    Examined,
+    InputCase,
+    max_error,
+    plain,
+)
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
@@ -123,9 +131,9 @@ def _user_names(
 
 _DROPS = ("bernoulli", "rand", "dropout"), "pattern"
 _LINES = {
-    "dropout-in-eval": _DROPS,
-    "dropout-not-rescaled": _DROPS,
-    "state-kept-between-calls": ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
+    RANDOM: _DROPS,
+    NOT_RESCALED: _DROPS,
+    KEEPS_STATE: ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
 }
 """Patterns of the lines of mistakes that need no reference, and the site whose line it is otherwise."""
 
@@ -153,7 +161,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
     for code, evidence in examined.evidence.items():
-        varying = _first_that_varies(examined) if code == "dropout-in-eval" else None
+        varying = _first_that_varies(examined) if code == RANDOM else None
         yield finding_of(code, evidence, varying or run.line_for(*_LINES[code], built))
     for name in diagnosis.ignored:
         evidence = f"the output is the same if {name} hides nothing"
@@ -197,7 +205,7 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
 def _first_that_varies(examined: Examined) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input; None if there is none, and
     for a function."""
-    twin = examined.twin or examined.subject
+    twin, _ = examined.twin
     with suppress(Exception):  # user code may raise anything
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
         first, second = (recorded(twin, inputs, seed).operations for seed in range(2))

@@ -146,9 +146,6 @@ def memory_text(step: Step) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- provenance
 
-RECORD_BY = "record by"
-"""The label of the command that made the record."""
-
 
 def provenance(record: Record) -> tuple[tuple[str, str], ...]:
     """Pairs of label and line, safe for every surface's escaper: `("record by", "mha run 'the cat' --heads 4")`.
@@ -159,7 +156,7 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
     versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
     device = f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} · {e.platform}"
     pairs = (
-        (RECORD_BY, shlex.join(record.command)),
+        ("record by", shlex.join(record.command)),
         ("versions", versions),
         _origin(record),
         ("machine", device),

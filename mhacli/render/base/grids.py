@@ -69,11 +69,11 @@ class _Panel:
         return self.label + sum(self.widths_beside)
 
     def number(self, number: float, *, is_marked: bool = False) -> str:
-        """A number with its star. A weight from 1 on has a decimal less, so that it is as wide as the others."""
+        """A number with its star. A weight from 1 on has 1 of the usual 2 decimals, so that it is as wide as the others."""
         g = self.grid
         word = shown(number, g.unit, g.digits)
-        if g.unit == "weight" and word.lstrip("-")[:1].isdigit():
-            word = shown(number, g.unit, (2 if g.digits is None else g.digits) - 1)
+        if g.unit == "weight" and g.digits in (None, 2) and word[:1].isdigit():
+            word = shown(number, g.unit, 1)
         return word if g.marked is None else word + ("*" if is_marked else " ")
 
     @cached_property

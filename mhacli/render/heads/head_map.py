@@ -340,8 +340,8 @@ def largest_of_maps(maps: Iterable[HeadMap]) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- as grids
 
-_NAME, _NAME_WITH_NEXT = 12, 22
-"""The widest name of a query, alone and followed by the generated next token."""
+_NAME, _WIDEST = 12, 22
+"""The widest name of a query with its position, and without, where the generated next token may follow it."""
 _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _LONGEST, _LEAST_KEYS = 28, 30
 
@@ -404,11 +404,10 @@ def patterns(
 
 def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Scale, top: float) -> Grid:
     """The cells of a pattern; beside them the sum of each row, if one is not 1, and the entropy."""
-    width = _NAME if cells.produced is None else _NAME_WITH_NEXT
     whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
     strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
     n_rows, n_columns = whole.values.shape
-    names, keys = [fitted(name, width) for name in whole.rows], range(n_columns)
+    names, keys = [fitted(name, _WIDEST) for name in whole.rows], range(n_columns)
 
     def smaller(n_lines: int, n_cells: int) -> Grid:
         if cells.rows is None:

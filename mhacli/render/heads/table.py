@@ -15,7 +15,6 @@ from mhacli.record.heads import (
     OF_REMOVAL,
     SINK_LIFT,
     STATISTICS,
-    UNTYPED,
     Averages,
     HeadStatistics,
     Statistic,
@@ -222,13 +221,9 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
 
 def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
     """The meaning of the numbers and names beside head types."""
-    least, excess = shown(CERTAIN_ENOUGH, "weight", 2), "excess (weight − uniform) ÷ (1 − uniform)"
-    has_type = any(head.kind not in UNTYPED for head in listed)
-    if has_type:
-        yield f"beside a type: its {excess}, at least {least}"
+    least = shown(CERTAIN_ENOUGH, "weight")
+    yield f"beside a type, or the nearest one: its excess (weight − uniform) ÷ (1 − uniform), of a type at least {least}"
     nearest = [words_of_type(found[0]) for found in map(nearest_type, listed) if found is not None]
-    if nearest:
-        yield f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}"
     headings = [row.words.heading for row in STATISTICS]
     yield from dict.fromkeys(
         f"{kind.short} = {kind.name}" for kind in nearest if kind.short not in (*headings, kind.name)

@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePart, Step, UserModule
-from mhacli.render.base.doc import Column, Grid, Table, column
+from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import (
     configuration,
     count_of,
@@ -147,7 +147,8 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     yield Text(f"q · k = {' + '.join(terms)} = {_text(cell.qk)}")
     yield _score(cell)
     if len(cell.parts) > 1:
-        yield bare(Table(columns=_OF_A_SCORE, rows=cell.parts), screen.width)
+        parts = [{"part of the score": visible(part.name), "": _part_text(part)} for part in cell.parts]
+        yield bare(Table(columns=fields({"part of the score": "word", "": "id"}), rows=parts), screen.width)
     yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
     weight, before = cell.share, cell.pattern_row[cell.key]
@@ -170,14 +171,8 @@ def _score(cell: Cell) -> Text:
     return Text(f"{words} = {_text(cell.score)}, not masked")
 
 
-_OF_A_SCORE: Sequence[Column[ScorePart]] = (
-    Column(heading="part of the score", value=lambda part: visible(part.name), wraps=True),
-    Column(
-        heading="",
-        value=lambda part: "−∞" if part.value is None and part.kind == "given" else _text(part.value),
-        unit="id",
-    ),
-)
+def _part_text(part: ScorePart) -> str:
+    return "−∞" if part.value is None and part.kind == "given" else _text(part.value)
 
 
 def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:

@@ -38,10 +38,6 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
 MAX_HEADS = 8
-FIRST_SCREEN = 45
-"""About as many lines as a view without more options may take. Of more heads than they allow, the first ones are drawn."""
-_BESIDE = 16
-"""The lines of a view beside its patterns and the rows of its table."""
 
 
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
@@ -88,8 +84,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if survey is None:
         if options.shapes or options.verbose:
             sections.append(bare(lines_table(record), screen.width))
-        room = FIRST_SCREEN - _BESIDE - min(len(listed), MAX_HEADS)
-        drawn = [*_patterns(record, sequences.shown, [head.head for head in listed], options, screen, room=room)]
+        drawn = [*_patterns(record, sequences.shown, [head.head for head in listed], options, screen)]
         sections += [Group(*drawn)] if drawn else []
     else:
         sections += [_costs(record, survey, screen)] if options.verbose else []
@@ -157,9 +152,9 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
 
 
 def _patterns(
-    record: Record, sequences: Sequence[int], heads: Sequence[int], options: ViewOptions, screen: Screen, *, room: int
+    record: Record, sequences: Sequence[int], heads: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The chosen heads of the chosen sequences, as many as have room in lines; in training before and after dropout."""
+    """The chosen heads of the chosen sequences, as many as have room; in training before and after dropout."""
     if options.view == "none":
         return
     if "pattern" not in record.arrays:
@@ -169,7 +164,7 @@ def _patterns(
         )
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
-    most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else room
+    most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
     drawn = [each for b in sequences for head in heads for each in maps_of_head(record, b, head)]
     yield from patterns(drawn, options, screen, most=most)
     if "dropped" in record.arrays:

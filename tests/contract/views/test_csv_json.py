@@ -203,7 +203,7 @@ def test_a_printed_matrix_has_the_weights_of_the_record(
 ) -> None:
     held = weights()
     shown = mha("show", saved(name), "--view", "matrix", "--precision", "4", *words, env={"COLUMNS": "300"}).stdout
-    expected = [["nan" if np.isnan(w) else "0" if w == 0 else short(w, 4 - (w == 1)) for w in row] for row in held]
+    expected = [["nan" if np.isnan(w) else "0" if w == 0 else short(w, 4) for w in row] for row in held]
     assert printed_rows(shown, held.shape[1]) == expected
 
 
