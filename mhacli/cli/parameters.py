@@ -9,6 +9,7 @@ their fields into the signature that Typer reads, and fills the groups with what
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -177,10 +178,8 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
 
 def _number(option: Option, word: str, *, is_real: bool) -> float:
     """A number in the range, of digits alone: `1_0`, digits of other scripts and NaN are none. Raises `ValueError`."""
-    if not re.fullmatch(_REAL if is_real else r"[+-]?[0-9]{1,20}", word):
-        kind = "number" if is_real else "whole number"
-        raise ValueError(f"{word[:80]!r} is not a {kind} in the range {option.range_text}")
-    value = float(word) if is_real else int(word)
+    form, kind = (_REAL, "number") if is_real else (r"[+-]?[0-9]{1,20}", "whole number")
+    value: float = (float if is_real else int)(word) if re.fullmatch(form, word) else math.nan
     if not option.contains(value):
-        raise ValueError(f"{word} is not in the range {option.range_text}")
+        raise ValueError(f"{word[:80]!r} is not a {kind} in the range {option.range_text}")
     return value
