@@ -28,7 +28,7 @@ LIMIT_S: Final = 5.0
 refuse bad input."""
 MAX_CHARACTERS: Final = 502
 """The longest expression, with its slashes."""
-_ROLE = re.compile(r"[A-Za-z_-]{1,40}")
+
 _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of a text: characters, end exclusive, none empty."""
@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a chat."""
 
-    role: str
+    role: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_-]{1,40}\Z")]
     content: str | tuple[Part, ...]
 
     @property
@@ -70,12 +70,7 @@ def read_chat(path: str) -> tuple[Message, ...]:
         chat = msgspec.json.decode(data, type=_Messages | _Chat)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise bad_file(path, f"{path} is no chat: {fault}") from None
-    messages = chat["messages"] if isinstance(chat, dict) else chat
-    for message in messages:
-        if not _ROLE.fullmatch(message.role):
-            rule = "not a name of at most 40 letters, _ and - such as user"
-            raise bad_file(path, f"{path} is no chat: the role {message.role!r:.80} is {rule}")
-    return messages
+    return chat["messages"] if isinstance(chat, dict) else chat
 
 
 def marked(messages: Sequence[Message]) -> tuple[Message, ...]:

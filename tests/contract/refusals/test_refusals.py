@@ -158,7 +158,7 @@ MODELS: list[Row] = [
     ("run x --model @gpt2 --span a=/zebra/", 2, "no-span", "--span", "a=/zebra/"),
     ("run x --model @gpt2 --chat chat.json", 2, USAGE, "--chat"),
     ("run --model @gpt2 --chat cut.json", 1, "bad-file", "cut.json"),
-    ("run --model @gpt2 --chat role.json", 1, "bad-file", "role.json", "user2"),
+    ("run --model @gpt2 --chat role.json", 1, "bad-file", "role.json", "$[0].role"),
     ("run ' ' --model @gpt2", 1, "no-tokens", "0"),
     ("run x --model absent/", 1, "unreadable", "absent/"),
     ("run x --model empty", 1, None, "empty", "config.json"),
