@@ -20,6 +20,7 @@ from mhacli.record.record import Record, dims_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import KEPT, Run, require_memory
 from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
+from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
 from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
@@ -219,5 +220,4 @@ def recorded(record: Record) -> Record:
 
 def record_command() -> tuple[str, ...]:
     """The command line for the record, with undecodable bytes as escapes."""
-    raw = (word.encode("utf-8", "surrogateescape") for word in sys.argv[1:])
-    return ("mha", *(word.decode("utf-8", "backslashreplace") for word in raw))
+    return ("mha", *map(without_surrogates, sys.argv[1:]))
