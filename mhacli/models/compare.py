@@ -392,21 +392,20 @@ def compare(a: Computed, b: Computed) -> Comparison:
         other = of_b.pop(place.key, None)
         if a.rotates_nothing(place) and (other is None or b.rotates_nothing(other)):
             continue
-        gaps = [] if other is None else [*_gaps(place, a.value(place), b.value(other))]
-        if other is not None and place.site == "logits":
-            shapes = a.value(place).shape, b.value(other).shape
-            has_all_tokens = shapes[0][:-1] == shapes[1][:-1]
-            is_hidden = bool(place.name) != bool(other.name) and shapes[0][-1] != shapes[1][-1]
-            gaps = [] if is_hidden else gaps  # one has no head, and gives its last hidden states
         where = (place.layer, place.stack, place.part, place.site, place.name)
         if other is None:
             unmatched.append(Unmatched(*where, None, "only A has it"))
-        elif not gaps:
-            x, y = (list(each.shape) for each in (a.value(place), b.value(other)))
-            unmatched.append(Unmatched(*where, other.name, f"its shape is {x} in A and {y} in B"))
-        for site, gap in gaps:
-            assert other is not None
-            rows.append(_row(changed(place, site=site), other.name, gap, rounding, floor))
+            continue
+        x, y = a.value(place), b.value(other)
+        gaps = [*_gaps(place, x, y)]
+        if place.site == "logits":
+            has_all_tokens = x.shape[:-1] == y.shape[:-1]
+            if bool(place.name) != bool(other.name) and x.shape[-1] != y.shape[-1]:
+                gaps = []  # one has no head, and gives its last hidden states
+        if not gaps:
+            why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
+            unmatched.append(Unmatched(*where, other.name, why))
+        rows += [_row(changed(place, site=site), other.name, gap, rounding, floor) for site, gap in gaps]
     unmatched += [
         Unmatched(p.layer, p.stack, p.part, p.site, None, p.name, "only B has it")
         for p in of_b.values()

@@ -207,8 +207,12 @@ def load_model(
         warnings.filterwarnings("error" if device_map else "ignore", message=".*device_map keys do not match")
         model, info = guarded("the config and the weights", path, load)
     notes = _require_whole(info, path, head=not is_base)
-    if not allow_nonfinite:
-        _require_finite(model, path)
+    for place, module in () if allow_nonfinite else model.named_modules():
+        kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
+        for name, parameter in module.named_parameters(place, recurse=False):
+            # on the device meta the numbers are on CPU or disk
+            tensor = kept[0][name.rpartition(".")[2]].to(parameter.dtype) if parameter.is_meta else parameter
+            require_finite_weights({name: tensor}, path)
     model = (model.to(found.target) if device_map is None else model).eval()
     if device_map is not None:
         devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
@@ -270,15 +274,6 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
             hint="a checkpoint without a language head cannot generate" if head and needed else None,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
-
-
-def _require_finite(model: nn.Module, path: str) -> None:
-    for place, module in model.named_modules():
-        kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
-        for name, parameter in module.named_parameters(place, recurse=False):
-            # on the device meta the numbers are on CPU or disk
-            tensor = kept[0][name.rpartition(".")[2]].to(parameter.dtype) if parameter.is_meta else parameter
-            require_finite_weights({name: tensor}, path)
 
 
 # ------------------------------------------------------------------------------------------------------ several devices

@@ -413,11 +413,8 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     """The queries, keys and values as projected, and the normed ones, `[batch, head, position, width]`, with their modules, as
     far as names and widths tell them. Fused projections are cut so that the values are those of the attention."""
     found = dict[str, tuple[str, Tensor]]()
-    batch, n_heads, *_ = call.shape
-    v, letters_of = (
-        call.v,
-        {unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)},
-    )
+    (batch, n_heads, *_), v = call.shape, call.v
+    letters_of = {unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)}
     n_plain = sum(letters != "o" and not unit.is_norm for unit, letters in letters_of.items())
     for unit, letters in letters_of.items():
         tensor, name = unit.output, unit.name

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.attention.axes import Axes
 from mhacli.attention.core import per_query_head
@@ -99,10 +99,6 @@ def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken
             names |= {part: own for part, own in parts if type(part).__name__ not in _SILENT}
     attentions = set(roots.values())
 
-    def enter(module: nn.Module, _: Any) -> None:
-        if module in attentions and not taken:
-            heard.clear()
-
     def leave(module: nn.Module, given: Any, output: Any) -> None:
         if module in names and isinstance(output, Tensor):
             if given and not heard:
@@ -110,9 +106,10 @@ def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken
             heard.append((names[module], module, output))
         if module in attentions and taken:
             hooks.close()
+        elif module in attentions:
+            heard.clear()
 
     with ExitStack() as hooks:
-        hooks.callback(register_module_forward_pre_hook(enter).remove)
         hooks.callback(register_module_forward_hook(leave).remove)
         yield
 
