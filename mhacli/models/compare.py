@@ -75,7 +75,6 @@ class Computed:
     are those of an attention. `rounding` is how far a rounding step of every part moves each place; until that is measured,
     `run` has the model, its call, and its first pass."""
 
-    name: str
     kind: str
     dtype: torch.dtype
     data: mmap
@@ -123,8 +122,8 @@ class Computed:
         )
 
 
-def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, Place | None] = {}) -> Computed:
-    """What a model computes at all its places; `mapped` modules are as for `Pass.places`."""
+def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Computed:
+    """What a model computes at all its places; `mapped` modules are as for `Pass.find_places`."""
     stored, known = dict[Event, Entry](), dict[Any, tuple[Tensor, Stored]]()
     modules = dict(model.named_modules())
     names = {
@@ -159,7 +158,7 @@ def compute(model: nn.Module, forward: Forward, name: str, mapped: Mapping[str, 
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     entries = {place: entry for event, entry in stored.items() if (place := ran.place_of(event)) is not None}
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    return Computed(name, kind, dtype_of(model), data, entries, run=(model, forward, ran))
+    return Computed(kind, dtype_of(model), data, entries, run=(model, forward, ran))
 
 
 # -------------------------------------------------------------------------------------------------------- places that are saved
@@ -174,7 +173,6 @@ class _Saved(msgspec.Struct, frozen=True):
 
     schema: str
     command: list[str]
-    name: str
     kind: str
     dtype: str
     inputs: dict[str, Any]
@@ -192,7 +190,7 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
         for place, (call, tensors) in found.entries.items()
     ]
     dtype, rounding = str(found.dtype).removeprefix("torch."), [*found.rounding.items()]
-    saved = _Saved(SCHEMA, [*command], found.name, found.kind, dtype, inputs, entries, rounding)
+    saved = _Saved(SCHEMA, [*command], found.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
     words, end = {getattr(torch, name): word for word, name in DTYPES.items()}, 0
     for stored, name in names.items():
@@ -210,7 +208,7 @@ def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
     saved = decode(_Saved, header.metadata, path)
     with open(path, "rb") as file:
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    found = Computed(saved.name, saved.kind, getattr(torch, saved.dtype, torch.float32), data)
+    found = Computed(saved.kind, getattr(torch, saved.dtype, torch.float32), data)
     for place, call, names in saved.entries:
         tensors = {}
         for name, word in names.items():
@@ -392,9 +390,8 @@ def compare(a: Computed, b: Computed) -> Comparison:
         other = of_b.pop(place.key, None)
         if a.rotates_nothing(place) and (other is None or b.rotates_nothing(other)):
             continue
-        where = (place.layer, place.stack, place.part, place.site, place.name)
         if other is None:
-            unmatched.append(Unmatched(*where, None, "only A has it"))
+            unmatched.append(Unmatched(*place.where, place.name, None, "only A has it"))
             continue
         x, y = a.value(place), b.value(other)
         gaps = [*_gaps(place, x, y)]
@@ -404,13 +401,10 @@ def compare(a: Computed, b: Computed) -> Comparison:
                 gaps = []  # one has no head, and gives its last hidden states
         if not gaps:
             why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
-            unmatched.append(Unmatched(*where, other.name, why))
+            unmatched.append(Unmatched(*place.where, place.name, other.name, why))
         rows += [_row(changed(place, site=site), other.name, gap, rounding, floor) for site, gap in gaps]
-    unmatched += [
-        Unmatched(p.layer, p.stack, p.part, p.site, None, p.name, "only B has it")
-        for p in of_b.values()
-        if not b.rotates_nothing(p)
-    ]
+    alone = (place for place in of_b.values() if not b.rotates_nothing(place))
+    unmatched += [Unmatched(*place.where, None, place.name, "only B has it") for place in alone]
     if not rows:
         why = "; ".join(f"{place.part} {place.site}: {place.why}" for place in unmatched[:4])
         message = f"the two models have no place that could be compared: {why or 'neither has any'}"
@@ -453,7 +447,7 @@ def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], flo
     pairs = enumerate(zip(relatives, of_heads, strict=True))
     heads = [n for n, (relative, own) in pairs if is_beyond and relative > TIMES_ROUNDING * own]
     head = max(range(len(relatives)), key=relatives.__getitem__) if relatives and is_beyond else None
-    where = (place.layer, place.stack, place.part, place.site, place.name, name_b)
+    where = (*place.where, place.name, name_b)
     return Difference(
         *where, gap.relative, least, gap.largest, gap.at, head, tuple(heads), len(relatives), beyond=is_beyond
     )

@@ -224,14 +224,13 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
     """The entry of a model, of transformers or not, in a record. Without a path it is named as it names itself."""
     config, name = config_of(model), type(model).__name__
     is_known, dtype = config is not None, str(dtype_of(model)).removeprefix("torch.")
+    usual = "eager" if is_known else "torch's own functions"
     return Model(
         path=path or getattr(model, "name_or_path", None) or name,
         revision=revision,
         family=config.model_type if is_known else "torch.nn.Module",
         architecture=name,
-        implementation=str(getattr(config, "_attn_implementation", None) or "eager")
-        if is_known
-        else "torch's own functions",
+        implementation=str(getattr(config, "_attn_implementation", None) or usual),
         path_inspected="",
         identical_outputs=None,
         compared_len=0,

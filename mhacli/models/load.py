@@ -146,10 +146,9 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
     )
 
 
-_BESIDE = (
-    CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
-    "merges.txt", "tokenizer.model", "spiece.model",
-)  # fmt: skip
+_FILES = (TOKENIZER, "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""The files from which a tokenizer can be created; without any, transformers would create one without tokens."""
+_BESIDE = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *_FILES)
 """The files other than weights that affect tokens or numbers."""
 
 
@@ -390,10 +389,6 @@ def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
         (*first.offsets, *((start + shift, end + shift) for start, end in second.offsets)),
         pieces=(*first.pieces, *pieces),
     )
-
-
-_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""The files from which a tokenizer can be created; without any, transformers would create one without tokens."""
 
 
 def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelTokenizer:

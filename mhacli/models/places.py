@@ -50,9 +50,14 @@ class Place(msgspec.Struct, frozen=True):
     number: int = 0
 
     @property
+    def where(self) -> tuple[int | None, Stack | None, Part, str]:
+        """The layer, the stack, the part and the site."""
+        return self.layer, self.stack, self.part, self.site
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """What it has in common with the place of another model."""
-        return self.stack, self.layer, self.part, self.site, self.number
+        return *self.where, self.number
 
 
 class Event(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -336,7 +336,6 @@ class CheckpointRun(PassInspection):
 # --------------------------------------------------------------------------------------------------------------- a pass
 
 
-T = TypeVar("T")
 _NO_MEMORY = ("allocate memory", "out of memory")
 
 
@@ -380,7 +379,7 @@ def _matters(name: str, value: Any) -> bool:
     return name not in ("use_cache", "return_dict") and value is not None
 
 
-def run_model(model: Any, run: Callable[[], T]) -> T:
+def run_model(model: Any, run: Callable[[], Any]) -> Any:
     """The result of `run`, which calls the model. Raises `MhaError` for an exception in the pass, such as that of inconsistent
     sizes in the config, with its message and the innermost module that raised it."""
     try:

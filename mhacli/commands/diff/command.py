@@ -62,8 +62,8 @@ def diff(
     else:
         if tolerance is not None:
             raise UsageError("--tolerance is for two records: what counts between models is measured")
-        saving: dict[str, Any] = {"save": output.save, "force": output.force, "command": record_command()}
-        document = _of_models(replace(request, **saving), source, kinds)
+        request = replace(request, save=output.save, force=output.force, command=tuple(record_command()))
+        document = _of_models(request, source, kinds)
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return

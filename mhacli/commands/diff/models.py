@@ -43,7 +43,7 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
         require_open(model, "mhacli.diff")
     runs = forward_of(a, inputs), forward_of(b, inputs)
     names = type(a).__name__, type(b).__name__
-    return model_diff(compare(compute(a, runs[0], names[0]), compute(b, runs[1], names[1])), names)
+    return model_diff(compare(compute(a, runs[0]), compute(b, runs[1])), names)
 
 
 def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -125,7 +125,7 @@ def _computed(
     else:
         model, forward = _built(side, tensors, stage)
     stage(f"running {side.word}", limited=False)
-    computed = compute(model, forward, side.word, _mapped(model, wanted.map, first))
+    computed = compute(model, forward, _mapped(model, wanted.map, first))
     if wanted.one_at_a_time or wanted.save:
         computed.measure_rounding()
         del model, forward
