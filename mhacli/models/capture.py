@@ -53,7 +53,8 @@ class Call:
     Attention written out in code has its final `scores` and its `pattern` instead of queries and keys, and neither v nor z if the
     product of pattern and values was not found.
 
-    `unknown` names the keywords whose meaning is not known. `is_token_first` says that the module's inputs have the tokens as
+    `unknown` names the keywords whose meaning is not known, and `dropout` after the softmax, for which z does not follow from the
+    pattern. `is_token_first` says that the module's inputs have the tokens as
     first axis and the sequences as second.
     """
 
@@ -114,11 +115,6 @@ class Call:
         """The call with other tensors, by name, instead of its own."""
         held: dict[str, Any] = dict.fromkeys(self.tensors)
         return replace(self, **held | tensors)
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
-        return "dropout" in self.unknown
 
     @property
     def unread_mask(self) -> str | None:

@@ -57,11 +57,6 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     start: int
 
-    @property
-    def stop(self) -> int:
-        """The end of its bytes."""
-        return self.start + math.prod(self.shape) * self.dtype.itemsize
-
 
 Entry = tuple[Call | None, dict[str, Stored]]
 """What is stored of a place: a tensor without a name, or an attention and its tensors by name."""
@@ -125,9 +120,10 @@ class Computed:
 def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Computed:
     """What a model computes at all its places; `mapped` modules are as for `Pass.find_places`."""
     stored, known = dict[Event, Entry](), dict[Any, tuple[Tensor, Stored]]()
-    modules = dict(model.named_modules())
     names = {
-        n for n, module in modules.items() if n in mapped or is_norm(module) or any(True for _ in module.parameters())
+        n
+        for n, module in model.named_modules()
+        if n in mapped or is_norm(module) or any(True for _ in module.parameters())
     }
 
     def store(tensor: Tensor) -> Stored:
@@ -192,13 +188,14 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
     dtype, rounding = str(found.dtype).removeprefix("torch."), [*found.rounding.items()]
     saved = _Saved(SCHEMA, [*command], found.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
-    words, end = {getattr(torch, name): word for word, name in DTYPES.items()}, 0
+    words, end, spans = {getattr(torch, name): word for word, name in DTYPES.items()}, 0, list[slice]()
     for stored, name in names.items():
-        start, end = end, end + stored.stop - stored.start
+        start, end = end, end + math.prod(stored.shape) * stored.dtype.itemsize
         document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        spans.append(slice(stored.start, stored.start + end - start))
     head = json.dumps(document).encode()
     head += b" " * (-len(head) % _ALIGNED)
-    parts = (found.data[stored.start : stored.stop] for stored in names)
+    parts = (found.data[span] for span in spans)
     write_whole(path, chain([len(head).to_bytes(8, "little") + head], parts), force=force)
 
 
@@ -424,10 +421,8 @@ def _notes(a: Computed, b: Computed) -> list[str]:
         seen = {(place.stack, place.layer) for place in side.entries if place.site in OF_CALLS}
         outputs = [place for place in side.entries if (place.part, place.site) == ("attention", "output")]
         if hidden := [place.name for place in outputs if (place.stack, place.layer) not in seen]:
-            names = first_names(hidden, 3)
-            notes.append(
-                f"of {names} of {letter} the output is compared, but no head: mha could not capture its attention"
-            )
+            words = "the output is compared, but no head: mha could not capture its attention"
+            notes.append(f"of {first_names(hidden, 3)} of {letter} {words}")
         tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
         heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
     for stack in dict.fromkeys(place.stack for place in (*a.entries, *b.entries) if place.layer is not None):

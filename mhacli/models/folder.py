@@ -205,16 +205,15 @@ def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | 
 
 
 def check_sizes(config: Mapping[str, Any], path: str) -> None:
-    """Raises `MhaError` for an impossible size in the config, with mha's name and the config's."""
+    """Raises `MhaError` for an impossible size in the config."""
+    largest_of = {name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names}
     parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
-    sizes = ((ours, theirs) for ours, names in _NAMES.items() for theirs in names)
-    for ours, theirs in sizes:
-        for where, part in parts.items():
-            value, largest = part.get(theirs), _LARGEST.get(ours, MAX_WIDTH)
+    for where, part in parts.items():
+        for name, largest in largest_of.items():
+            value = part.get(name)
             if value is None or isinstance(value, Mapping):
                 continue
             for count in value if isinstance(value, list) else [value]:
                 if type(count) is not int or not 1 <= count <= largest:
-                    both = where + theirs if ours == theirs else f"{ours} ({where}{theirs})"
-                    message = f"{path}: {both} {count!r:.80} is not a whole number from 1 to {largest}"
+                    message = f"{path}: {where}{name} {count!r:.80} is not a whole number from 1 to {largest}"
                     raise bad_file(path, message)

@@ -147,7 +147,8 @@ class PassInspection:
         baseline = make_baseline(attention, request) if known is None else known[1]
         if masking is not None:
             self._known = dict([*self._known.items(), (key, (masking, baseline))][-_KEPT_MASKS:])
-        return replace(attention, v=None) if call.has_dropout else attention, baseline  # z belongs to other weights
+        has_other_weights = "dropout" in call.unknown  # of which z is made
+        return replace(attention, v=None) if has_other_weights else attention, baseline
 
     def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
         """The matrices to keep of the requested heads: those that were chosen, or as many as fit for all layers."""
@@ -394,7 +395,7 @@ def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary)
         if check.rounding:
             reasons.append(f"scores are so large that rounding alone may change z by {check.rounding:.3g}")
     reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
-    if call.has_dropout:
+    if "dropout" in call.unknown:
         reasons.append(
             "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
         )

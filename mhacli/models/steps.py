@@ -62,9 +62,8 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     with _listening(run.model, kind, heard, taken):
         record = run.run()
     call, attention, n_before = taken[0]
-    layer, model = record.layers[0], record.model
-    assert model is not None
-    theta = rope_theta_of(run.loaded.config, number) if model.positions.startswith("rope") else None
+    layer, has_rotation = record.layers[0], record.config.positions.startswith("rope")
+    theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
     steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]

@@ -88,8 +88,7 @@ class Diff(dict[str, Any], Shown):
             yield {name: value for name, value in place.items() if name != "heads"}
         for layer in document.get("layers", ()):
             for site in layer["sites"]:
-                values = {name: value for name, value in site.items() if name not in ("heads", "told")}
-                yield {"layer": layer["layer"], **values}
+                yield {"layer": layer["layer"]} | {name: site[name] for name in site if name not in ("heads", "told")}
             for head in layer["heads"]:
                 for row in head["statistics"]:
                     of_head = {"layer": layer["layer"], "head": head["head"], "statistic": row["name"]}

@@ -338,8 +338,7 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
     ]
     more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
     yield from table(Table(columns=columns, rows=rows), screen.width, *more) if rows else ()
-    some = unmatched if options.everything else unmatched[:_MOST_UNMATCHED]
-    for place in some:
-        yield Text(f"not compared: {where(place)}: {visible(place['why'])}", style="dim")
-    if len(some) < len(unmatched):
-        yield Text(f"not compared: {len(unmatched) - len(some)} more (--all)", style="dim")
+    why: Column[Row] = Column(heading="why", value=lambda row: visible(row["why"]), least=24, wraps=True)
+    most = None if options.everything else _MOST_UNMATCHED
+    listed = Table(columns=[Column(heading="not compared", value=where), why], rows=unmatched, most=most)
+    yield from table(listed, screen.width) if unmatched else ()

@@ -248,7 +248,7 @@ class _Removing:
         for removal in (removal for each in together for removal in each._removals if removal.layer == key):
             if any(head >= n_heads for head in removal.heads):
                 raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], n_heads)}")
-            if call.z is None or (call.has_dropout and removal.keys):
+            if call.z is None or ("dropout" in call.unknown and removal.keys):
                 reason = (
                     "drops weights by chance" if call.z is not None else "gives no head outputs that could be replaced"
                 )
