@@ -43,8 +43,6 @@ _SILENT = ("Dropout", "Identity")
 
 Heard = list[tuple[str, nn.Module | None, Tensor]]
 """What enters an attention, `x`, and the outputs of its modules by their names in it."""
-Taken = list[tuple[Call, Attention, int]]
-"""The traced attention once it is computed, with the number of outputs heard before; empty until then."""
 
 
 def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
@@ -52,7 +50,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
     kind, number = (run.request.model.layers or ((None, 0),))[0]
     run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
-    heard, taken = Heard(), Taken()
+    heard, taken = Heard(), list[tuple[Call, Attention, int]]()  # the latter with the number of outputs heard before
 
     def take(call: Call, attention: Attention) -> None:
         if not taken:
@@ -85,7 +83,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
 
 
 @contextmanager
-def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken: Taken) -> Iterator[None]:
+def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken: Sequence[Any]) -> Iterator[None]:
     """A context in which `heard` collects what enters an attention of this kind and its modules compute, of each anew, until
     that of the `taken` one is complete. The outermost modules count, which include the output projection."""
     numbers, roots, names = LayerNumbers(model), dict[str, nn.Module](), dict[nn.Module, str]()

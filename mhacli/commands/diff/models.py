@@ -41,9 +41,8 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
     """The differences of two models in memory over `inputs`: keywords, positional arguments, or one tensor."""
     for model in (a, b):
         require_open(model, "mhacli.diff")
-    runs = forward_of(a, inputs), forward_of(b, inputs)
-    names = type(a).__name__, type(b).__name__
-    return model_diff(compare(compute(a, runs[0]), compute(b, runs[1])), names)
+    of_a, of_b = (compute(model, forward_of(model, inputs)) for model in (a, b))
+    return model_diff(compare(of_a, of_b), (type(a).__name__, type(b).__name__))
 
 
 def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
