@@ -119,10 +119,8 @@ def _measured(examination: Examination) -> Iterator[Line]:
         yield from _first_difference(examination.departure, examination)
     printed = [line for line in examination.printed.splitlines() if line.strip()]
     if printed:
-        n_before = len(printed) - _MOST_PRINTED
-        before = [f"… {count_of(n_before, 'line')} before"] if n_before > 0 else []
         lines = [fitted(visible(line), 200) for line in printed[-_MOST_PRINTED:]]
-        yield "printed", Text("\n".join(before + lines), style="dim")
+        yield "printed", Text("\n".join(lines), style="dim")
     if examination.next_steps:
         yield "next", _text("\n".join(examination.next_steps))
     facts = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
