@@ -336,8 +336,7 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behavio
     most = max(counts)
     answer = partial(asker.answer, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
-        often = "twice" if most == 2 else f"{most} times"
-        return asker.failed(answer(False, f"{counts[most]} begins with {name!r} {often}", most))
+        return asker.failed(answer(False, f"{counts[most]} begins with {name!r} {most} times", most))
     if chat is not None and times(chat) > 1:
         advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
         asker.cautions["bos"] = advice

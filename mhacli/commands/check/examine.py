@@ -293,13 +293,11 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
         reason = f"it is not clear how it computes {departure.site}"
     else:
         reason = "no known mistake explains its output"
-    steps = [
+    steps = (
         "--against TARGET compares it with code that you trust",
         "--heads, --scale, --rope, --mask-means and --causal state what its code does not show",
-    ]
-    if departure is not None and departure.line is not None:
-        steps.insert(0, "if the line above is a mistake, correct it and check again")
-    return replace(report, verdict="unknown", reason=reason, departure=departure, next_steps=tuple(steps))
+    )
+    return replace(report, verdict="unknown", reason=reason, departure=departure, next_steps=steps)
 
 
 # ---------------------------------------------------------------------------------------------- both modes as one report

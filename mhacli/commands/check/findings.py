@@ -164,10 +164,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         varying = _first_that_varies(examined) if code == RANDOM else None
         yield finding_of(code, evidence, varying or run.line_for(*_LINES[code], built))
     for name in diagnosis.ignored:
-        evidence = f"the output is the same if {name} hides nothing"
-        yield finding_of(
-            "mask-ignored", evidence, run.line_of("scores"), message=f"what stands in {name} changes nothing"
-        )
+        yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", run.line_of("scores"))
     cache = diagnosis.cache
     if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
