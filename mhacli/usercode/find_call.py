@@ -36,6 +36,7 @@ from mhacli.usercode.user_attention import (
     MaskForm,
     UserAttention,
     changed,
+    for_each_text,
     forms_of,
     leaves,
     mask_of,
@@ -313,8 +314,9 @@ _SHAPES = (
     "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
 )  # fmt: skip
 """The images or vectors of an example that a refusal gives, the last that works."""
-_OF_EACH_TEXT = ("torch.randn(2, {})", "torch.ones(2, dtype=torch.long)")
-"""What it gives for other arguments where they are not like the first: a vector or a number for each text."""
+_OTHERS = ("1", "None", "torch.randn(2, 9, {})", "torch.randn(2, {})", "torch.ones(2, dtype=torch.long)")
+"""What it gives for other arguments where they are not like the first: a number, nothing, a memory, or a vector or a number for
+each text."""
 _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
 _UNLIKE = 3
@@ -356,8 +358,9 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
 
 def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     """The target with the inputs that its example shows at a length: vectors, by name where names tell, else in order, or token
-    ids, those of its decoder if it has one. Raises `MhaError` without any."""
-    made, longer = (arguments_of_example(like, n) for n in (length, length + _UNLIKE))
+    ids, those of its decoder if it has one. Random arguments of another kind are the same at each length. Raises `MhaError`
+    without any."""
+    made, again, longer = (arguments_of_example(like, n) for n in (length, length, length + _UNLIKE))
     built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1}
     ids = [name for name, value in tensors.items() if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)]
@@ -380,13 +383,16 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
-    n_heads = shape.get("head", 1) if is_function else 0
+    n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
+    others = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in found}
+    fixed = [name for name, value in others.items() if like.is_resizable and value.shape == longer[name].shape]
+    random = [name for name in fixed if not torch.equal(others[name], again[name])]
     return replace(
         like,
         slots=slots,
         axes=axes,
-        others={},
-        sizes=CallSizes(shape.get("batch", 1), q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
+        others={name: partial(for_each_text, others[name], n_texts) for name in random},
+        sizes=CallSizes(n_texts, q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
         is_forgetful=like.ids is None,
     )
 
@@ -494,7 +500,7 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     parts = () if built.module is None else built.module.modules()
     n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
     firsts = dict.fromkeys(shape.format(each.sizes.d_in) for shape in _SHAPES for each, _ in reversed(tried))
-    for first, other in itertools.product([*firsts, f"torch.randint({n_ids}, (2, T))"], ("", *_OF_EACH_TEXT)):
+    for first, other in itertools.product([*firsts, f"torch.randint({n_ids}, (2, T))"], ("", *_OTHERS)):
         rest = other.format(attention.sizes.d_in) or first
         words = ["None" if p.role in MASKS else rest for p in required][1:]
         text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
@@ -505,7 +511,7 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
             hint, works = f"give a call that works: --example {shlex.quote(text)}", True
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
-        given = " ".join(f"--call-arg {name}=1" for name in unknown)
+        given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
         return _refused(built, needed, hint if works else f"give {given}, or a whole call with --example")
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     if request.call_arguments:

@@ -256,10 +256,11 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         except MhaError:  # it gives no ids
             return None, ""
         attention, others = shown, ()
-    places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"}
+    positions = {p.name: partial(in_call, "positions", 0) for p in others if p.required and p.role == "positions"}
+    places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"} | positions
     segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
     attention = replace(attention, others={**segments, **attention.others, **places})
-    zeros = "".join(f", {name}=zeros" for name in segments)
+    given = "".join(f", {name}=zeros" for name in segments) + "".join(f", {name}=0 to T − 1" for name in positions)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in ("targets", "target", "labels", "y")]
     found: list[tuple[UserAttention, str]] = []
     for masks, note in _required_masks(others):
@@ -268,7 +269,7 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found.append((with_output(way), note + zeros))
+                found.append((with_output(way), note + given))
                 break
     return next((each for each in found if hides(each[0], None)), found[0]) if found else (None, "")
 

@@ -104,6 +104,12 @@ def at_sizes(value: Any, sizes: CallSizes) -> Any:
     return value(sizes) if isinstance(value, partial) else value
 
 
+def for_each_text(tensor: Tensor, n_texts: int, sizes: CallSizes) -> Tensor:
+    """An argument of a call of these sizes, of which the first part serves for each text if it has one for each of `n_texts`."""
+    has_parts = tensor.ndim > 0 and len(tensor) == n_texts and tensor.shape[1:2] != tensor.shape[:1]
+    return tensor[:1].expand(sizes.batch, *tensor.shape[1:]) if has_parts else tensor
+
+
 class InputDrawer:
     """Random inputs of an attention, the same in the same order for the same seed: standard normal numbers in float64 on the
     CPU, or token ids. Inputs with a context also have separate values if it takes them."""
@@ -314,7 +320,8 @@ class UserAttention:
 
             def given(theirs: dict[str, Any]) -> dict[str, Any]:
                 torch.set_rng_state(state)
-                return {**self._in_batch(theirs, sizes.batch), **arguments}
+                fitted = partial(for_each_text, n_texts=self.sizes.batch, sizes=sizes)
+                return {**tree_map_only(Tensor, lambda tensor: self._here(fitted(tensor)), theirs), **arguments}
 
             torch.default_generator.manual_seed(0)
             return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])
@@ -357,16 +364,6 @@ class UserAttention:
     def _here(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor on this device, in this dtype."""
         return tensor.to(self.device, cast_dtype(tensor, self.dtype), copy=True).contiguous()
-
-    def _in_batch(self, arguments: Any, batch: int) -> Any:
-        """The arguments of an example, in this dtype, with a part for each text of the batch in tensors that have such parts."""
-
-        def expanded(tensor: Tensor) -> Tensor:
-            if tensor.ndim and tensor.shape[0] == self.sizes.batch and tensor.shape[1:2] != tensor.shape[:1]:
-                tensor = tensor[:1].expand(batch, *tensor.shape[1:])
-            return self._here(tensor)
-
-        return tree_map_only(Tensor, expanded, arguments)
 
     # -------------------------------------------------------------------------------------------------- the call as text
 

@@ -127,16 +127,17 @@ def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, t
         assert (report.verdict, report.called) == (verdict, f"Pooled(ids [2, 32], {needed}=no padding)")
 
 
-def test_a_refusal_gives_an_example_with_token_ids_and_a_number_for_each_text(tmp_path: Path) -> None:
-    pairs = (
-        ("ids, targets=None", "ids, t, *, targets=None"),
-        ("embedded(ids)\n", "embedded(ids) + t[:, None, None]\n"),
-    )
+@pytest.mark.parametrize(
+    ("read", "given"),
+    [("t[:, None, None]", "torch.ones(2, dtype=torch.long)"), ("t.mean(1, keepdim=True)", "torch.randn(2, 9, 24)")],
+)
+def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(read: str, given: str, tmp_path: Path) -> None:
+    pairs = (("ids, targets=None", "ids, t, *, targets=None"), ("embedded(ids)\n", f"embedded(ids) + {read}\n"))
     path, _ = user_code.write(tmp_path, "models:Net", *pairs)
     with pytest.raises(mhacli.MhaError) as raised:
         mhacli.check(user_code.load(path).Net())
     example = raised.value.hint.split("'")[1]
-    assert "torch.randint(64, (2, T))" in example
+    assert example == f"lambda m, T: m(torch.randint(64, (2, T)), {given})"
     assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
