@@ -260,9 +260,7 @@ def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: in
         "dropout": 0.0,
         "causal": causal,
         "pattern": True,
-        "mean": False,
-        "off": False,
-        "result": False,
+        **dict.fromkeys(("mean", "off", "result"), False),
         **{role: partial(in_call, role, shape) for role in ("training", "offset", "positions")},
     }
     for name, role, required, _, _ in free:

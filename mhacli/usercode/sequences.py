@@ -77,11 +77,6 @@ class Sequences:
     first_position: int = 0
     cached: StepConvention | None = None
 
-    @property
-    def module(self) -> nn.Module | None:
-        """The callable, if it is a module."""
-        return self.attention.built.module
-
     def draw(self, seed: int, length: int) -> Tensor:
         """A random text of ordinary tokens."""
         text = self.attention.drawer(seed).rows(length, batch=1)[0]
@@ -112,7 +107,7 @@ class Sequences:
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
         inputs = Inputs(rows, real=None if mask is None else real)
-        with nullcontext() if note is None else watching(self.module, keep):
+        with nullcontext() if note is None else watching(self.attention.built.module, keep):
             result = self.attention.result(inputs, mask=mask, given=given, **how)
         out, whole = self.attention.read(result, self.attention.sizes_of(inputs)), self._of_texts(result, len(texts))
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))

@@ -182,7 +182,7 @@ class Asker:
 
     def __post_init__(self) -> None:
         """Reads each text alone, and measures the noise floor."""
-        self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.of.module
+        self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.of.attention.built.module
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         self.plain = self.read(self.text)[0]

@@ -89,7 +89,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
             if model is None:
                 raise
     if model is not None:
-        with one_thread() if _n_parameters(model.module) < _SMALL else nullcontext():
+        with one_thread() if _n_parameters(model.attention.built.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal
             asker = Asker(model, random_texts(model, request.seed), claim, request.seed, stage)
             parts = _ask(asker, claimed=is_claimed_causal(module))
