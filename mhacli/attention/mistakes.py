@@ -42,7 +42,9 @@ def _in_words(order: str) -> str:
 def of_heads() -> Iterator[Mistake]:
     """Heads of other columns or tokens, in another order or number."""
     for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        wrong = wrong_for(letters, "split", untransposed)
+        wrong = wrong_for(
+            letters, "split", lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)
+        )
         yield Mistake("split-without-transpose", wrong, ", ".join(letters), letters[0])
     for letters in ("q", "k", "v", "qk", "qv", "kv"):
         wrong = wrong_for(letters, "split", batch_moved)
@@ -79,11 +81,6 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake("pattern-of-one-head", first, "that of head 0", "z")
     mean = {"value_weights": lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern)}
     yield Mistake("pattern-of-one-head", mean, "the mean", "z")
-
-
-def untransposed(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
-    """Vectors reshaped to heads without a transpose."""
-    return rows.reshape(stages.split(layer, rows, role).shape)
 
 
 def batch_moved(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
@@ -456,7 +453,8 @@ def of_caches() -> Iterator[Mistake]:
     writing = (rf"(?i)cat\(.*{_CACHES}", rf"(?i){_CACHES}\w*\[.*\] =", rf"(?i){_CACHES}\w*\.\w+\(", rf"(?i){_CACHES}")
     order = partial(Mistake, "cache-order", shown_by="steps", at=writing)
     for rows, letters in (("rows", "kv"), ("keys", "k"), ("values", "v")):
-        yield order(wrong_for(letters, "join", new_first), f"new {rows} stand before the cached ones")
+        new_first = wrong_for(letters, "join", lambda layer, cached, new, role: torch.cat([new, cached], dim=2))
+        yield order(new_first, f"new {rows} stand before the cached ones")
         over = f"the {rows} of every step are written over the first ones"
         yield order(wrong_for(letters, "join", over_the_first), over)
     kept = "only the rows of the step before are kept"
@@ -468,7 +466,8 @@ def of_caches() -> Iterator[Mistake]:
     places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
     position = partial(Mistake, "cache-position", shown_by="steps", at=places)
     for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
-        yield position(wrong_for(letters, "rotate", from_0), f"{rows} at position 0")
+        from_0 = wrong_for(letters, "rotate", lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role))
+        yield position(from_0, f"{rows} at position 0")
     yield position(wrong_for("k", "join", rotated_again), "cached keys are rotated again in every step")
     shifted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, start + (start > 0), role)}
     yield position(shifted, "a step stands one position too far to the right")
@@ -481,11 +480,6 @@ def of_caches() -> Iterator[Mistake]:
     yield mask(of_chunks, f"{top_left}, if it has several tokens")
 
 
-def new_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
-    """The new rows before the cached ones."""
-    return torch.cat([new, cached], dim=2)
-
-
 def over_the_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
     """The new rows in place of the first cached ones, and empty ones at the end."""
     n_new = new.shape[2]
@@ -495,11 +489,6 @@ def over_the_first(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str
 def rotated_again(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
     """The new keys behind the cached ones, which are rotated already and rotated once more."""
     return stages.join(layer, stages.rotate(layer, cached, 0, role), new, role)
-
-
-def from_0(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
-    """Rows rotated as if they stood at the beginning."""
-    return stages.rotate(layer, heads, 0, role)
 
 
 MISTAKES: Sequence[Mistake] = [*of_heads(), *of_scores(), *of_masks(), *of_projections(), *of_caches()]

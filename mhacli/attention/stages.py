@@ -278,7 +278,7 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
     """The output of a layer with these stages, and the visible cells, None if all are visible. Taps: `q_proj k_proj v_proj q k v
     qk scaled scores pattern z concat out`."""
     rows = inputs if layer.before is None else inputs.map(layer.before)
-    q, k, v = heads(stages, layer, rows, tap)
+    q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     if inputs.ends:
         return in_steps(stages, layer, [stages["take"](layer, (q, k, v), role) for role in "qkv"], inputs), None
     start = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
@@ -294,17 +294,14 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
     return attend_and_merge(stages, layer, (q, k, v), keep, inputs, tap), keep
 
 
-def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap) -> list[Tensor]:
-    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, and normalised."""
-    made = []
-    for role in "qkv":
-        rows = inputs.of(role)
-        if layer.weights is not None:
-            rows = stages["project"](layer, inputs, role)
-            tap(f"{role}_proj", rows)
-            rows = stages["split"](layer, rows, role)
-        made.append(rows if role == "v" else stages["norm"](layer, rows, role))
-    return made
+def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap: Tap) -> Tensor:
+    """Queries, keys or values `[batch, head, length, d]`: projected, split into heads, and normalised."""
+    rows = inputs.of(role)
+    if layer.weights is not None:
+        rows = stages["project"](layer, inputs, role)
+        tap(f"{role}_proj", rows)
+        rows = stages["split"](layer, rows, role)
+    return rows if role == "v" else stages["norm"](layer, rows, role)
 
 
 def attend_and_merge(

@@ -52,7 +52,7 @@ def explain(
     print_report(
         output,
         json=lambda: {"schema": SCHEMA, "terms": listed},
-        view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
+        view=lambda on: (_list_view if is_list else _terms_view)(matching, on.width),
     )
 
 
@@ -98,21 +98,20 @@ def _plain(word: str) -> str:
     return " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split()) or word
 
 
-def _terms_view(matching: Sequence[Word]) -> RenderableType:
+def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
     """Each term with its explanation, formula and source."""
     from rich.console import Group as Lines
-    from rich.padding import Padding
-    from rich.text import Text
 
-    parts: list[RenderableType] = []
+    from mhacli.render.base.doc import pairs
+    from mhacli.render.base.terminal import spaced, table
+
+    parts = []
     for term in matching:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
-        parts += [Text(""), Text(term.name, style="bold").append(f" · {term.group}{also}", style="not bold dim")]
-        for field in ("explanation", "formula", "wrong", "right", "source"):
-            name = "" if field == "explanation" else f"{field.capitalize()}: "
-            if line := getattr(term, field):
-                parts.append(Padding(Text().append(name, style="dim").append(line), (0, 0, 0, 2)))
-    return Lines(*parts[1:])
+        fields = [(name, getattr(term, name)) for name in ("explanation", "formula", "wrong", "right", "source")]
+        rows = [(name, words) for name, words in fields if words]
+        parts.append(Lines(*table(pairs(rows, style="dim", title=f"{term.name} · {term.group}{also}"), width)))
+    return spaced(parts)
 
 
 def _list_view(matching: Sequence[Word], width: int) -> RenderableType:

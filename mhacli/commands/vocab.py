@@ -65,18 +65,15 @@ def vocab(
 
 def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, width: int) -> RenderableType:
     """Token, id, count and bytes; the first and last rows if there are more than `room`."""
+    from msgspec.structs import asdict
     from rich.console import Group
     from rich.text import Text
 
-    from mhacli.render.base.doc import Column, Table
+    from mhacli.render.base.doc import Table, fields
     from mhacli.render.base.format import count_of
     from mhacli.render.base.terminal import table
 
-    columns: list[Column[Entry]] = [
-        Column(heading="id", value=lambda row: row.id, unit="id"),
-        Column(heading="token", value=lambda row: token_label(row.token), least=5, style=lambda row: "bold"),
-        Column(heading="count", value=lambda row: row.count, unit="integer"),
-        Column(heading="bytes", value=lambda row: row.bytes, unit="id"),
-    ]
+    columns = fields({"id": "id", "token": "word", "count": "integer", "bytes": "id"})
+    shown = [asdict(row) | {"token": token_label(row.token)} for row in rows]
     caption = Text(f"{count_of(counts.total(), 'token')}, {len(counts)} distinct", style="bold")
-    return Group(caption, *table(Table(columns=columns, rows=rows, most=room, has_ends=True), width))
+    return Group(caption, *table(Table(columns=columns, rows=shown, most=room, has_ends=True), width))

@@ -158,8 +158,8 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
         shown(contents["n_bytes"], "bytes"),
         count_of(len(contents["files"]), "file"),
     ]
-    known = [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
-    body: list[RenderableType] = [flowing(words, on.width) for words in ([*map(visible, parts)], known) if words]
+    parts += [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
+    body: list[RenderableType] = [flowing(map(visible, parts), on.width)]
     for part, units in _COLUMNS.items():
         rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
         if rows:

@@ -18,8 +18,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
-from mhacli.render.figures.document import document
-from mhacli.render.figures.svg import Piece, Sheet, printed
+from mhacli.render.figures.svg import Piece, document, printed
 from mhacli.render.heads.head_map import HeadMap, cell_map, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
@@ -165,7 +164,7 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
-        drawn = document(Sheet(title=name, body=figures), {})
+        drawn = document(name, figures, {})
         sections.append(tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll")))
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
@@ -173,5 +172,4 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
 
 def report_figure(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
     """An SVG picture of what the terminal prints, in its colours, with `figures` below and the command in its metadata."""
-    sheet = Sheet(title=name, body=[printed(view(PAPER), PAPER.width), *figures])
-    return document(sheet, {"command": [*command]})
+    return document(name, [printed(view(PAPER), PAPER.width), *figures], {"command": [*command]})

@@ -12,8 +12,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.bench.result import LAYERS, Benchmark, BenchRow
-from mhacli.render.base.doc import Column, Table, column
+from mhacli.commands.bench.result import Benchmark, BenchRow
+from mhacli.render.base.doc import Column, Table, column, fields
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
@@ -23,7 +23,6 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
 _OUTCOMES = {None: "bold", "slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
-_VERDICTS = {"slower": "red", "faster": "green", "similar": ""}
 
 
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
@@ -31,7 +30,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
     for family, rows in _families(benchmark.rows).items():
         parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
-    parts += [Text(), *(flowing(of(benchmark), screen.width, style="dim") for of in (_legend, _machine))]
+    parts += [Text(), flowing(_machine(benchmark), screen.width, style="dim")]
     if benchmark.comparison is not None:
         parts += _changes(benchmark.comparison, screen.width)
     return Group(*parts)
@@ -103,28 +102,22 @@ def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
     """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Of sizes, a narrow
     screen leaves out the shortest, after these numbers."""
     sizes = [*dict.fromkeys(map(_size, rows))]
-    cells: dict[str, dict[str, str]] = {}
-    for row in _longest(rows):
-        cells[row.backend] = {each.heading: each.text(row) for each in _NUMBERS}
+    cells = {row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in _longest(rows)}
     for row in rows:
         if row.interval is not None:
             star = "* " * (row.ratio == 1 or row.is_similar)
             times = cells.setdefault(row.backend, {})
             times[_size(row)] = star + shown(row.median_s, "seconds")
-            times["backend"] = _kernels(row.backend, rows)
+            is_known = row.ran == row.backend or row.backend == "torch-mha-weights"
+            times["backend"] = row.backend if is_known else f"{row.backend} → {row.ran}"
     columns = [Column[Mapping[str, str]](heading="backend", value=itemgetter("backend"))]
     for drop, size in enumerate(sizes):
         columns.append(Column(heading=size, value=methodcaller("get", size), unit="id", drop=len(sizes) - 1 - drop))
     for drop, each in enumerate(_NUMBERS, len(sizes)):
         value = methodcaller("get", each.heading)
         columns.append(Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning))
-    return Table(columns=columns, rows=[*cells.values()], title=visible(family), gap=1)
-
-
-def _kernels(backend: str, rows: Sequence[BenchRow]) -> str:
-    """A backend, with the kernels that ran unless its name says so."""
-    ran = dict.fromkeys(row.ran for row in rows if row.backend == backend and row.ran not in (None, backend))
-    return f"{backend} → {', '.join(map(str, ran))}" if ran and backend != "torch-mha-weights" else backend
+    legend = ["* fastest, or not certainly slower"]
+    return Table(columns=columns, rows=[*cells.values()], title=visible(family), gap=1, legend=legend)
 
 
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
@@ -136,20 +129,6 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
             sizes.setdefault(": ".join(word for word in words if word != "ok"), []).append(_size(row))
     for why, of_why in sizes.items():
         yield Text(visible(f"{why} (at {', '.join(of_why)})"), style="dim")
-
-
-def _legend(benchmark: Benchmark) -> Iterator[str]:
-    """What numbers and signs mean, and doubts about the times."""
-    timed = [row for row in benchmark.rows if row.interval is not None]
-    lengths = dict.fromkeys(_longest(rows)[0].length_text for rows in _families(timed).values())
-    if timed:
-        yield f"median time of a call by number of tokens{' (batch × length)' * any(row.batch > 1 for row in timed)}"
-        yield "* fastest, or not certainly slower"
-        yield f"numbers beside the times: at {', '.join(lengths)}"
-    if not all(row.is_sure for row in timed):
-        yield "too few rounds: intervals are the whole range of the times"
-    if any(row.backend in LAYERS for row in timed):
-        yield "torch-mha computes the projections too"
 
 
 def _machine(benchmark: Benchmark) -> Iterator[str]:
@@ -165,17 +144,11 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 
 def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The ratio of each time to that of the baseline, the rows that cannot be compared, and the outcome."""
-    columns: list[Column[Mapping[str, Any]]] = [
-        Column(heading="backend", value=itemgetter("backend")),
-        Column(heading="then", value=itemgetter("baseline_s"), unit="seconds"),
-        Column(heading="now", value=itemgetter("median_s"), unit="seconds"),
-        Column(heading="now/then", value=itemgetter("ratio"), unit="short"),
-        Column(heading="95 %", value=lambda row: _ends(row["ratio_low"], row["ratio_high"], "short"), unit="id"),
-        Column(heading="", value=itemgetter("verdict"), style=lambda row: _VERDICTS[row["verdict"]]),
-    ]
+    times: dict[str, Unit] = {"backend": "word", "baseline_s": "seconds", "median_s": "seconds"}
+    ratios: dict[str, Unit] = {"ratio": "short", "ratio_low": "short", "ratio_high": "short", "verdict": "word"}
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
-        yield from table(Table(columns=columns, rows=[*changes], title=size), width)
+        yield from table(Table(columns=fields(times | ratios), rows=[*changes], title=size), width)
     notes = [*comparison["warnings"], *comparison["broken"]]
     if comparison["unmatched"]:
         notes.append(f"{count_of(len(comparison['unmatched']), 'row')} in one of the runs alone (--json)")

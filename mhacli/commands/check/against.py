@@ -66,12 +66,6 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     targets = (request.of.target, request.against.target)
     first = find_modes(load_built(request.of, stage), request.of)[-1]
     second = _other(request.against, first, stage)
-    if _takes(first) != _takes(second):
-        raise MhaError(
-            f"cannot compare the two: {targets[0]} takes {_takes(first)}, {targets[1]} takes {_takes(second)}",
-            hint="--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone",
-            code="cannot-compare",
-        )
     stage(f"comparing {targets[0]} with {targets[1]}", limited=False)
     gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.of.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
@@ -116,7 +110,7 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap
     if first is None:
         raise MhaError(
             "cannot give both the same weights: the names or shapes of their projections do not correspond",
-            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj",
+            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj; --against-arg NAME=VALUE sets a size",
             code="cannot-compare",
         )
     return first
@@ -145,10 +139,6 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
         fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
         raise
-
-
-def _takes(subject: UserAttention) -> str:
-    return "q, k and v as they are" if subject.is_function else f"vectors of width {subject.sizes.d_in}"
 
 
 # ------------------------------------------------------------------------------------------------------------- the weights

@@ -23,7 +23,6 @@ from mhacli.commands.check.behaviour import (
     Asker,
     architectures_of,
     is_claimed_causal,
-    is_of_transformers,
     pair_of,
     random_texts,
 )
@@ -41,7 +40,7 @@ from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
 from mhacli.io.long_work import Progress
 from mhacli.models.capture import captured
-from mhacli.models.layer_names import LayerNumbers, entry_of, is_pair, most_positions, n_vocabulary_of
+from mhacli.models.layer_names import LayerNumbers, config_of, entry_of, is_pair, most_positions, n_vocabulary_of
 from mhacli.models.layers import ModelInputs, PassInspection
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
 from mhacli.models.run import TIMES_SHAKEN, make_inputs, outputs_of
@@ -59,7 +58,6 @@ CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
 """The checks of `mha doctor`, in its order."""
-EAGER = "eager"
 Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
 """What was examined, its checks in the order of `CHECKS`, and notes."""
 
@@ -159,7 +157,7 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
 def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_tokenizer: bool = False) -> Loaded:
     """A loaded checkpoint, or a model of transformers in memory. Raises `MhaError`."""
     if not isinstance(model, ModelSettings):
-        if not is_of_transformers(model):
+        if config_of(model) is None:
             message = f"{type(model).__name__} is not a model of transformers"
             raise UsageError(message, hint="mhacli.check examines other modules")
         return Loaded.in_memory(model.eval(), tokenizer)
@@ -230,11 +228,11 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 def eager(asker: Asker) -> Behaviour:
     """Whether the default implementation of attention gives what eager attention gives."""
     model, within = asker.module, partial(eager_in_place, asker.module)
-    name = implementation_of(model)
-    if name == EAGER:
+    name = entry_of(model).implementation
+    if name == "eager":
         return asker.unasked("eager", "eager is what runs by default")
     with within():
-        if implementation_of(model) != EAGER:
+        if entry_of(model).implementation != "eager":
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
     ours, theirs = [*asker.alone()], [asker.read(text, within=within)[0] for text in asker.texts]
     if len({len(text) for text in asker.texts}) > 1:
@@ -244,16 +242,11 @@ def eager(asker: Asker) -> Behaviour:
     return asker.compare("eager", [*map(pair_of, ours, theirs)], agrees, differs)
 
 
-def implementation_of(model: Any) -> str:
-    """The name in transformers of the model's attention implementation."""
-    return str(getattr(model.config, "_attn_implementation", None) or EAGER)
-
-
 @contextmanager
 def eager_in_place(model: Any) -> Iterator[None]:
     """Switches the model to `eager` attention within the context, if it can."""
-    before = implementation_of(model)
-    model.set_attn_implementation(EAGER)
+    before = entry_of(model).implementation
+    model.set_attn_implementation("eager")
     try:
         yield
     finally:
@@ -342,5 +335,4 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behavio
         asker.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
         return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
-    texts = "a text begins" if chat is None else "a text and a chat begin"
-    return answer(True, f"{texts} with {name!r} at most once" if most else f"no text begins with {name!r}", most)
+    return answer(True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most)

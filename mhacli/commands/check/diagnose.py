@@ -18,7 +18,6 @@ from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
 from mhacli.commands.check.subject import (
-    RANDOM,
     Examined,
     InputCase,
     large_case,
@@ -191,8 +190,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     unmasked = large_case(subject, cases[0])
     for case in masked:
         _explain_further(result, examined, [large_case(subject, case), unmasked])
-    if not masks:
-        _explain_further(result, examined, [unmasked])
+    _explain_further(result, examined, [unmasked])
     return result
 
 
@@ -301,7 +299,6 @@ def _explain_further(result: Diagnosis, examined: Examined, cases: list[InputCas
 
 _FEWEST = 4
 """The shortest text that is read in steps."""
-_LATER_CHUNK = "a later step of several tokens with the cache"
 
 
 def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
@@ -314,7 +311,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     is_causal = takes_causal or (examined.influence is not None and not bool(examined.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or RANDOM in examined.evidence or not conventions:
+    if attention.mode == "cross" or "dropout-in-eval" in examined.evidence or not conventions:
         return
     rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
     whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))
@@ -368,7 +365,8 @@ def _judged(
     understood, are left to the caller."""
     same, has_chunks = "token by token, after a prefill", any(map(_is_chunked, cases))
     if not differing:
-        diagnosis.notes += [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
+        later = "not examined: a later step of several tokens with the cache, which raises an error"
+        diagnosis.notes += [] if has_chunks else [later]
         return True, f"{same}{', in chunks' * has_chunks}: the same as in one call"
     takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
@@ -380,6 +378,5 @@ def _judged(
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
     is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, run, pool))
     if takes_single_steps and not is_named:
-        diagnosis.notes.append(f"{_LATER_CHUNK} gives another output than one call: give one token at a time")
-        return None, f"{same}: the same as in one call; later chunks differ"
+        return None, f"{same}: the same as in one call; later steps of several tokens differ: give one at a time"
     return False, f"{differing[0].name} give other outputs than one call"

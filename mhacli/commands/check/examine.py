@@ -19,7 +19,7 @@ import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.attention.stages import ReferenceLayer
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import Asker, is_claimed_causal, is_of_transformers, random_texts
+from mhacli.commands.check.behaviour import Asker, is_claimed_causal, random_texts
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.result import (
@@ -34,6 +34,7 @@ from mhacli.commands.check.subject import Examined, arguments_without_effect, pr
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
+from mhacli.models.layer_names import config_of
 from mhacli.models.layers import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
@@ -70,7 +71,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     each of its modes."""
     built = None if request.model is not None else load_built(request.of, stage)
     module = None if built is None else built.module
-    if built is None or is_of_transformers(module):
+    if built is None or config_of(module) is not None:
         from mhacli.commands.check.checkpoint import admitted, ask_checkpoint  # loads what only checkpoints need
 
         subject = ModelSettings(path=request.model, device=request.device) if module is None else module
@@ -259,9 +260,7 @@ def _weight_choices(layer: ReferenceLayer) -> Iterator[Choice]:
         return
     projections = dict(zip(("q", "k", "v", "the output"), layer.weights, strict=True))
     unbiased = [name for name, projection in projections.items() if projection is not None and projection.bias is None]
-    if len(unbiased) == len(projections):
-        yield Choice("no-bias", "no projection has a bias")
-    elif unbiased:
+    if unbiased:
         yield Choice("no-bias", f"no bias: {', '.join(unbiased)}")
     if layer.n_kv_heads != layer.n_heads:
         yield Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")

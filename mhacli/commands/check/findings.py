@@ -17,15 +17,7 @@ from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import (
-    KEEPS_STATE,
-    NOT_RESCALED,
-    RANDOM,
-    Examined,
-    InputCase,
-    max_error,
-    plain,
-)
+from mhacli.commands.check.subject import Examined, InputCase, max_error, plain
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
@@ -131,9 +123,9 @@ def _user_names(
 
 _DROPS = ("bernoulli", "rand", "dropout"), "pattern"
 _LINES = {
-    RANDOM: _DROPS,
-    NOT_RESCALED: _DROPS,
-    KEEPS_STATE: ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
+    "dropout-in-eval": _DROPS,
+    "dropout-not-rescaled": _DROPS,
+    "state-kept-between-calls": ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
 }
 """Patterns of the lines of mistakes that need no reference, and the site whose line it is otherwise."""
 
@@ -161,7 +153,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
     for code, evidence in examined.evidence.items():
-        varying = _first_that_varies(examined) if code == RANDOM else None
+        varying = _first_that_varies(examined) if code == "dropout-in-eval" else None
         yield finding_of(code, evidence, varying or run.line_for(*_LINES[code], built))
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", run.line_of("scores"))
@@ -202,7 +194,7 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
 def _first_that_varies(examined: Examined) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input; None if there is none, and
     for a function."""
-    twin, _ = examined.twin
+    twin = examined.twin or examined.subject
     with suppress(Exception):  # user code may raise anything
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
         first, second = (recorded(twin, inputs, seed).operations for seed in range(2))

@@ -36,8 +36,6 @@ _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
 _MOVES_16 = 2e-2
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
-RANDOM, KEEPS_STATE, NOT_RESCALED = "dropout-in-eval", "state-kept-between-calls", "dropout-not-rescaled"
-"""The codes of mistakes that need no reference."""
 
 
 @dataclass
@@ -45,8 +43,8 @@ class Examined:
     """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
     reference, the weights that a function is called with, and the request. If it keeps state, each call uses a fresh copy.
 
-    `evidence` has that of each mistake that needs no reference. `influence`: whether another token at key changes the output at
-    query, on the diagonal through its value, not its query; None where nothing was measured.
+    `evidence` has that of each mistake that needs no reference, by its code. `influence`: whether another token at key changes
+    the output at query, on the diagonal through its value, not its query; None where nothing was measured.
     """
 
     subject: UserAttention
@@ -85,13 +83,10 @@ class Examined:
         return (ProbeResult("visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()),)
 
     @cached_property
-    def twin(self) -> tuple[UserAttention, str]:
-        """A copy with the same weights and dropout 0.5, and words for it; without dropout to raise the same, and no words."""
-        module = self.subject.built.module
-        twin, names = (None, ()) if module is None else with_dropout(module, P)
-        if twin is None or not names:
-            return self.subject, ""
-        return self.subject.of(twin, self.subject.dtype), f"with {', '.join(names)} = {P} "
+    def twin(self) -> UserAttention | None:
+        """A copy with the same weights and dropout 0.5; None without dropout to raise."""
+        twin = with_dropout(self.subject.built.module, P)
+        return None if twin is None else self.subject.of(twin, self.subject.dtype)
 
 
 def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> Examined:
@@ -112,10 +107,11 @@ def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], 
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
         return replace(examined, subject=subject, tensors=floats)
-    if RANDOM in examined.evidence:
-        module, _ = with_dropout(module, 0.0)
+    if "dropout-in-eval" in examined.evidence:
+        without = with_dropout(module, 0.0)
+        module = module if without is None else without
     module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=KEEPS_STATE in examined.evidence)
+    subject = replace(subject.of(module, subject.dtype), is_forgetful="state-kept-between-calls" in examined.evidence)
     return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
@@ -130,7 +126,7 @@ def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
     """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, (twin, words) = examined.subject, examined.twin
+    subject, twin = examined.subject, examined.twin or examined.subject
     unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_forgetful=True)
     first = twin(inputs)
     try:
@@ -139,12 +135,12 @@ def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
             return
         if not moved(twin(inputs, seed=0), twin(inputs, seed=0)).any():
             again = "in eval mode, but the same one after torch.manual_seed: it is random"
-            examined.evidence[RANDOM] = f"{words}the same input gives another output {again}"
+            examined.evidence["dropout-in-eval"] = f"the same input gives another output {again}"
             return
         how = "the same input gives another output after other calls, with the same seed too: it keeps state"
     except Exception as fault:  # a later call fails
         how = f"the first call works, a later one with the same input raises {exception_text(fault):.200}"
-    examined.evidence[KEEPS_STATE], examined.subject = how, unused
+    examined.evidence["state-kept-between-calls"], examined.subject = how, unused
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -194,8 +190,8 @@ def average_training(examined: Examined, drawer: InputDrawer) -> None:
     training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
-    twin, words = examined.twin
-    if not words or examined.evidence:
+    twin = examined.twin
+    if twin is None or examined.evidence:
         return
     inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
@@ -205,24 +201,20 @@ def average_training(examined: Examined, drawer: InputDrawer) -> None:
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
     slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
     if 2 * _SIGMAS * error < P and abs(slope - (1 - P)) <= _SIGMAS * error:
-        mean = f"the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
-        examined.evidence[NOT_RESCALED] = f"{words}{mean}: what is kept is not divided by 1 − p"
+        mean = f"with dropout {P} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
+        examined.evidence["dropout-not-rescaled"] = f"{mean}: what is kept is not divided by 1 − p"
 
 
-def with_dropout(module: nn.Module, p: float) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy with dropout modules and numeric dropout attributes set to `p`, and their names; the module itself if it cannot be
-    copied, or has none."""
-    twin, names = copied(module), list[str]()
-    for path, part in twin.named_modules() if twin is not module else ():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            part.p = p
-            names.append(path or type(part).__name__)
-            continue
+def with_dropout(module: nn.Module | None, p: float) -> nn.Module | None:
+    """A copy with dropout modules and numeric dropout attributes set to `p`; None if it cannot be copied, or has none."""
+    twin, is_changed = copied(module), False
+    for part in twin.modules() if twin is not None and twin is not module else ():
         numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
-        for name in [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]:
+        names = [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]
+        for name in ["p"] if isinstance(part, nn.modules.dropout._DropoutNd) else names:
             setattr(part, name, p)
-            names.append(f"{path}.{name}" if path else name)
-    return twin, tuple(names)
+            is_changed = True
+    return twin if is_changed else None
 
 
 # --------------------------------------------------------------------------------------------------------- inputs
@@ -330,14 +322,9 @@ def large_case(subject: UserAttention, like: InputCase) -> InputCase:
 
 
 def _mask_text(form: MaskForm) -> str:
-    if form.n_shared > 1:
-        return f"{form.parameter} of {form.n_shared} windows"
-    if form.kind == "additive":
-        return f"{form.parameter} as 0 and −∞"
-    if form.kind == "lengths":
-        return f"{form.parameter} as lengths"
-    sign, meaning = "True" if form.kind == "bool" else "1", "may attend" if form.true_means == "keep" else "hidden"
-    return f"{form.parameter} [{', '.join(form.axes)}], {sign} = {meaning}"
+    of_true = f"{'True' if form.kind == 'bool' else '1'} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
+    kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, of_true)
+    return f"{form.parameter} [{', '.join(form.axes)}], {kind}"
 
 
 # -------------------------------------------------------------------------------------------------------- random weights

@@ -86,8 +86,6 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "built", _text(f"{name}({', '.join(by_origin['given'] + by_origin['guessed'])})")
     if guessed:
         lines = [f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}" for of in guessed]
-        options = " ".join(f"--arg {argument.name}=…" for argument in guessed)
-        lines.append(f"set {'it' if len(guessed) == 1 else 'them'} with {options}")
         yield "guessed", _text("\n".join(lines), "yellow")
     if by_origin["default"]:
         yield "defaults", Text(fitted(visible(", ".join(by_origin["default"])), on.width - _LABEL), style="dim")
@@ -145,12 +143,11 @@ def _first_difference(difference: FirstDifference, examination: Examination) -> 
 
 def _compared(comparison: OutputComparison, examination: Examination) -> str:
     """The comparison with the reference, with proven mistakes in it, or with another implementation."""
-    n_hypotheses, error = examination.n_hypotheses, comparison.max_abs_difference
-    n_mistakes = sum(finding.proven for finding in examination.findings)
-    mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
-    other = f"{examination.against or 'the reference'}{mistaken}"
-    text = f"with {other}, in {comparison.dtype}, {count_of(comparison.n_inputs, 'input')}"
-    if not mistaken:  # else the proofs say how large the difference is
-        difference = "the difference is not finite" if error is None else f"largest difference {shown(error, 'error')}"
-        text += f": {difference}, tolerance {shown(comparison.tolerance, 'error')}"
-    return f"{text}; {n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried" if n_hypotheses else text
+    other, error = examination.against or "the reference", comparison.max_abs_difference
+    if any(finding.proven for finding in examination.findings):
+        other += " with these mistakes"
+    difference = "not finite" if error is None else shown(error, "error")
+    inputs, n = count_of(comparison.n_inputs, "input"), examination.n_hypotheses
+    text = f"with {other}, in {comparison.dtype}, {inputs}: largest difference {difference}"
+    tried = f"; hypotheses: {n:,}" if n else ""
+    return f"{text}, tolerance {shown(comparison.tolerance, 'error')}{tried}"

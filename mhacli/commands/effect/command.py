@@ -13,7 +13,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError
 from mhacli.io.memory import gc_paused
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import MAX_LENGTH, Computation, Reading, options_of, setting
+from mhacli.settings import MAX_LENGTH, Computation, Reading, index_list, options_of, setting
 from mhacli.text.tokens import AttentionKind
 
 HeadChoice = tuple[AttentionKind | None, int | None, int]
@@ -43,14 +43,13 @@ def head_choices(word: str) -> tuple[HeadChoice, ...]:
     """Heads from `5.1,6.3`, `cross.0.2`, or `0,2-3` in a layer of mha. Raises `ValueError` with the form."""
     choices: list[HeadChoice] = []
     for part in word.split(","):
-        match = re.fullmatch(r"(?:(?:(encoder|decoder|cross)\.)?(\d{1,6})\.)?(\d{1,6})(?:-(\d{1,6}))?", part.strip())
-        if match is None or (match[2] and match[4]) or int(match[4] or match[3]) < int(match[3]):
+        match = re.fullmatch(r"(?:(?:(encoder|decoder|cross)\.)?(\d{1,6})\.)?([0-9-]+)", part.strip())
+        if match is None:
             raise ValueError(
                 f"{word[:80]!r} is not a list of LAYER.HEAD, such as 5.1 or 5.1,cross.6.3, or of heads, such as 0,2"
             )
         kind: Any = match[1]
-        layer = None if match[2] is None else int(match[2])
-        choices += [(kind, layer, head) for head in range(int(match[3]), int(match[4] or match[3]) + 1)]
+        choices += [(kind, None if match[2] is None else int(match[2]), head) for head in index_list(match[3])]
     return tuple(choices)
 
 

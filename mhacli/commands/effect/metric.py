@@ -17,8 +17,6 @@ from mhacli.record.effect import Measured
 
 Target = tuple[int, int | None]
 """The number of the measured outcome; with a second one, the measure is the difference of both scores."""
-Changes = Mapping[str, Float[Tensor, " row"]]
-"""The changes of rows from one without removals, by the names of their fields in `Effect`."""
 GivenMetric = Callable[[Any], Tensor]
 """What a user measures: a function of the output of the model for one text that gives a number."""
 
@@ -99,9 +97,9 @@ def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:
     return {"logit": of_target - other, "logprob": scores.log_softmax(dim=-1)[:, target[0]], "rank": rank}
 
 
-def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:
-    """The changes of rows from one without removals: of the vector, of the target's score, and of all scores if there are
-    several. `rank` is that of the row."""
+def changes(rows: Reading, untouched: Reading, target: Target | None) -> dict[str, Float[Tensor, " row"]]:
+    """The changes of rows from one without removals, by their fields in `Effect`: of the vector, of the target's score, and of
+    all scores if there are several. `rank` is that of the row."""
     after, before = values(rows, target), values(untouched, target)
     found = {"d_output": (rows.vector - untouched.vector).norm(dim=-1) / untouched.vector.norm(dim=-1)}
     found |= {f"d_{name}": after[name] - before[name] for name in after.keys() - {"rank"}}

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ def without(
     for each in placed:
         for query in each[2].queries if each[2].keys else ():
             edges[query].append(each)
-    seen = {row for row, removals in here.items() if removals} - {row for some in edges.values() for row, *_ in some}
+    seen = {row for row, removals in here.items() if not all(removal.keys for removal in removals)}
     for query, some in edges.items():
         was_visible, is_empty = _cut_edges(z, call, query, some)
         seen.update(row for row, sequence, _ in some if was_visible[sequence].any())
@@ -117,9 +118,8 @@ def _cut_edges(z: Tensor, call: Call, query: int, edges: Sequence[Placed]) -> tu
     scores, sinks = attention.matrices()["scores"], attention.sink_logits
     is_cut = torch.zeros(scores.shape, dtype=torch.bool, device=z.device)
     for _, sequence, removal in edges:
-        heads = torch.tensor([*removal.heads] or [*range(n_heads)])
-        columns = torch.tensor([key for key in removal.keys if 0 <= key < n_keys], dtype=torch.long)
-        is_cut[sequence, heads[:, None], 0, columns] = True
+        columns = [key for key in removal.keys if 0 <= key < n_keys]
+        is_cut[sequence, :, 0][np.ix_(removal.heads or range(n_heads), columns)] = True
     was_visible = (is_cut & scores.isfinite()).any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
     left = scores.masked_fill(is_cut, -torch.inf)
     lse = left.logsumexp(dim=-1, keepdim=True)
@@ -274,10 +274,7 @@ def _masked(removal: Removal, parts: Parts, name: str, args: tuple[Any, ...], kw
     """The arguments of an attention module with a mask that forbids the edges."""
     z, hidden = parts.z[removal.layer], ~parts.visible[removal.layer]
     is_cut = torch.zeros(1, z.shape[1], *hidden.shape, dtype=torch.bool, device=z.device)
-    heads, rows, keys = (
-        torch.tensor([*axis]) for axis in (removal.heads or range(z.shape[1]), removal.queries, removal.keys)
-    )
-    is_cut[0, heads[:, None, None], rows[:, None], keys] = True
+    is_cut[0][np.ix_(removal.heads or range(z.shape[1]), removal.queries, removal.keys)] = True
     given = inspect.signature(parts.modules[removal.layer].forward).bind(*args, **kwargs)
     mask = given.arguments.get(name)
     if name == "allowed":

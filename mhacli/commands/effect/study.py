@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
 from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
+from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import Setup, record_run
 from mhacli.models.capture import Call, captured
@@ -377,6 +377,7 @@ class EffectStudy:
         self.n_passes += 1
         for row, item in rows.items():
             of_row = {name: change[row].item() for name, change in moved.items()}
+            of_row |= {"first_order": self.estimates[item]} if item in self.estimates else {}
             self.results[item] = _Result(of_row, reading.vector[row], row not in visible, row in emptied)
 
     def _estimate(self) -> None:
@@ -449,11 +450,10 @@ class EffectStudy:
 
     def _change(self, item: int, name: str) -> float | None:
         """A change by a removal, 0 if it is noise, or its estimate; None if it was not measured."""
-        is_estimate = name == "first_order"
-        value = self.estimates.get(item) if is_estimate else self.results[item].changes.get(name)
+        value = self.results[item].changes.get(name)
         if value is None or name == "rank":
             return value
-        return value if abs(value) > self._floor(self._measure if is_estimate else name) else 0.0
+        return value if abs(value) > self._floor(self._measure if name == "first_order" else name) else 0.0
 
     def _effect(self, item: int) -> Effect:
         removals, spans = self.plan[item], self.settings.cut or ()
@@ -503,10 +503,9 @@ class EffectStudy:
         rows = [[abs(self._change(item, name) or 0.0) for item in self.results] for name in names]
         sizes = torch.tensor(rows, dtype=torch.float64)
         ranks = torch.sign(sizes[:, :, None] - sizes[:, None]).sum(dim=2)
-        correlation = float(torch.corrcoef(ranks)[0, 1])
+        correlation = finite(round(float(torch.corrcoef(ranks)[0, 1]), 12))
         n_all, n_largest = len(self.estimates), min(n, len(self.estimates))
-        known = None if math.isnan(correlation) else round(correlation, 12)
-        return Screening(n_all, n_largest, len(self.results) - n_largest, known)
+        return Screening(n_all, n_largest, len(self.results) - n_largest, correlation)
 
 
 def _largest(x: Tensor) -> float:

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from time import monotonic
@@ -17,8 +17,7 @@ from mhacli.cli.output import Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
-from mhacli.io.long_work import Terminated, graceful_interrupt, no_progress
-from mhacli.render.base.format import count_of
+from mhacli.io.long_work import Terminated, graceful_interrupt
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
@@ -134,9 +133,8 @@ def scan(
         return
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
-    if record.corpus.n_bad:
-        first, bad = record.corpus.bad[0], count_of(record.corpus.n_bad, "bad document")
-        note(f"{bad} left out, the first is {first.named}: {first.reason}")
+    for bad in record.corpus.bad[:1]:
+        note(f"left out {bad.named}: {bad.reason}")
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")
     require_self_check(record)
 
@@ -186,13 +184,10 @@ class Progress:
             self.left_s = (self.of_documents - self.n_documents) / self.documents_per_s
 
     def __str__(self) -> str:
-        """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
+        """`320 of 3,000 documents, 8.1 documents/s, 5 min left`."""
         text = f"{self.n_documents:,}{'' if self.of_documents is None else f' of {self.of_documents:,}'} documents"
-        if self.documents_per_s and self.tokens_per_s:
-            text += f", {self.documents_per_s:.3g} documents/s, {self.tokens_per_s:,.0f} tokens/s"
-        if self.left_s:
-            text += f", {shown(self.left_s, 'seconds')} left"
-        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
+        text += f", {self.documents_per_s:.3g} documents/s" if self.documents_per_s else ""
+        return text + (f", {shown(self.left_s, 'seconds')} left" if self.left_s else "")
 
 
 @contextmanager
@@ -201,18 +196,14 @@ def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
     minute. Such a line also follows at the end."""
     every_s, shown_at = 1.0 if as_json else 60.0, monotonic()
 
-    with nullcontext(no_progress) if as_json else progress(has_time_left=False) as draw:
+    with progress(has_time_left=False) as draw:
 
         def report(*, is_last: bool = False) -> None:
             nonlocal shown_at
             draw(done.n_documents / (done.of_documents or 1), str(done))
-            if not is_last and monotonic() - shown_at < every_s:
-                return
-            shown_at = monotonic()
-            if as_json:
-                stderr_line(json.dumps({"progress": asdict(done)}))
-            elif not is_interactive():
-                note(str(done))
+            if (as_json or not is_interactive()) and (is_last or monotonic() - shown_at >= every_s):
+                shown_at = monotonic()
+                stderr_line(json.dumps({"progress": asdict(done)}) if as_json else f"mha: {done}")
 
         yield report
         report(is_last=True)

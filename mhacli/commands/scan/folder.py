@@ -306,17 +306,14 @@ class Totals:
             if self.keys != other.keys:
                 raise MhaError("documents of a corpus have different heads", code="bad-file")
             self.sums = {name: np.add(*_alike([array, other.sums[name]])) for name, array in self.sums.items()}
-            of_longest, others = self.layers, other.layers
-            if other.longest > self.longest:
-                of_longest, others = others, of_longest
-            self.layers = tuple(map(_worst, of_longest, others))
+            longer, shorter = (other, self) if other.longest > self.longest else (self, other)
+            self.layers = tuple(map(_worst, longer.layers, shorter.layers))
             for mine, theirs in zip(self.sinks, other.sinks, strict=True):
                 for token, sums in theirs.items():
                     mine[token] = [*map(add, mine[token], sums)] if token in mine else sums
-            for cells, others_cells in zip(self.cells, other.cells, strict=True):
-                cells += others_cells
-                cells.sort(key=lambda cell: -cell.lift)  # among equal ones, the first
-                del cells[MAX_LARGEST:]
+            of_heads = [mine + theirs for mine, theirs in zip(self.cells, other.cells, strict=True)]
+            # among equal ones, the first
+            self.cells = [sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST] for cells in of_heads]
         self.n_documents += other.n_documents
         self.n_tokens += other.n_tokens
         self.longest = max(self.longest, other.longest)

@@ -215,10 +215,10 @@ class Worker:
         return replace(record, effects=verified(study.run()).effects)
 
 
-def _rank(record: Record) -> tuple[bool, int]:
+def _rank(record: Record) -> int:
     """The key by which the example is chosen."""
     n_tokens = len(record.keys[0].ids)
-    return (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
+    return n_tokens if n_tokens <= EXAMPLE_LEN else -n_tokens
 
 
 def _example(document: Document, record: Record, device: str) -> Record:

@@ -301,10 +301,8 @@ def change_words(record: Record, effect: Effect) -> str:
 def _type(record: Record, effect: Effect) -> str:
     """The type of a head that was removed, with its excess unless it is mixed."""
     names = [layer.name for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)] or [""]
-    for head in record.heads if effect.removed == "head" else ():
-        if (head.layer or 0, head.attention, head.head) == (effect.layer, names[0], effect.head):
-            return type_text(head)
-    return ""
+    removed = (effect.layer, names[0], effect.head) if effect.removed == "head" else None
+    return next((type_text(of) for of in record.heads if (of.layer or 0, of.attention, of.head) == removed), "")
 
 
 def _edge_text(record: Record, effect: Effect) -> str:

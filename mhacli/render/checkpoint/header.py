@@ -35,7 +35,13 @@ def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
     unverified layers; unless `in_brief` also how its layers were captured."""
     path = Text(visible(model.path), style="bold")
-    words = [_layers(record, model), *by_layers(record.layers, _heads)]
+    n_inspected, kinds = (
+        len({(layer.kind, layer.layer) for layer in record.layers}),
+        {layer.kind for layer in record.layers},
+    )
+    has_all = n_inspected + len(model.without) >= model.n_layers * len(kinds)
+    layers = count_of(model.n_layers, "layer") + ("" if has_all else f", {names_of(record.layers)} inspected")
+    words = [layers, *by_layers(record.layers, _heads)]
     words += [f"revision {visible(model.revision)}"] if model.revision else []
     words += [visible(model.dtype), visible(record.environment.device), *texts_read(record), *_masks_and_scores(record)]
     lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
@@ -69,14 +75,6 @@ def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
     text, n = record.sequences[0], generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
     yield Text(f"generated: “{visible(text.text[begin:])}”", style="bold")
-
-
-def _layers(record: Record, model: Model) -> str:
-    """The number of layers, and which were inspected if not all."""
-    n_inspected = len({(layer.kind, layer.layer) for layer in record.layers})
-    n_all = model.n_layers * len({layer.kind for layer in record.layers})
-    chosen = f", {names_of(record.layers)} inspected" if n_inspected + len(model.without) < n_all else ""
-    return count_of(model.n_layers, "layer") + chosen
 
 
 def _heads(layer: InspectedLayer) -> str:

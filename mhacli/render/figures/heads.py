@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mhacli.errors import MhaError, UsageError
@@ -15,7 +15,7 @@ from mhacli.render.base.options import ViewOptions, chosen
 from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
 from mhacli.render.figures.grids import grids, legend
-from mhacli.render.figures.svg import Sheet
+from mhacli.render.figures.svg import document
 from mhacli.render.heads.head_map import (
     KEY,
     QUERY,
@@ -32,8 +32,6 @@ from mhacli.text.numbers import shown
 
 _SIZES = ((1, 720.0, 512), (16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
 """By number of heads: the size of each map, and its most cells per side."""
-_ACROSS, _MANY, _ACROSS_MANY = 4, 12, 8
-"""The heads of one layer in a row, and in a row of more than so many."""
 _NAMED = 75
 """The most rows and columns with the names of tokens; more have positions."""
 _WIDEST = 80
@@ -41,7 +39,7 @@ _WIDEST = 80
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
-def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
+def heads_figure(record: Record, options: ViewOptions, kind: str, metadata: Mapping[str, object]) -> str:
     """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head` if several are chosen, and
     `MhaError` if the record has none of their patterns."""
     heads = drawable_heads(record, options)
@@ -71,10 +69,11 @@ def heads_sheet(record: Record, options: ViewOptions, kind: str) -> Sheet:
     if len(heads) > 1:
         parts = [names_of([*_layers(heads)]), count_of(len(heads), "head"), sequence]
     kv_head = kv_head_of(heads[0].record, heads[0].statistics.head) if len(heads) == 1 else ""
-    return Sheet(
-        title=" · ".join(filter(None, parts)) + kv_head,
+    return document(
+        " · ".join(filter(None, parts)) + kv_head,
+        [grids([*_rows(heads, of_heads, side)], side), legend(of_heads, "attention weight")],
+        metadata,
         about=[*_texts(heads, sequences[0], options), types],
-        body=[grids([*_rows(heads, of_heads)], side), legend(of_heads, "attention weight")],
         caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
     )
 
@@ -111,8 +110,8 @@ def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
     return {head.layer: None for head in heads if head.layer is not None}
 
 
-def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid]) -> Iterator[tuple[str, Sequence[Grid]]]:
-    """A row per layer, or several rows for a single layer."""
+def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid], side: float) -> Iterator[tuple[str, Sequence[Grid]]]:
+    """A row per layer, or for a single layer rows as wide as the picture of one head."""
     layers: dict[str, list[Grid]] = {}
     for head, of in zip(heads, of_heads, strict=True):
         name = "" if head.layer is None else head.layer.label + ("" if head.layer.verified else " !")
@@ -120,7 +119,7 @@ def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid]) -> Iterator[t
     if len(layers) > 1:
         yield from layers.items()
         return
-    across = _ACROSS if len(of_heads) <= _MANY else _ACROSS_MANY
+    across = int(_SIZES[0][1] // side)
     for start in range(0, len(of_heads), across):
         yield "", of_heads[start : start + across]
 

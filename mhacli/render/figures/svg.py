@@ -5,10 +5,11 @@ Callers pass text through `visible` or `token_label`, which leaves no character 
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
 MONO_EM = 0.602
 """The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
 _KEPT = {"xml:space": "preserve"}
-STYLE = (
+_STYLE = (
     ".failed { fill: #b3261e } .warning { fill: #8a5a00 } .ok { fill: #1d6b3a } .sink { fill: #a8127d } "
     ".name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
 )
@@ -115,15 +116,47 @@ def printed(view: RenderableType, columns: int, size: float = 10.0) -> Piece:
     return Piece(content, widest * MONO_EM * size, n_lines * _LINE * size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """The contents of a picture, from top to bottom: its `title`, lines `about` it, the pieces of its `body`, and the
-    parts of its `caption`."""
+_MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
+_TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
+"""The sizes of the title and of the lines below it, and an upper bound of the width of bold characters in ems."""
 
-    title: str
-    about: Sequence[str] = ()
-    body: Sequence[Piece]
-    caption: Sequence[str] = ()
+
+def document(
+    title: str,
+    body: Sequence[Piece],
+    metadata: Mapping[str, object],
+    *,
+    about: Sequence[str] = (),
+    caption: Sequence[str] = (),
+) -> str:
+    """A picture as an SVG document: from top to bottom its title, lines `about` it, the pieces of its body, and the parts of its
+    `caption`."""
+    family = "'DejaVu Sans', Helvetica, Arial, sans-serif"
+    heading = written(0, _TITLE, title, _TITLE, font_weight="bold", font_family=family)
+    title_width = cell_len(title) * _TITLE_EM * _TITLE
+    width = max(_LEAST, title_width, *(piece.width for piece in body))
+    head = [Piece(heading, title_width, 1.35 * _TITLE)]
+    head += [paragraph(line, width, size=_ABOUT, fill=SOFT) for line in about]
+    last = [paragraph(" · ".join(caption), width)] if caption else []
+    whole = stacked([stacked(head, 2), *body, *last], _GAP)
+    width, height = max(width, whole.width) + 2 * _MARGIN, whole.height + 2 * _MARGIN
+    root = element(
+        "svg",
+        element("title", escaped(title), id="title"),
+        element("desc", escaped(". ".join(caption or about or [title])), id="desc"),
+        element("metadata", escaped(json.dumps(metadata))),
+        element("style", _STYLE),
+        rectangle(0, 0, width, height, PAPER),
+        placed(whole, _MARGIN, _MARGIN),
+        xmlns="http://www.w3.org/2000/svg",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {value_text(width)} {value_text(height)}",
+        role="img",
+        aria_labelledby="title desc",
+        font_family=MONO,
+    )
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
 
 
 # -------------------------------------------------------------------------------------------------------------- images
