@@ -37,13 +37,12 @@ class EffectsScreen(HeadsScreen):
         self.lines = list[Row]()
         joint = [effect for effect in record.effects if effect.removed in ("heads", "spans")]
         rows = [*view.effect_rows(record)]
-        rows += [view.EffectRow(view.removal_name(effect, record), (effect,)) for effect in joint]
-        for row in rows if self.summary.verified.ok else ():
-            tokens, room = row.tokens or ("",) * len(row.effects), self.app.size.width - cell_len(row.name) - 4
-            for line in wrapped(tuple(f" {token}" for token in tokens), room) if row.tokens else [range(len(tokens))]:
-                effects = {(len(self.lines), place - line.start): row.effects[place] for place in line}
-                self.removals |= {at: effect for at, effect in effects.items() if effect}
-                self.lines.append((row.name, [self._cell(row.effects[place], tokens[place]) for place in line]))
+        rows += [(view.removal_name(effect, record), (effect,), ()) for effect in joint]
+        for name, effects, tokens in rows if self.summary.verified.ok else ():
+            words, room = tokens or ("",) * len(effects), self.app.size.width - cell_len(name) - 4
+            for line in wrapped(tuple(f" {token}" for token in tokens), room) if tokens else [range(len(effects))]:
+                self.removals |= {(len(self.lines), place - line.start): of for place in line if (of := effects[place])}
+                self.lines.append((name, [self._cell(effects[place], words[place]) for place in line]))
         board = Pane(self._effects, id="effects")
         board.styles.height = 2 + len(self.lines)
         self.panes = Words(self._above, id="top"), board, Words(self._numbers, id="numbers")

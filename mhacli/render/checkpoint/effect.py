@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, floor, log10
 from operator import attrgetter
 
@@ -169,14 +169,9 @@ def _proof(record: Record, summary: EffectSummary) -> Text:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
-@dataclass(frozen=True)
-class EffectRow:
-    """The heads of a layer with their effects, None for a head that was not removed; or the `tokens` of a text, each with the
-    effect of the edge to it."""
-
-    name: str
-    effects: tuple[Effect | None, ...]
-    tokens: tuple[str, ...] = ()
+EffectRow = tuple[str, Sequence[Effect | None], Sequence[str]]
+"""A name, effects and tokens: of a layer the effects of its heads, None for a head that was not removed, and no tokens; or of the
+tokens of a text the effects of the edges to them."""
 
 
 def effect_rows(record: Record) -> Iterator[EffectRow]:
@@ -187,14 +182,14 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
     for name, kind, number, n_heads in layers or [("", record.effects[0].kind, 0, record.config.n_heads)]:
         effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
         if any(effects):
-            yield EffectRow(name, effects)
+            yield name, effects, ()
     edges: dict[str, list[Effect]] = {}
     for effect in record.effects:
         if effect.removed == "edge":
             edges.setdefault(removal_name(effect, record), []).append(effect)
     for name, of_name in edges.items():
         _, keys = texts_of(of_name[0].kind, record.sequences, record.context)
-        yield EffectRow(name, tuple(of_name), tuple(token_label(keys[0].tokens[edge.key or 0]) for edge in of_name))
+        yield name, of_name, [token_label(keys[0].tokens[edge.key or 0]) for edge in of_name]
 
 
 def largest_change(record: Record) -> float:
@@ -219,31 +214,33 @@ def effect_grids(record: Record) -> list[Grid]:
     """The map with a row per layer and a column per head, where a head that was not removed is blank, if there are heads; and the
     texts that queries read in parts of a few tokens."""
     every, drawn = [*effect_rows(record)], list[Grid]()
-    of_heads = [row for row in every if not row.tokens]
+    of_heads = [(name, effects) for name, effects, tokens in every if not tokens]
     if of_heads:
         corner = "layer ↓ head →" if record.layers else "head"
-        n_heads = max(len(row.effects) for row in of_heads)
+        n_heads = max(len(effects) for _, effects in of_heads)
         drawn.append(_grid(record, of_heads, [*map(str, range(n_heads))], corner))
-    for row in every:
-        for start in range(0, len(row.tokens), _ACROSS):
+    for name, effects, tokens in every:
+        for start in range(0, len(tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
-            drawn.append(_grid(record, [EffectRow(row.name, row.effects[part])], row.tokens[part]))
+            drawn.append(_grid(record, [(name, effects[part])], tokens[part]))
     return drawn
 
 
-def _grid(record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = "") -> Grid:
+def _grid(
+    record: Record, rows: Sequence[tuple[str, Sequence[Effect | None]]], columns: Sequence[str], corner: str = ""
+) -> Grid:
     """The changes by removals, NaN where nothing was removed."""
     summary = record.effect
     assert summary is not None
-    width = max(len(corner), *(cell_len(row.name) for row in rows))
-    effects = {(n, place): effect for n, row in enumerate(rows) for place, effect in enumerate(row.effects) if effect}
+    width = max(len(corner), *(cell_len(name) for name, _ in rows))
+    effects = {(n, place): effect for n, row in enumerate(rows) for place, effect in enumerate(row[1]) if effect}
     values = np.full((len(rows), len(columns)), np.nan)
     for cell, effect in effects.items():
         values[cell] = summary.change_of(effect)
     return Grid(
         values=values,
         allowed=~np.isnan(values),
-        rows=[f"{row.name:>{width}}" for row in rows],
+        rows=[f"{name:>{width}}" for name, _ in rows],
         columns=columns,
         top=largest_change(record) or 1.0,
         scale="change",
