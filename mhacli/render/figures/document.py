@@ -16,8 +16,8 @@ from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.heads import heads_figure
-from mhacli.render.figures.svg import MONO, document, element, printed, written
-from mhacli.render.page.elements import WIDE, segments_of
+from mhacli.render.figures.svg import document, printed
+from mhacli.render.page.elements import WIDE
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header, step_table
 
@@ -46,15 +46,13 @@ def _walk(record: Record, metadata: Mapping[str, object]) -> str:
     if not record.trace:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
     screen = Screen(_COLUMNS, colour=False)
-    about = segments_of(header(record, screen), _COLUMNS)
     if record.decoding is not None:
         steps = step_table(record.trace, range(len(record.sequences)), _MOST)
-        title, parts = "decoding, step by step", [bare(steps, _COLUMNS)]
+        title, parts = "decoding, step by step", [bare(steps, screen.width)]
     else:
         title, steps = "attention, site by site", replace(steps_table(record), most=_MOST, has_ends=True)
-        parts = [bare(steps, _COLUMNS), closing(record, screen)]
-    words = [" ".join(segment.text for row in about for segment in row)]
-    return document(title, [printed(Group(*parts), _COLUMNS)], metadata, about=words)
+        parts = [bare(steps, screen.width), closing(record, screen)]
+    return document(title, [printed(Group(header(record, screen), "", *parts), screen.width)], metadata)
 
 
 _SIDE = 720.0
@@ -88,11 +86,7 @@ _ZOOM = 2.0
 def require_png() -> None:
     """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
     library("resvg_py", "--png")
-    words = [written(0, 12, text, 12, font_family=MONO) for text in ("mha", "")]
-    with_text, without = (
-        png(element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)) for word in words
-    )
-    if with_text == without:
+    if png(document("mha", [], {})) == png(document("", [], {})):
         raise MhaError(
             "--png needs a font, and none is installed", hint="install one, such as DejaVu Sans Mono, or use --svg"
         )

@@ -33,8 +33,8 @@ _STYLE = (
     ".name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
 )
 """The looks of text, which are those of pages on a light ground."""
-_LINE = 1.35
-"""The line height in ems."""
+_LINE, _SIZE = 1.35, 10.0
+"""The line height in ems, and the usual size of text."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stacked(pieces: Sequence[Piece], gap: float) -> Piece:
     return Piece(content, max(piece.width for piece in pieces), max(0.0, y - gap))
 
 
-def lines(texts: Sequence[str], *, size: float = 10.0, fill: str = INK) -> Piece:
+def lines(texts: Sequence[str], *, size: float = _SIZE, fill: str = INK) -> Piece:
     """Lines of monospaced text."""
     content = ""
     for place, text in enumerate(texts, 1):
@@ -100,20 +100,20 @@ def lines(texts: Sequence[str], *, size: float = 10.0, fill: str = INK) -> Piece
     return Piece(content, max(mono_width(text, size) for text in texts), len(texts) * _LINE * size)
 
 
-def paragraph(text: str, width: float, *, size: float = 10.0, fill: str = INK) -> Piece:
+def paragraph(text: str, width: float, *, size: float = _SIZE, fill: str = INK) -> Piece:
     """Text in lines of at most this width."""
     wrapped = Text(text).wrap(Console(), max(30, int(width / (MONO_EM * size))))
     return lines([line.plain for line in wrapped], size=size, fill=fill)
 
 
-def printed(view: RenderableType, columns: int, size: float = 10.0) -> Piece:
+def printed(view: RenderableType, columns: int) -> Piece:
     """The lines of a terminal view in its colours."""
     content, rows = "", segments_of(view, columns)
     widest, n_lines = Segment.get_shape(rows)
     for place, row in enumerate(rows, 1):
         spans = (styled(segment, "tspan") for segment in row)
-        content += element("text", *spans, x=0, y=place * _LINE * size - 0.3 * size, font_size=size, fill=INK, **_KEPT)
-    return Piece(content, widest * MONO_EM * size, n_lines * _LINE * size)
+        content += element("text", *spans, x=0, y=(place * _LINE - 0.3) * _SIZE, font_size=_SIZE, fill=INK, **_KEPT)
+    return Piece(content, widest * MONO_EM * _SIZE, n_lines * _LINE * _SIZE)
 
 
 _MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
