@@ -126,9 +126,8 @@ def with_output(attention: UserAttention) -> UserAttention:
         output = next(((path, OF_TEXTS) for path, out in floats if out.ndim > 1 and len(out) == batch), None)
     if output is None:
         returned = ", ".join(str(list(tensor.shape)) for _, tensor in floats[:4]) or type(result).__name__
-        raise ValueError(
-            f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}, but {returned}"
-        )
+        missing = f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}"
+        raise ValueError(f"{missing}, but {returned}")
     return replace(attention, output=output)
 
 

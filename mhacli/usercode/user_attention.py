@@ -494,10 +494,9 @@ def leaves(result: Any) -> Iterator[tuple[str, Tensor]]:
     is_object = hasattr(result, "__dict__") and not isinstance(result, Tensor | tuple | list | Mapping)
     parts = [(f".{name}", part) for name, part in vars(result).items()] if is_object else [("", result)]
     for start, part in parts:
-        found = tree_leaves_with_path(part)
-        yield from (
-            (start + keystr(path), leaf) for path, leaf in found if isinstance(leaf, Tensor) and not leaf.is_nested
-        )
+        for path, leaf in tree_leaves_with_path(part):
+            if isinstance(leaf, Tensor) and not leaf.is_nested:
+                yield start + keystr(path), leaf
 
 
 def output_in(result: Any, orders: Sequence[AxisNames], sizes: CallSizes) -> tuple[str, AxisNames] | None:
