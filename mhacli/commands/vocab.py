@@ -42,10 +42,9 @@ def vocab(
 
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
-    texts = texts_of(source)
     counts: Counter[str] = Counter()
     with show_activity("counting"):
-        for name, pieces in texts:
+        for name, pieces in texts_of(source):
             tokens = tokenizer.count(pieces)
             if not tokens:
                 raise no_tokens(name or "the text")
@@ -67,7 +66,6 @@ def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, wid
     """Token, id, count and bytes; the first and last rows if there are more than `room`."""
     from msgspec.structs import asdict
     from rich.console import Group
-    from rich.text import Text
 
     from mhacli.render.base.doc import Table, fields
     from mhacli.render.base.format import count_of
@@ -75,5 +73,5 @@ def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, wid
 
     columns = fields({"id": "id", "token": "word", "count": "integer", "bytes": "id"})
     shown = [asdict(row) | {"token": token_label(row.token)} for row in rows]
-    caption = Text(f"{count_of(counts.total(), 'token')}, {len(counts)} distinct", style="bold")
-    return Group(caption, *table(Table(columns=columns, rows=shown, most=room, has_ends=True), width))
+    title = f"{count_of(counts.total(), 'token')}, {len(counts)} distinct"
+    return Group(*table(Table(columns=columns, rows=shown, title=title, most=room, has_ends=True), width))

@@ -134,8 +134,7 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
 def _machine(benchmark: Benchmark) -> Iterator[str]:
     e = benchmark.environment
     yield f"mha {e['mha']} bench"
-    yield f"{e['device']}{' (auto)' * (e['device_asked'] == 'auto')}"
-    yield visible(e["device_name"])
+    yield visible(f"{e['device']}{' (auto)' * (e['device_asked'] == 'auto')}, {e['device_name']}")
     yield f"{count_of(e['threads'], 'thread')} of {count_of(e['n_cpus'], 'core')}"
     yield f"torch {e['torch']}"
     yield f"load {e['load_average'] or 0:.1f} at the start"
@@ -149,10 +148,7 @@ def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableTy
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
         yield from table(Table(columns=fields(times | ratios), rows=[*changes], title=size), width)
-    notes = [*comparison["warnings"], *comparison["broken"]]
-    if comparison["unmatched"]:
-        notes.append(f"{count_of(len(comparison['unmatched']), 'row')} in one of the runs alone (--json)")
-    yield from (Text(visible(line), style="dim") for line in notes)
+    yield from (Text(visible(line), style="dim") for line in [*comparison["warnings"], *comparison["broken"]])
     outcome = comparison["rule"] and comparison["rule"]["outcome"]
     yield from (Text(), Text(visible(comparison["summary"]), style=_OUTCOMES[outcome]))
 

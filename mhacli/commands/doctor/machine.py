@@ -48,8 +48,7 @@ def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, see
     most = max(n, int(stated) if stated.isdecimal() else 0)  # more than cores are slow, but not wrong
     message = f"{n} of {cores} cores (OMP_NUM_THREADS{'=' + stated if stated else ' is not set'})"
     yield _row("threads", message, f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else "", most, cores)
-    blocks = ["torch", "the compiled block"] if c_block() is None else ["the compiled block", "torch"]
-    yield _row("statistics", f"{blocks[0]} computes statistics of heads, not {blocks[1]}")
+    yield _row("statistics", f"{'torch' if c_block() is None else 'the compiled block'} computes statistics of heads")
     default = torch.get_default_dtype()
     if default != torch.float32:
         yield _row(

@@ -60,16 +60,13 @@ class Report(Shown):
     def view(self, screen: Any) -> RenderableType:
         """What `mha doctor` prints on a screen."""
         style = "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
-        lines = [Text(), *table(_table(self.checks), screen.width), Text()]
+        legend = [f"note: {note}" for note in self.notes]
         if self.model is not None:
-            legend = [
-                "found: the largest change of a token's output, relative to the typical size of an output",
-                f"at most: {self.model.tolerance}",
-                *(f"note: {note}" for note in self.notes),
-            ]
-            lines += [Text("\n".join(map(visible, legend)), style="dim"), Text()]
+            found = "the largest change of a token's output, relative to the typical size of an output"
+            legend[:0] = [f"found: {found}", f"at most: {self.model.tolerance}"]
         about = flowing([*map(visible, _facts(self))], screen.width, style="bold")
-        return Group(about, *lines, Text(visible(self.summary), style=style))
+        checks = table(_table(self.checks), screen.width, *map(visible, legend), has_all=True)
+        return Group(about, Text(), *checks, Text(), Text(visible(self.summary), style=style))
 
     def __repr__(self) -> str:
         """The verdict in a sentence."""

@@ -287,7 +287,6 @@ _OPEN: list[_Removing] = []
 # ------------------------------------------------------------------------------------------------------- table of heads
 
 _NAME, _SEED = "mhacli.heads", 0
-_CHANGES = ("d_logit", "d_output")
 
 
 def heads(
@@ -347,7 +346,7 @@ def head_table(run: CheckpointRun, *, effect: bool, control: bool, report_progre
     heads = []
     for number, head in enumerate(record.heads):
         measured = effects_of.get((kinds.get((head.layer, head.attention)), head.layer, head.head), [])
-        changes = {name: [getattr(each, name) for each in measured] for name in _CHANGES if measured}
+        changes = {name: [getattr(each, name) for each in measured] for name in ("d_logit", "d_output") if measured}
         means: dict[str, Any] = {name: fmean(values) for name, values in changes.items() if None not in values}
         of_control = None if controls is None else controls[number]
         heads.append(replace(head, **means, floor=max(floors) if measured else None, control=of_control))

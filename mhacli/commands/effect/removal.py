@@ -193,13 +193,11 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
         if args[0].numel() == z.numel() and torch.equal(args[0].reshape(z.shape), z):
             parts.projections[key] = module
 
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        parts.blocks.append((module, output))
-
     with ExitStack() as stack:
         for name, module in modules.items():
             if name in blocks:
-                stack.callback(module.register_forward_hook(keep).remove)
+                keep = module.register_forward_hook(lambda block, _, output: parts.blocks.append((block, output)))
+                stack.callback(keep.remove)
             if not any(module.children()):
                 stack.callback(module.register_forward_pre_hook(find_projection).remove)
         stack.enter_context(captured(model, take, batch=1))

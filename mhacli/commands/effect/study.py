@@ -302,24 +302,19 @@ class EffectStudy:
         if cache is None or not start or (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS:
             return 0
         try:
-            cache.crop(start - self._n_tokens)
+            cache.crop(start - self.inputs["input_ids"].shape[1])
             reading = self._read_packed(start, LEAST_ROWS)
         except (MhaError, RuntimeError, ValueError, AttributeError):  # it needs other positions, or cannot be cut
             return 0
         is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
         return start if is_same else 0
 
-    @property
-    def _n_tokens(self) -> int:
-        """The number of tokens of the text; of a pair, of the longer one."""
-        tensors = [value for value in self.inputs.values() if isinstance(value, Tensor) and value.ndim > 1]
-        return max((tensor.shape[1] for tensor in tensors), default=1)
-
     @cached_property
     def most_rows(self) -> int:
         """The largest number of rows of a pass."""
         if not self.start:
-            return max(1, TOKENS_AT_ONCE // max(1, self._n_tokens))
+            tensors = [value for value in self.inputs.values() if isinstance(value, Tensor) and value.ndim > 1]
+            return max(1, TOKENS_AT_ONCE // max([1, *(tensor.shape[1] for tensor in tensors)]))
         width, scores = self.position + 1 - self.start, self.untouched.scores
         return min(PACKED_TOKENS // width, _MOST_LOGITS // (1 if scores is None else scores.shape[1]))
 

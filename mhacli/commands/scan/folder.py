@@ -58,7 +58,6 @@ UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
 _ANEW = "--out another folder starts anew"
 """The hint for a folder that cannot be resumed."""
-_MAX_MANIFEST_BYTES = 1 << 30
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _OF_DEVICE = {"device", "reducer", "build"}
 """The settings in which results of several devices may differ."""
@@ -154,8 +153,7 @@ class ScanFolder:
         """The sorted names of all units with files, finished or not, by their number."""
         files = [path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*")]
         names = sorted({file.partition(".")[0] for file in files})
-        of_number = groupby(names, key=lambda name: int(name.partition("-")[0]))
-        return {number: [*same] for number, same in of_number}
+        return {number: [*same] for number, same in groupby(names, key=lambda name: int(name.partition("-")[0]))}
 
     def examples(self) -> list[str]:
         """The paths of the examples, in the order of their units."""
@@ -194,7 +192,7 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     path, recorded, manifest = Path(out), list[dict[str, Any]](), os.path.join(out, MANIFEST)
     if os.path.lexists(manifest):
         try:
-            document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
+            document = decode(dict[str, Any], load_json(read_whole(manifest, MAX_FILE_BYTES), manifest), manifest)
             recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
             if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
                 raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")

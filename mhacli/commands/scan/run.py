@@ -208,11 +208,10 @@ class Worker:
         request = replace(self._scan.run, texts=(document.text,))
         run = run_of(self._loaded, make_texts(request, self._unloaded, may_lack=True), request)
         record = run.run(verify=is_compared)
-        if not self._scan.effect:
-            return record
-        settings = EffectSettings(verify=N_VERIFIED * is_compared)
-        study = study_of(run, settings, record)
-        return replace(record, effects=verified(study.run()).effects)
+        if self._scan.effect:
+            study = study_of(run, EffectSettings(verify=N_VERIFIED * is_compared), record)
+            record = replace(record, effects=verified(study.run()).effects)
+        return record
 
 
 def _rank(record: Record) -> int:
