@@ -133,7 +133,8 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
 def _require_floats(file: TensorFile, name: str) -> None:
     dtype = file.tensors[name].dtype
     if DTYPES.get(dtype) not in ITEM_BYTES:
-        message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(ITEM_BYTES)}"
+        known = ", ".join(word for word, own in DTYPES.items() if own in ITEM_BYTES)
+        message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {known}"
         raise bad_file(file.path, f"{file.path}: {message}")
 
 

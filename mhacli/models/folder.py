@@ -84,8 +84,18 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
         tensors |= header.tensors
     if isinstance(metadata, dict) and "format" in metadata:
         return Checkpoint(path, {}, tensors, files, metadata)
-    config = _json(folder, CONFIG)
-    check_sizes(config, os.path.join(folder, CONFIG))
+    config, config_path = _json(folder, CONFIG), os.path.join(folder, CONFIG)
+    largest_of = {name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names}
+    parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
+    for where, part in parts.items():
+        for name, largest in largest_of.items():
+            value = part.get(name)
+            if value is None or isinstance(value, Mapping):
+                continue
+            for count in value if isinstance(value, list) else [value]:
+                if type(count) is not int or not 1 <= count <= largest:
+                    message = f"{config_path}: {where}{name} {count!r:.80} is not a whole number from 1 to {largest}"
+                    raise bad_file(config_path, message)
     ignored = [key for key in ("auto_map", "trust_remote_code") if key in config]
     notes = tuple(f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored)
     tokenizer = None if _real(folder, TOKENIZER) is None else os.path.join(folder, TOKENIZER)
@@ -202,18 +212,3 @@ def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | 
         d_model, n_heads = size_of(config, "d_model", stack), size_of(config, "n_heads", stack)
         return d_model // n_heads if d_model and n_heads and d_model % n_heads == 0 else None
     return size_of(config, "d_head", stack) if name == "d_v" and size is None else size
-
-
-def check_sizes(config: Mapping[str, Any], path: str) -> None:
-    """Raises `MhaError` for an impossible size in the config."""
-    largest_of = {name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names}
-    parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
-    for where, part in parts.items():
-        for name, largest in largest_of.items():
-            value = part.get(name)
-            if value is None or isinstance(value, Mapping):
-                continue
-            for count in value if isinstance(value, list) else [value]:
-                if type(count) is not int or not 1 <= count <= largest:
-                    message = f"{path}: {where}{name} {count!r:.80} is not a whole number from 1 to {largest}"
-                    raise bad_file(path, message)

@@ -248,9 +248,6 @@ class Seen:
 # -------------------------------------------------------------------------------------------- the passes over one text
 
 
-_Texts = tuple[TokenSequence, ...]
-
-
 @dataclass
 class TextPasses:
     """The passes over one text: a single one, or those that fill a cache, including the encoder's. `notes` explains the
@@ -268,7 +265,7 @@ class TextPasses:
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
-    _texts: dict[Half, _Texts] = field(default_factory=dict)
+    _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
     _n_bytes: int = 0
 
     @property
@@ -345,7 +342,7 @@ class TextPasses:
             return self.tokenizer.side if self.tokenizer is not None else "right"
         return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"
 
-    def _of_half(self, half: Half, n: int, call: Call) -> _Texts:
+    def _of_half(self, half: Half, n: int, call: Call) -> tuple[TokenSequence, ...]:
         """The texts on an axis of `n` positions: the ids of all passes, or positions if there are none."""
         parts = [each.halves[half] for each in self.passes if half in each.halves]
         n_texts, batch = call.shape[0], self.last.batch
