@@ -190,7 +190,8 @@ def diagnose(examined: Examined) -> Diagnosis:
     unmasked = large_case(subject, cases[0])
     for case in masked:
         _explain_further(result, examined, [large_case(subject, case), unmasked])
-    _explain_further(result, examined, [unmasked])
+    if not masks:
+        _explain_further(result, examined, [unmasked])
     return result
 
 
@@ -299,6 +300,7 @@ def _explain_further(result: Diagnosis, examined: Examined, cases: list[InputCas
 
 _FEWEST = 4
 """The shortest text that is read in steps."""
+_LATER_CHUNK = "a later step of several tokens with the cache"
 
 
 def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
@@ -365,8 +367,7 @@ def _judged(
     understood, are left to the caller."""
     same, has_chunks = "token by token, after a prefill", any(map(_is_chunked, cases))
     if not differing:
-        later = "not examined: a later step of several tokens with the cache, which raises an error"
-        diagnosis.notes += [] if has_chunks else [later]
+        diagnosis.notes += [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
         return True, f"{same}{', in chunks' * has_chunks}: the same as in one call"
     takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
@@ -378,5 +379,6 @@ def _judged(
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
     is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, run, pool))
     if takes_single_steps and not is_named:
-        return None, f"{same}: the same as in one call; later steps of several tokens differ: give one at a time"
+        diagnosis.notes.append(f"{_LATER_CHUNK} gives another output than one call: give one token at a time")
+        return None, f"{same}: the same as in one call; later chunks differ"
     return False, f"{differing[0].name} give other outputs than one call"
