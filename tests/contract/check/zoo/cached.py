@@ -44,10 +44,7 @@ class LlamaAttention(nn.Module):
         super().__init__()
         self.n_heads = args.n_heads
         self.head_dim = args.dim // args.n_heads
-        self.wq = nn.Linear(args.dim, args.dim, bias=False)
-        self.wk = nn.Linear(args.dim, args.dim, bias=False)
-        self.wv = nn.Linear(args.dim, args.dim, bias=False)
-        self.wo = nn.Linear(args.dim, args.dim, bias=False)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(args.dim, args.dim, bias=False) for _ in range(4))
         self.cache_k = torch.zeros((args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim))
         self.cache_v = torch.zeros((args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim))
 
@@ -77,10 +74,7 @@ class OwnRotations(nn.Module):
     def __init__(self, d_model=24, n_heads=3, max_batch=6, max_len=32):
         super().__init__()
         self.n_heads, self.head_dim = n_heads, d_model // n_heads
-        self.wq = nn.Linear(d_model, d_model, bias=False)
-        self.wk = nn.Linear(d_model, d_model, bias=False)
-        self.wv = nn.Linear(d_model, d_model, bias=False)
-        self.wo = nn.Linear(d_model, d_model, bias=False)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         angles = torch.outer(
             torch.arange(max_len).float(), 10000.0 ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim)
         )
@@ -244,10 +238,7 @@ class GrowingCacheAttention(nn.Module):
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.n_heads = n_heads
-        self.q = nn.Linear(d_model, d_model)
-        self.k = nn.Linear(d_model, d_model)
-        self.v = nn.Linear(d_model, d_model)
-        self.o = nn.Linear(d_model, d_model)
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
 
     def forward(self, x, cache: Optional["GrowingKeys"] = None):
         start = 0 if cache is None else cache.length
@@ -267,10 +258,7 @@ class SeparateCaches(nn.Module):
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.n_heads = n_heads
-        self.q_proj = nn.Linear(d_model, d_model)
-        self.k_proj = nn.Linear(d_model, d_model)
-        self.v_proj = nn.Linear(d_model, d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
 
     def forward(self, x, past_k=None, past_v=None):
         b, t, d = x.shape
@@ -295,10 +283,7 @@ class PositionIds(nn.Module):
     def __init__(self, hidden_size=24, num_heads=3):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, hidden_size // num_heads
-        self.q_proj = nn.Linear(hidden_size, hidden_size)
-        self.k_proj = nn.Linear(hidden_size, hidden_size)
-        self.v_proj = nn.Linear(hidden_size, hidden_size)
-        self.o_proj = nn.Linear(hidden_size, hidden_size)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
 
     def rotary(self, x, position_ids):
         freq = 10000.0 ** (-torch.arange(0, self.head_dim, 2, dtype=x.dtype, device=x.device) / self.head_dim)
@@ -331,10 +316,7 @@ class OwnGrowingCache(nn.Module):
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.n_heads = n_heads
-        self.query = nn.Linear(d_model, d_model)
-        self.key = nn.Linear(d_model, d_model)
-        self.value = nn.Linear(d_model, d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
         self.k_cache = self.v_cache = None
 
     def reset_cache(self):

@@ -14,10 +14,7 @@ class T5Attention(nn.Module):
         super().__init__()
         self.n_heads, self.d_kv = num_heads, d_model // num_heads
         self.num_buckets, self.max_distance = num_buckets, max_distance
-        self.q = nn.Linear(d_model, d_model, bias=False)
-        self.k = nn.Linear(d_model, d_model, bias=False)
-        self.v = nn.Linear(d_model, d_model, bias=False)
-        self.o = nn.Linear(d_model, d_model, bias=False)
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         self.relative_attention_bias = nn.Embedding(num_buckets, num_heads)
 
     def bucket(self, distance):
@@ -289,10 +286,7 @@ class NanoChat(nn.Module):
     def __init__(self, n_embd=32, n_head=4):
         super().__init__()
         self.n_head, self.head_dim = n_head, n_embd // n_head
-        self.c_q = nn.Linear(n_embd, n_embd, bias=False)
-        self.c_k = nn.Linear(n_embd, n_embd, bias=False)
-        self.c_v = nn.Linear(n_embd, n_embd, bias=False)
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.c_q, self.c_k, self.c_v, self.c_proj = (nn.Linear(n_embd, n_embd, bias=False) for _ in range(4))
         self.rotate = Rotation(self.head_dim)
 
     def forward(self, x):

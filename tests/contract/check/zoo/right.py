@@ -33,9 +33,7 @@ class OneHead(nn.Module):
 
     def __init__(self, n_embd, head_size, block_size, dropout):
         super().__init__()
-        self.key = nn.Linear(n_embd, head_size, bias=False)
-        self.query = nn.Linear(n_embd, head_size, bias=False)
-        self.value = nn.Linear(n_embd, head_size, bias=False)
+        self.key, self.query, self.value = (nn.Linear(n_embd, head_size, bias=False) for _ in range(3))
         self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
         self.dropout = nn.Dropout(dropout)
 
@@ -101,9 +99,7 @@ class Unscaled(nn.Module):
         super().__init__()
         self.d_kv, self.n_heads = d_kv, num_heads
         inner_dim = num_heads * d_kv
-        self.q = nn.Linear(d_model, inner_dim, bias=False)
-        self.k = nn.Linear(d_model, inner_dim, bias=False)
-        self.v = nn.Linear(d_model, inner_dim, bias=False)
+        self.q, self.k, self.v = (nn.Linear(d_model, inner_dim, bias=False) for _ in range(3))
         self.o = nn.Linear(inner_dim, d_model, bias=False)
 
     def forward(self, x, key_value_states=None):
@@ -205,10 +201,7 @@ class SingleSoftmax(nn.Module):
     def __init__(self, hidden_size, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.q_proj = nn.Linear(hidden_size, hidden_size)
-        self.k_proj = nn.Linear(hidden_size, hidden_size)
-        self.v_proj = nn.Linear(hidden_size, hidden_size)
-        self.o_proj = nn.Linear(hidden_size, hidden_size)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
 
     def forward(self, x):
         q, k, v = (
@@ -276,9 +269,7 @@ class ContextAttention(nn.Module):
     def __init__(self, dim, heads=4):
         super().__init__()
         self.heads = heads
-        self.to_q = nn.Linear(dim, dim, bias=False)
-        self.to_k = nn.Linear(dim, dim, bias=False)
-        self.to_v = nn.Linear(dim, dim, bias=False)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.to_out = nn.Linear(dim, dim)
 
     def masks(self, context, mask, context_mask):
