@@ -13,7 +13,10 @@ class PaperAttention(nn.Module):
     def __init__(self, d_model, n_heads):
         super().__init__()
         self.d_model, self.n_heads, self.d_head = d_model, n_heads, d_model // n_heads
-        self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.w_q = nn.Linear(d_model, d_model)
+        self.w_k = nn.Linear(d_model, d_model)
+        self.w_v = nn.Linear(d_model, d_model)
+        self.w_o = nn.Linear(d_model, d_model)
 
     def split_heads(self, x):
         return x.view(x.size(0), x.size(1), self.n_heads, self.d_head).transpose(1, 2)
@@ -40,7 +43,10 @@ class SelfAttention(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, embed_dim // num_heads
-        self.query, self.key, self.value, self.dense = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+        self.query = nn.Linear(embed_dim, embed_dim)
+        self.key = nn.Linear(embed_dim, embed_dim)
+        self.value = nn.Linear(embed_dim, embed_dim)
+        self.dense = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x):
         b, t, d = x.shape
@@ -60,7 +66,10 @@ class StoryAttention(nn.Module):
     def __init__(self, n_embd, n_head, block_size=64, dropout=0.5):
         super().__init__()
         self.n_head = n_head
-        self.key, self.query, self.value, self.proj = (nn.Linear(n_embd, n_embd) for _ in range(4))
+        self.key = nn.Linear(n_embd, n_embd)
+        self.query = nn.Linear(n_embd, n_embd)
+        self.value = nn.Linear(n_embd, n_embd)
+        self.proj = nn.Linear(n_embd, n_embd)
         self.attn_drop = nn.Dropout(dropout)
         self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
 
