@@ -19,6 +19,7 @@ from mhacli.record.checks import SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, UserModule, WeightShape
 from mhacli.settings import Config
+from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
@@ -167,13 +168,16 @@ def _step(
     output, site, axes = operation.output, operation.site, axes_of[operation]
     is_in_place, address = writes_into_input(operation.name), address_of(output)
     shared = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
+    remark, is_of_one_head = _remark(operation, axes_of), site.endswith("_proj") and axes[-1:] == ("d_head",)
+    known = SITES.get(site.replace("_proj", "_per_head") if is_of_one_head else site)
+    explanation = "" if known is None else known.words.explanation
     weights = [weight for each in group for weight in weights_of(each).items()]
     step = step_of(
         site,
         output,
         axes=axes,
         formula=f"{site} = {_formula(operation)}",
-        meaning="",
+        meaning="" if remark else re.split("[<{]", explanation)[0].rstrip(" :,"),
         is_view=bool(shared),
         flops=sum(map(_flops, group)),
         view_of=shared[0].site if shared else None,
@@ -181,7 +185,7 @@ def _step(
         values=summarise(torch.view_as_real(output) if output.is_complex() else output) if values else None,
         operation=operation.name,
         **operation.at._asdict(),
-        remark=_remark(operation, axes_of),
+        remark=remark,
         repeats=len(group),
         repeats_of="head" if 1 < len(group) == n_heads else "",
     )

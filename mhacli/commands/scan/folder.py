@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -61,6 +62,8 @@ _ANEW = "--out another folder starts anew"
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _OF_DEVICE = {"device", "reducer", "build"}
 """The settings in which results of several devices may differ."""
+_TEMPORARY_S = 3600.0
+"""Seconds that no write of a file takes; older temporary files belong to killed processes."""
 
 
 class Unit(NamedTuple):
@@ -167,7 +170,8 @@ class ScanFolder:
 
     def record(self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]) -> Record:
         """The record of all units, which is also written, and in the manifest its sums. Raises `MhaError` if no document is good.
-        Removes unneeded examples."""
+        Removes unneeded examples, and temporary files of killed processes. Recent ones are kept, because
+        another rank may be writing them."""
         paths, totals = [self.paths(name)[-1] for name in names], Totals()
         for path in paths:
             totals.merge(read_totals(path))
@@ -180,6 +184,10 @@ class ScanFolder:
         _write_manifest(self.path, self.settings, **facts, documents=json_checksum(totals.documents), units=names)
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
+        for temporary in [*self.path.rglob(f".*{TEMPORARY}")]:
+            with suppress(FileNotFoundError):
+                if time.time() - temporary.stat().st_mtime > _TEMPORARY_S:
+                    temporary.unlink()
         return record
 
 
