@@ -23,12 +23,12 @@ _LEAST_TOKEN, _MOST_BYTES = 12, 18
 def token_tables(
     record: Record, sequences: Selection, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The tables of the chosen sequences, each with its context."""
+    """The tables of the chosen sequences, each with its context, in the order of execution."""
     sides = [False] if record.context is None else [False, True]
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
             yield hidden(sequences.hidden, "sequence", "--all or --sequence")
-        for of_context in sides:
+        for of_context in sides if record.model is None else sides[::-1]:  # an encoder runs first
             yield _token_table(record, index, options, screen, of_context=of_context)
 
 
@@ -53,11 +53,15 @@ def _token_table(
         most=None if options.everything else MAX_TOKEN_ROWS,
         has_ends=True,
     )
-    size = len(record.vocabulary) if record.model is None else record.model.n_vocabulary
+    if record.model is None:
+        name, size = f"{'context' if of_context else 'sequence'} {index}", str(len(record.vocabulary))
+    else:
+        half = "" if record.context is None else "encoder" if of_context else "decoder"
+        name = f"{half} sequence {index}" if len(record.sequences) > 1 else half
+        name, size = name.strip() or "text", f"{record.model.n_vocabulary:,}"
     padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
-    name = f"{'context' if of_context else 'sequence'} {index}"
     words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", style="bold")
-    return Group(words.append(f"vocabulary of {size:,}", style="not bold"), *table(tokens, screen.width))
+    return Group(words.append(f"vocabulary of {size}", style="not bold"), *table(tokens, screen.width))
 
 
 def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list[Column[int]]:
@@ -68,6 +72,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         return Column(
             heading=heading,
             value=lambda i: value(i) if i in inside else None,
+            style=lambda i: "" if i in inside else "dim",
             **how,
         )
 
@@ -83,22 +88,29 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     columns: list[Column[int]] = [
         Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
         Column(heading="token", value=word, least=_LEAST_TOKEN, style=lambda i: "bold" if i in inside else "dim"),
-        of_token("id", lambda i: sequence.ids[i], unit="id"),
     ]
+    number = of_token("id", lambda i: sequence.ids[i], unit="id")
+    columns.insert(
+        1 if pieces else 2, number
+    )  # ids of a checkpoint stand beside the index, those of mha after the token
     if any(piece.name != token for piece, token in zip(pieces, sequence.tokens, strict=False)):
         columns.append(of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), drop=2))
     if pieces:
         columns.append(of_token("bytes", lambda i: fitted(pieces[i].bytes, _MOST_BYTES), drop=3))
-    columns.append(of_token("offsets", offsets, drop=1))
+    columns.append(of_token("offsets", offsets, drop=1 if pieces else 0))
     if any(other.documents for other in record.sequences):
         columns.append(of_token("document", lambda i: sequence.documents[i], unit="integer"))
     if sequence.token_type_ids:
         columns.append(of_token("type", lambda i: sequence.token_type_ids[i], unit="integer"))
-    generated = None if record.model is None or index is None else record.model.generated
-    begin = len(sequence.tokens) if generated is None else generated.prompt_lens[index or 0]
-    notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
-    if any(notes):
-        columns.append(of_token("", lambda i: notes[i]))
+    if record.model is not None:
+        generated = record.model.generated
+        begin = len(sequence.tokens) if generated is None or index is None else generated.prompt_lens[index]
+        notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
+        if any(notes):
+            note = Column[int](
+                heading="", value=lambda i: notes[i] if i in inside else "masked", style=lambda i: "cyan"
+            )
+            columns.append(note)
     return columns
 
 
