@@ -21,7 +21,7 @@ from mhacli.commands.bench.result import TIMING, Benchmark, Direction
 from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
 from mhacli.commands.doctor.run import Report
-from mhacli.record.heads import MATRICES, PER_QUERY
+from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record
 from mhacli.settings import Config, Dtype
 from mhacli.sites import SITES
@@ -39,7 +39,7 @@ VECTORS = (
     *("received", "map", "profile", "visible", "uniform_map", "uniform_received", "uniform_profile", "strongest_key"),
     *("span_mass", "uniform_span_mass", "corner", "top_keys", "top_shares"),
 )
-ARRAYS = {f"{name}?": Numbers for name in dict.fromkeys((*PER_QUERY, *MATRICES, *VECTORS))}
+ARRAYS = {f"{name}?": Numbers for name in dict.fromkeys((*PER_QUERY, "qk", "scores", "pattern", "allowed", *VECTORS))}
 """The arrays of a layer. A name that ends in ? may be missing."""
 KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name in SITES}
 """Arrays that `--keep` adds."""

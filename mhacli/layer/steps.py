@@ -21,6 +21,7 @@ from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import KvCache, TokenVectors
 from mhacli.attention.masks import both
 from mhacli.attention.taps import Stopwatch, largest_difference, step_of
+from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.layer.run import Setup, make_axes, make_mask, make_record, record_run
 from mhacli.record.checks import SelfCheck
@@ -143,7 +144,8 @@ def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
 
 MAX_BLOCKS = 256
 """The most blocks along the longer side of the map."""
-
+MAX_CELLS = 1 << 34
+"""The most cells of a mask to evaluate, which takes minutes."""
 _STRIP_CELLS = 1 << 20
 """The most cells to evaluate at a time."""
 
@@ -151,8 +153,12 @@ _STRIP_CELLS = 1 << 20
 def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query sees, padding included, and
     the visible cells per block of `block` × `block` queries and keys, of which the last may be smaller. Raises `MhaError` if
-    the device is missing."""
+    the device is missing or there are too many cells."""
     dims, device = request.dims, choose_device(request.config.device)
+    n_asked = dims.batch * dims.q_len * dims.k_len
+    if n_asked > MAX_CELLS:
+        message = f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn"
+        raise MhaError(message, hint="--max-tokens takes a shorter text, --random a smaller shape", code="too-large")
 
     allowed = make_mask(make_axes(request, texts, device), dims) or both()
     queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from mhacli.errors import MhaError, UsageError, first_names, library
+from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import Array
 from mhacli.record.effect import Effect
 from mhacli.record.heads import Averages, HeadStatistics, removal_columns
@@ -296,13 +296,15 @@ def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) 
 
 
 def stacked(patterns: Sequence[Pattern]) -> Pattern:
-    """The patterns of several layers as one. Raises `UsageError` if their numbers of heads or tokens differ."""
+    """The patterns of several layers as one. Raises `UsageError` if their heads or tokens differ."""
     import numpy as np
 
-    first, shapes = patterns[0], {pattern.values.shape for pattern in patterns}
-    if len(shapes) > 1:
-        message = f"layers of the shapes {first_names(map(str, shapes))} do not fit into one array"
-        raise UsageError(message, hint="choose with layer= or kind=")
+    first = patterns[0]
+    for other in patterns:
+        if other.values.shape != first.values.shape or other.heads != first.heads:
+            shapes = f"{first.values.shape} and {other.values.shape}"
+            both = f"layers {first.layers[0]} and {other.layers[0]}"
+            raise UsageError(f"{both} do not fit into one array: {shapes}", hint="choose with layer= or kind=")
     values, allowed = (np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed"))
     layers = tuple(pattern.layers[0] for pattern in patterns)
     return Pattern(values, allowed, ("layer", *first.dims), layers, first.heads, first.batch, first.queries, first.keys)

@@ -13,7 +13,6 @@ from mhacli.errors import UsageError
 from mhacli.record.checks import Check
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import SINK_TOKENS
-from mhacli.text.numbers import Unit
 
 Kind = Literal[
     "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
@@ -152,6 +151,10 @@ class HeadStatistics(Averages):
 
 # ---------------------------------------------------------------------------------------------------- the table of statistics
 
+Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score", "change"]
+"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, scores, or that of what a
+removal changes."""
+
 
 class Statistic(Struct, frozen=True):
     """One statistic of a head: a field of `HeadStatistics`, whose words stand in columns.toml.
@@ -182,12 +185,12 @@ class Statistic(Struct, frozen=True):
 STATISTICS = (
     Statistic("entropy", "nats", 3),
     Statistic("entropy_share", "fraction", 1),
-    Statistic("effective_keys", "short", 2),
-    Statistic("participation", "short", 7),
-    Statistic("distance", "short", 1),
-    Statistic("window_50", "short", 7),
-    Statistic("window_90", "short", 5),
-    Statistic("window_99", "short", 7),
+    Statistic("effective_keys", "count", 2),
+    Statistic("participation", "count", 7),
+    Statistic("distance", "tokens", 1),
+    Statistic("window_50", "tokens", 7),
+    Statistic("window_90", "tokens", 5),
+    Statistic("window_99", "tokens", 7),
     Statistic("sink", "weight", 1),
     Statistic("learned_sink", "weight", 0, optional=True),
     Statistic("leading", "weight", 7),
@@ -196,14 +199,14 @@ STATISTICS = (
     Statistic("duplicate", "weight", 1),
     Statistic("induction", "weight", 1),
     Statistic("near", "weight", 6),
-    Statistic("offset", "short"),
+    Statistic("offset", "tokens"),
     Statistic("at_offset", "weight", of="offset"),
-    Statistic("max_score", "short", 4),
+    Statistic("max_score", "score", 4),
     Statistic("certainty", "fraction", of="kind"),
 )
 """Every head statistic in display order."""
 OF_REMOVAL = tuple(
-    Statistic(name, "size", 0, optional=True, table="effect") for name in ("d_logit", "d_output", "floor")
+    Statistic(name, "change", 0, optional=True, table="effect") for name in ("d_logit", "d_output", "floor")
 )
 """The columns of what the removal of a head changes."""
 

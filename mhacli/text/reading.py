@@ -173,6 +173,9 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
         files |= dict.fromkeys(matched)
     for file in files:
         kind, has_one_pass = form.kind(file), is_pipe(file)
+        if os.path.isdir(file):
+            message = f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
+            raise MhaError(message, code="unreadable", path=file)
         if kind in _HINTS:
             raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
         if has_one_pass and kind in ("parquet", "csv"):

@@ -361,5 +361,5 @@ class Overview(HeadsScreen):
 
 def _in_words(averages: Averages | None, statistic: Statistic) -> str:
     """A statistic with its unit; empty if it is not known."""
-    value, unit = getattr(averages, statistic.field, None), statistic.unit
+    value, unit = getattr(averages, statistic.field, None), words.UNITS.get(statistic.unit, "short")
     return "" if value is None else shown(value, unit) + " nats" * (unit == "nats")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -14,9 +14,11 @@ from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_
 from mhacli.record.record import Environment, Record, Step, Timing
 from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import shown
+from mhacli.text.numbers import Unit, shown
 
 PADDING = "‹pad›"
+UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "size"}
+"""By the unit of a statistic, how its values are shown; those of others are short."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 

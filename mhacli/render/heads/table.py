@@ -25,7 +25,7 @@ from mhacli.record.heads import (
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import count_of, fitted, flowing, sparkline, token_at, token_text, type_text
+from mhacli.render.base.format import UNITS, count_of, fitted, flowing, sparkline, token_at, token_text, type_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
 from mhacli.settings import SINK_TOKENS
@@ -128,11 +128,12 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
 def _statistic_column(statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str) -> Column[HeadRow]:
     """The column of a statistic; bold where the statistic made the type of the head."""
     words, name = statistic.words, statistic.field
+    unit = UNITS.get(statistic.unit, "short")
     return Column(
         heading=words.heading.format(sink_tokens=sink_tokens),
         value=lambda row: getattr(_means(row), name, None),
-        unit=statistic.unit,
-        digits=options.precision if statistic.unit == "weight" else None,
+        unit=unit,
+        digits=options.precision if unit == "weight" else None,
         drop=0 if name == sort else statistic.priority or 0,
         style=lambda row: f"bold {KIND_SIGNS[row[0].kind][1]}" if HEAD_TYPES[row[0].kind] == name else "",
         meaning=(words.legend or words.name).format(sink_tokens=sink_tokens),
