@@ -245,11 +245,16 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
         entry = json.loads(form.text(raw))
     except (ValueError, RecursionError):
         raise MhaError("not JSON") from None
-    for name in [field] if isinstance(entry, dict) and field in entry else field.split("."):
+    if not isinstance(entry, dict):
+        raise MhaError("not a JSON object")
+    for name in [field] if field in entry else field.split("."):
         entry = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(entry, str):
         raise MhaError(f"without text in the field {field!r}")
-    return form.text(entry.encode(errors="surrogatepass"))  # half a surrogate pair is no UTF-8
+    try:
+        return form.text(entry.encode())
+    except UnicodeEncodeError:
+        raise MhaError("not text: it has half a surrogate pair") from None
 
 
 def _rows(file: str, column: str) -> Iterator[bytes | None]:

@@ -261,8 +261,8 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 
 @pytest.mark.parametrize(
     ("example", "mask", "verdict"),
-    [("lambda m, T: m(torch.randint(64, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
-     ("lambda m, T: m(torch.randint(64, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
+    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
+     ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
      ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
 )  # fmt: skip
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:

@@ -70,8 +70,8 @@ def test_lines_are_whole_wherever_they_stand_in_a_long_file(read: Any, tmp_path:
 
 def test_json_lines_are_known_by_their_name_and_bad_ones_have_a_reason(read: Any, tmp_path: Path) -> None:
     reasons = {
-        b'{"text": "\xff"}': "UTF-8", b"{": "JSON", b'["text"]': "text", b'{"other": 1}': "text", b'{"text": null}': "text",
-        b'{"text": ""}': "empty", b'{"text": " "}': "white", b'{"text": "\\u0000"}': "NUL", b'{"text": "\\ud800"}': "UTF-8",
+        b'{"text": "\xff"}': "UTF-8", b"{": "JSON", b'["text"]': "object", b'{"other": 1}': "text", b'{"text": null}': "text",
+        b'{"text": ""}': "empty", b'{"text": " "}': "white", b'{"text": "\\u0000"}': "NUL", b'{"text": "\\ud800"}': "surrogate",
         b"[" * 100_000: "JSON", b'{"n": ' + b"9" * 5000 + b"}": "",
     }  # fmt: skip
     write(
@@ -182,7 +182,7 @@ def test_parquet_is_known_by_its_name_and_bytes_that_are_no_text_are_bad(read: A
 
 
 @pytest.mark.parametrize(("words", "code", "mentions"), [
-    ("a.txt none.txt", 1, "none.txt"), ("a.txt *.md", 1, "*.md"), ("a.txt d", 1, "d: Is a directory"),
+    ("a.txt none.txt", 1, "none.txt"), ("a.txt *.md", 1, "*.md"), ("a.txt d", 1, "d/*"),
     ("a.txt --lines --field text", 2, "--field"), ("a.json", 2, "a.json"), ("a.jsonl.zst --field text", 2, "a.jsonl.zst"),
     ("a.txt.gz", 1, "a.txt.gz"), ("t.csv --column body", 2, "body"),
     pytest.param("broken.parquet", 1, "broken.parquet", marks=needs_pyarrow),
