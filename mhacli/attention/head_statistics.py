@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import product
 from math import prod
 
 import torch
@@ -74,9 +73,14 @@ _MOST_OFF = 300.0
 
 
 def head_statistics(
-    reduced: Reduced, *, baseline: Statistics, sink_share: float = SINK_SHARE
+    reduced: Reduced,
+    *,
+    baseline: Statistics,
+    sink_share: float = SINK_SHARE,
+    check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
-    """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads."""
+    """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads. The rows of
+    weights that are computed again for it are checked by `check_z`."""
     axes = reduced.request.axes
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
     profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline))
@@ -97,7 +101,7 @@ def head_statistics(
         lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
         best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
         lifted = [divmod(place, lift.shape[1]) for place in best]
-        rows = _rows_again(reduced, index, [*lifted, top])
+        rows = _rows_again(reduced, index, [*lifted, top], check_z)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
         of_head = HeadStatistics(
             head=head,
@@ -184,14 +188,19 @@ def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Floa
 
 
 def _rows_again(
-    reduced: Reduced, index: int, places: Sequence[tuple[int, int]]
+    reduced: Reduced, index: int, places: Sequence[tuple[int, int]], check_z: CheckOfZ | None
 ) -> dict[tuple[int, int], Float[Tensor, " key"]]:
-    """The weights of some sequences and queries of a head, computed again."""
+    """The weights of some sequences and queries of a head, computed again, with those that are checked."""
     rows: dict[tuple[int, int], Tensor] = {}
-    for batch in {batch for batch, _ in places}:
-        queries = [query for other, query in places if other == batch]
-        weights = reduced.weights_of(batch, index, torch.tensor(queries, device=reduced.lse.device), reduced.keys)
-        rows |= {(batch, query): row for query, row in zip(queries, weights, strict=True)}
+    for batch in range(reduced.lse.shape[0]):
+        shown_queries = [query for other, query in places if other == batch]
+        queries = sorted({*shown_queries, *(() if check_z is None else check_z.queries(batch))})
+        if queries:
+            chosen = torch.tensor(queries, device=reduced.lse.device)
+            weights = reduced.weights_of(batch, index, chosen, reduced.keys)
+            rows |= {(batch, query): weights[queries.index(query)].clone() for query in shown_queries}
+            if check_z is not None:
+                check_z.add((batch, index), chosen, weights)
     return rows
 
 
@@ -264,7 +273,8 @@ def statistics_of(
         results = shared_out([partial(reduce, part) for part in parts])
     heads = tuple(head for of_heads, _, _ in results for head in of_heads)
     arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
-    means = _means(baseline, request) | {"received": baseline["received"]}
+    means = _means(baseline, request)
+    means = {"map": means["map"], "received": baseline["received"]} | means
     uniform = {"visible": baseline["visible"].long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
         arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
@@ -311,8 +321,9 @@ def _of_some(
     if run.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
     largest = reduced.top_score.masked_fill(~seen, 0.0).abs().amax().item()
-    found = head_statistics(reduced, baseline=uniform, sink_share=run.statistics.sink_weight)
-    checks = check_sums(reduced, largest) + (() if attention.v is None else (check_outputs(reduced, largest),))
+    check_z = None if attention.v is None else CheckOfZ(reduced, largest)
+    found = head_statistics(reduced, baseline=uniform, sink_share=run.statistics.sink_weight, check_z=check_z)
+    checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
     return found, {name: array.cpu() for name, array in arrays.items()}, checks
 
 
@@ -417,60 +428,67 @@ def _rounding(dtype: torch.dtype, largest: float) -> float:
     return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 
-def check_outputs(reduced: Reduced, largest: float) -> Check:
+class CheckOfZ:
     """z of some queries from the values and their weights, which are computed again cell by cell, in float64 where the device
-    has it; the check is that of the query that came nearest to its tolerance, or passed it most. The rounding of a sum grows
-    with the square root of its length. Source: Higham and Mary 2019, "A new approach to probabilistic rounding error analysis",
-    theorem 3.1.
+    has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new approach to
+    probabilistic rounding error analysis", theorem 3.1.
 
-    Where a kernel's scores, the `largest` of this size, are large, a query may be as far off besides as their rounding in
-    float32 can move it; where that was needed, the check says how much of the tolerance it is.
+    Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
+    needed, the check says how much of the tolerance it is.
     """
-    attention, axes, errors, moved, magnitude = (
-        reduced.attention,
-        reduced.request.axes,
-        list[Tensor](),
-        list[Tensor](),
-        0.0,
-    )
-    assert attention.v is not None
-    assert reduced.z is not None
-    for index, batch in product(range(len(reduced.heads)), range(len(reduced.z))):
-        queries = _checked_queries(reduced, batch, index)
-        weights = reduced.weights_of(batch, index, queries, reduced.keys)
-        v = attention.v[batch, reduced.heads[index] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
+
+    def __init__(self, reduced: Reduced, largest: float) -> None:
+        """`largest` is the size of the largest score."""
+        attention, axes = reduced.attention, reduced.request.axes
+        # eager attention has its softmax in float32 whatever the dtype
+        is_single = axes.dtype != "float64" or attention.kernel == "eager"
+        of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
+        self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
+        self._reduced, self._axis, self._magnitude = reduced, axes.queries, 0.0
+        self._errors, self._moved = list[Tensor](), list[Tensor]()
+
+    def queries(self, batch: int) -> list[int]:
+        """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
+        n = len(self._axis.ids[batch])
+        n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
+        spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
+        chosen: list[int] = (self._axis.first(batch) + spread).tolist()
+        return chosen
+
+    def add(
+        self,
+        place: tuple[int, int],
+        queries: Int[Tensor, " query"],
+        weights: Float[Tensor, "query key"],
+    ) -> None:
+        """Compares z of some queries of a sequence and head with their weights."""
+        reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
+        assert attention.v is not None
+        assert reduced.z is not None
+        v = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
         if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
             v = v.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
         values = v.to(weights.dtype)
-        z, again = reduced.z[batch, index, queries].to(weights.dtype), weights @ values
+        z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-        errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
-        moved.append(_moved(reduced, (batch, index), queries, weights, values).cpu())
-        magnitude = max(magnitude, (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
-    # eager attention has its softmax in float32 whatever the dtype
-    is_single = axes.dtype != "float64" or attention.kernel == "eager"
-    of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
-    rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
-    usual = rounding * magnitude * max(1.0, (attention.shape[3] / MEASURED_KEYS) ** 0.5)
-    error, tolerance = torch.cat(errors), usual + torch.cat(moved)
-    worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
-    of_scores = (tolerance - usual)[error > usual]
-    return Check.of(
-        error[worst].item(),
-        tolerance[worst].item(),
-        name=HEAD_OUTPUTS,
-        rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
-    )
+        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
+        self._moved.append(_moved(reduced, place, queries, weights, values).cpu())
+        largest = (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
+        self._magnitude = max(self._magnitude, largest)
 
-
-def _checked_queries(reduced: Reduced, batch: int, index: int) -> Int[Tensor, " query"]:
-    """The queries whose z is checked: all of a short text, else some that are evenly spread, and that of the largest score."""
-    axis, scores = reduced.request.axes.queries, reduced.top_score[batch, index]
-    n = len(axis.ids[batch])
-    n_spread = n if n <= CHECKED_WHOLE else CHECKED_ROWS
-    spread = axis.first(batch) + torch.linspace(0, n - 1, n_spread, dtype=torch.float64).round().long()
-    chosen = torch.cat([spread.to(scores.device), scores.nan_to_num(nan=-torch.inf).argmax()[None]])
-    return torch.unique(chosen)  # type: ignore[no-any-return]
+    def check(self) -> Check:
+        """The check of all that were compared, by the query that came nearest to its tolerance, or passed it most."""
+        n_keys = self._reduced.attention.shape[3]
+        usual = self._rounding * self._magnitude * max(1.0, (n_keys / MEASURED_KEYS) ** 0.5)
+        error, tolerance = torch.cat(self._errors), usual + torch.cat(self._moved)
+        worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
+        of_scores = (tolerance - usual)[error > usual]
+        return Check.of(
+            error[worst].item(),
+            tolerance[worst].item(),
+            name=HEAD_OUTPUTS,
+            rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
+        )
 
 
 def _moved(
