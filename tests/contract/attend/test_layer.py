@@ -202,6 +202,7 @@ def test_one_new_token_needs_no_mask_and_only_new_rows_are_projected(normal: Any
 # ------------------------------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.real
 def test_a_step_of_training_moves_every_parameter_and_lowers_the_loss(normal: Any) -> None:
     layer, x, target = made().train(), normal(2, 5, 10), normal(2, 5, 10)
     before = (layer(x)[0] - target).square().mean()

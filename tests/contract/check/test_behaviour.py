@@ -127,6 +127,7 @@ def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, t
         assert (report.verdict, report.called) == (verdict, f"Pooled(ids [2, 32], {needed}=no padding)")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("read", "given"),
     [("t[:, None, None]", "torch.ones(2, dtype=torch.long)"), ("t.mean(1, keepdim=True)", "torch.randn(2, 9, 24)")],

@@ -334,6 +334,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return paths[0], paths[1]
 
 
+@pytest.mark.real
 def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> None:
     ended = mha("diff", *folders, TEXT, "--json", code=3)
     assert first(ended.json) == (1, "attention", "k")
@@ -348,6 +349,7 @@ def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> Non
     assert first(mha("diff", folders[0], folders[0], "--ids", "5,7,9", "--attn-b", "eager", "--json").json) is None
 
 
+@pytest.mark.real
 def test_a_model_is_saved_and_compared_later(mha: Any, folders: Any) -> None:
     for folder, name in zip(folders, ("a.safetensors", "b.safetensors"), strict=True):
         mha("diff", folder, TEXT, "--save", name)

@@ -214,6 +214,7 @@ def test_whichever_call_of_a_save_fails_the_old_or_the_new_file_is_whole(folder:
     assert counts.keys() & {"link", "rename", "replace"}
 
 
+@pytest.mark.real
 def test_wherever_a_save_is_killed_the_old_or_the_new_file_is_whole(folder: Path) -> None:
     counts = printed_by(folder, KILLED)
     assert counts.keys() >= {"fsync"}
@@ -224,6 +225,7 @@ def test_a_save_over_the_size_limit_leaves_the_old_file(folder: Path) -> None:
     assert printed_by(folder, LIMITED) == {"limit": 6}
 
 
+@pytest.mark.real
 def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds(folder: Path) -> None:
     assert printed_by(folder, WRITERS) | {"first": None} == {"forced": [0] * 5, "first": None}
     (folder / "place" / "file").unlink()

@@ -234,6 +234,7 @@ def test_without_sinks_nothing_is_taken_out(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- heads, layers, sequences
 
 
+@pytest.mark.real
 def test_heads_and_layers_are_walked_and_each_shows_its_pattern(tmp_path: Path) -> None:
     steps = [
         ("h", (1, 3)), ("]", (1, 4)), ("H", (1, 3)), ("[", (1, 2)), ("l", (2, 2)), ("l", (2, 2)), ("L", (1, 2)), ("{", (0, 2)),
@@ -306,6 +307,7 @@ def test_a_scan_of_a_corpus_is_explored(mha: Any, tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
+@pytest.mark.real
 def test_effects_of_heads_are_chosen_and_have_the_numbers_of_the_record(tmp_path: Path) -> None:
     held = {(effect["layer"], effect["head"]): effect for effect in document("effects")["effects"]}
     order = sorted(held, key=lambda place: -abs(held[place]["d_logit"]))
