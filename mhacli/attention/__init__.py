@@ -10,9 +10,9 @@ __all__ = ["attend", "masks"]
 
 
 def __getattr__(name: str) -> Any:
-    """The definition, imported on first use: reading a weights file needs no torch."""
-    if name != "attend":
+    """A public name, imported on first use: reading a weights file needs no torch."""
+    if name not in __all__:
         raise AttributeError(f"module 'mhacli.attention' has no attribute {name!r}")
-    from mhacli.attention.core import attend
+    from importlib import import_module
 
-    return attend
+    return import_module("mhacli.attention.masks") if name == "masks" else import_module("mhacli.attention.core").attend

@@ -423,6 +423,12 @@ def _notes(a: Computed, b: Computed) -> list[str]:
         if hidden := [place.name for place in outputs if (place.stack, place.layer) not in seen]:
             words = "the output is compared, but no head: mha could not capture its attention"
             notes.append(f"of {first_names(hidden, 3)} of {letter} {words}")
+        parts = {(place.stack, place.layer, place.part) for place in side.entries if place.layer is not None}
+        bare = sorted({str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts})
+        if bare:
+            notes.append(
+                f"no attention was captured in layers {first_names(bare, 3)} of {letter}: all in them counts as MLP"
+            )
         tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
         heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
     for stack in dict.fromkeys(place.stack for place in (*a.entries, *b.entries) if place.layer is not None):

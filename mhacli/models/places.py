@@ -17,7 +17,6 @@ import msgspec
 import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
@@ -392,8 +391,12 @@ class Pass:
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor of real numbers in an output, the logits if it names them."""
-    leaves = tree_leaves(value if getattr(value, "logits", None) is None else value.logits)
-    return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if getattr(value, "logits", None) is not None:
+        return first_tensor(value.logits)
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
 
 
 def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -316,6 +317,8 @@ _OTHERS = ("1", "None", "torch.randn(2, 9, {})", "torch.randn(2, {})", "torch.on
 each text."""
 _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
+_SEARCH_S = 5.0
+"""Seconds after which no further one is tried."""
 _UNLIKE = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
@@ -497,7 +500,12 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     parts = () if built.module is None else built.module.modules()
     n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
     firsts = dict.fromkeys(shape.format(each.sizes.d_in) for shape in _SHAPES for each, _ in reversed(tried))
-    for first, other in itertools.product([*firsts, f"torch.randint({n_ids}, (2, T))"], ("", *_OTHERS)):
+    likeliest = [shape.format(attention.sizes.d_in) for shape in _SHAPES]
+    of_ids, deadline = f"torch.randint({n_ids}, (2, T))", time.monotonic() + _SEARCH_S
+    pairs = [(first, "") for first in (*firsts, of_ids)] + [*itertools.product((*likeliest, of_ids), _OTHERS)]
+    for first, other in reversed(pairs):
+        if works or time.monotonic() > deadline:
+            break
         rest = other.format(attention.sizes.d_in) or first
         words = ["None" if p.role in MASKS else rest for p in required][1:]
         text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"

@@ -323,9 +323,13 @@ def _name_sites(graph: Graph) -> None:
 
 def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and another after it."""
-    before, after = reached(softmax, attrgetter("live_sources")), reached(softmax, attrgetter("readers"))
-    qk, z = (next((each for each in way if each.is_product), None) for way in (before, after))
-    if qk is None or z is None:
+    qk = next((each for each in reached(softmax, attrgetter("live_sources")) if each.is_product), None)
+    z, after = None, list[Operation]()
+    for z in reached(softmax, attrgetter("readers")):
+        if z.is_product:
+            break
+        after.append(z)
+    if qk is None or z is None or not z.is_product:
         return {}
     q, k = qk.live_sources[-2:]
     if (_letter(q), _letter(k)) == ("k", "q"):
@@ -334,7 +338,7 @@ def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
         k.site = "kᵀ"
         k = k.sources[0]
     pattern, v = z.live_sources[-2:]
-    if softmax not in pattern.upstream():
+    if pattern not in after:
         pattern, v = v, pattern
     sites = {"q": q, "k": k, "qk": qk, "scores": softmax.live_sources[0], "pattern": pattern, "v": v, "z": z}
     return {site: operation for site, operation in sites.items() if operation.name}

@@ -68,7 +68,12 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
         return {"n_places": len(computed[0].entries)}
     stage("comparing", limited=False)
-    return model_diff(compare(computed[0], computed[1]), names)
+    comparison = compare(computed[0], computed[1])
+    of_a, of_b = ((side.attn, side.device, side.revision) for side in sides)
+    # of what is saved or built by code they are not known
+    for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
+        comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
+    return model_diff(comparison, names)
 
 
 # -------------------------------------------------------------------------------------------------------------- the inputs

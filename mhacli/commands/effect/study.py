@@ -193,9 +193,12 @@ class EffectStudy:
         return [place for place in every if place in chosen]
 
     def _unknown(self, parameter: str, place: Sequence[str | int | None]) -> UsageError:
-        layers = ", ".join(f"{kind}.{n} with {z.shape[1]} heads" for (kind, n), z in self.parts.z.items())
+        has_kinds = len({kind for kind, _ in self.parts.z}) > 1
+        layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.parts.z)
+        n_heads = max(z.shape[1] for z in self.parts.z.values())
         word = ".".join(str(part) for part in place if part is not None)
-        return UsageError(f"{self.settings.name_of(parameter)} {word} does not exist", hint=f"layers: {layers}")
+        message = f"{self.settings.name_of(parameter)} {word} does not exist"
+        return UsageError(message, hint=f"there is attention in the layers {layers}, with {n_heads} heads from 0")
 
     def _edges(self, heads: Sequence[tuple[LayerKey, tuple[int, ...]]]) -> list[tuple[Removal, ...]]:
         """The removals of the weights from the measured position to each key."""

@@ -114,7 +114,7 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
     for name in PARTS:
         room -= _NUMBER * sum(_n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name) for pair in of)
         parts += [name] if room >= 0 else []
-    maps, tops = list[Mapping[str, Any]](), [0.0, 0.0]
+    maps, tops, largest = list[Mapping[str, Any]](), [0.0, 0.0], [0.0, 0.0]
     for (head, sequence), held in zip(of, strongest, strict=True):
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
@@ -122,9 +122,12 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
         others = {"about": _about_sinks(cells), "parts": dict(_parts(head, sequence, parts)), "strongest": held}
         maps.append(_map(*both, is_rounded=is_rounded) | others)
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
+        largest = [
+            max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
+        ]
     scales = [
-        {"top": top, **{scale: ends(scale, top, "weight", largest=1.0) for scale in ("linear", "log")}}
-        for top in (top or 1.0 for top in tops)
+        {"top": top or 1.0, **{scale: ends(scale, top or 1.0, "weight", largest=most) for scale in ("linear", "log")}}
+        for top, most in zip(tops, largest, strict=True)
     ]
     precision = f"to {_DIGITS} digits" if is_rounded else "exact"
     return {"factor": factor, "n_keys": n_keys, "precision": precision, "scales": scales, "maps": maps}

@@ -165,8 +165,10 @@ def _patterns(
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
     most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
-    drawn = [each for b in sequences for head in heads for each in maps_of_head(record, b, head)]
-    yield from patterns(drawn, options, screen, most=most)
+    limit = len(heads) if is_chosen else MAX_HEADS
+    drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
+    n_more = max(0, len(heads) - limit) * len(sequences)
+    yield from patterns(drawn, options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
         p = record.config.dropout
         dropped = f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are multiplied by "
