@@ -197,22 +197,16 @@ def sequences_of_ids(
     ids, *others = parameters
     decoder = next((p.name for p in others if p.name in _DECODER), None)
     named = {p.role: p.name for p in reversed(others)}
-    switches = {p.name: False for p in others if p.role == "caching"}
     attention = replace(
         like,
         sizes=CallSizes(_BATCH, _LEAST, _LEAST),
         slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
-        others={**switches, **like.others},
+        others={**{p.name: False for p in others if p.role == "caching"}, **like.others},
         is_forgetful=False,
     )
-    for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))) if decoder else ((0, OF_IDS),):
-        source = torch.randint(min(tables), (n, 1), generator=torch.Generator().manual_seed(n)).to(like.device)
-        read = {ids.name: partial(_in_batch, source if axes != OF_IDS else source.mT)} if n else {}
-        found, note = _first_of_ids(replace(attention, axes=axes, others={**attention.others, **read}), others)
-        if found is not None:
-            break
+    found, note = _first_beside_source(attention, ids.name, others) if decoder else _first_of_ids(attention, others)
     table = None if found is None else _table_of(found)
     if found is None or (table is None and has_table):
         return None
@@ -220,16 +214,16 @@ def sequences_of_ids(
     attention = with_independent_rows(found)
     mask = _mask_of_padding(attention, decoder, means)
     if mask is not None and mask.parameter in attention.others:
-        others_of_call = {**attention.others, mask.parameter: partial(mask_of, mask, causal=False)}
-        attention = replace(attention, others=others_of_call)
+        no_padding = {mask.parameter: partial(mask_of, mask, causal=False)}
+        attention = replace(attention, others={**attention.others, **no_padding})
     shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
     only = "" if attention.is_resizable else ", the only length that the example gives"
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
-    ordinary = [i for i in range(n_ids) if i not in pads]
+    attention = replace(attention, ids=torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device))
     return Sequences(
-        attention=replace(attention, ids=torch.tensor(ordinary, device=like.device)),
+        attention=attention,
         called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
         n_ids=n_ids,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
@@ -239,6 +233,20 @@ def sequences_of_ids(
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
     ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
+
+
+def _first_beside_source(
+    attention: UserAttention, name: str, others: Sequence[CallParameter]
+) -> tuple[UserAttention | None, str]:
+    """The first call of a decoder beside random tokens for the encoder, its argument `name`, with the batch first or second."""
+    assert attention.ids is not None
+    for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))):
+        source = torch.randint(len(attention.ids), (n, 1), generator=torch.Generator().manual_seed(n))
+        read = {name: partial(_in_batch, (source if axes != OF_IDS else source.mT).to(attention.device))}
+        found, note = _first_of_ids(replace(attention, axes=axes, others={**attention.others, **read}), others)
+        if found is not None:
+            return found, note
+    return None, ""
 
 
 def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:

@@ -500,8 +500,8 @@ class Asker:
         pairs = self._padded(mask, side)
         tokens, whole = max(pair.apart.max().item() for pair in pairs), max(pair.whole for pair in pairs)
         other: PaddingSide = "left" if side == "right" else "right"
-        takes_other_side = tokens <= self.tolerance < whole and mask.kind != "lengths"
-        if takes_other_side and max(pair.whole for pair in self._padded(mask, other)) <= self.tolerance:
+        differs_as_a_whole = tokens <= self.tolerance < whole and mask.kind != "lengths"
+        if differs_as_a_whole and max(pair.whole for pair in self._padded(mask, other)) <= self.tolerance:
             end = "last" if side == "right" else "first"
             reason = f"the answer for a text is read at its {end} token: pad texts on the {other}"
             return self.answer(name, None, reason, whole)
