@@ -48,8 +48,9 @@ class Mask:
         """True where the query may attend to the key."""
         if self.cells is not None:
             return self.cells(q_idx, k_idx)
-        distance = k_idx[None, :] - q_idx[:, None]
-        return ((distance >= self.band.low) & (distance <= self.band.high))[None, None]
+        keys, (low, high) = k_idx[None, None, None, :], self.band
+        cells: Tensor = keys <= (q_idx + high)[:, None]
+        return cells if low == -_FAR else cells & (keys >= (q_idx + low)[:, None])
 
 
 def mask_of(allowed: Allowed | None) -> Mask:
