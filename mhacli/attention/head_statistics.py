@@ -196,11 +196,12 @@ def _rows_again(
         shown_queries = [query for other, query in places if other == batch]
         queries = sorted({*shown_queries, *(() if check_z is None else check_z.queries(batch))})
         if queries:
-            chosen = torch.tensor(queries, device=reduced.lse.device)
+            chosen = torch.tensor(queries, device=reduced.keys.device)
             weights = reduced.weights_of(batch, index, chosen, reduced.keys)
-            rows |= {(batch, query): weights[queries.index(query)].clone() for query in shown_queries}
             if check_z is not None:
                 check_z.add((batch, index), chosen, weights)
+            shown = weights[[queries.index(query) for query in shown_queries]].cpu()
+            rows |= {(batch, query): row for query, row in zip(shown_queries, shown, strict=True)}
     return rows
 
 
@@ -223,9 +224,10 @@ def _sinks(reduced: Reduced, baseline: Statistics, index: int, least: float) -> 
             share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
             sink = Sink(batch, key - reduced.request.axes.keys.first(batch), share, uniform_share)
             if is_sink(sink, least):
-                queries, column = torch.arange(reduced.lse.shape[2]).to(reduced.lse.device), reduced.keys[key : key + 1]
-                weights = reduced.weights_of(batch, index, queries, column).squeeze(1)
-                cells = own_cells(reduced.attention.visible(queries, column), batch, reduced.heads[index])
+                column = reduced.keys[key : key + 1]
+                queries = torch.arange(reduced.lse.shape[2], device=column.device)
+                weights = reduced.weights_of(batch, index, queries, column).squeeze(1).cpu()
+                cells = own_cells(reduced.attention.visible(queries, column), batch, reduced.heads[index]).cpu()
                 sees, visible = cells.expand(len(queries), 1).squeeze(1), own_cells(baseline["visible"], batch, index)
                 n_queries = int(sees.sum())
                 n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
@@ -277,7 +279,7 @@ def statistics_of(
     means = {"map": means["map"], "received": baseline["received"]} | means
     uniform = {"visible": baseline["visible"].long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
-        arrays[name] = (array if array.shape[1] == 1 else array[:, [head.head for head in heads]]).cpu()
+        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
     because = torch_because(attention)
     return (
         heads,
@@ -361,7 +363,7 @@ def _means(statistics: Statistics, request: StatisticsRequest) -> dict[str, Tens
     totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
     means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
     if request.q_spans is not None:
-        n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None]).sum(dim=-1).clamp(min=1)
+        n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None].cpu()).sum(dim=-1).clamp(min=1)
         means["span_mass"] = statistics["between"] / n_queries[..., None]
     return means
 
@@ -375,11 +377,11 @@ def _steps(axes: Axes) -> tuple[int, ...]:
 
 def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
     """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1 where a weight is 0."""
-    arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.lse.device
-    dtype = reduced.attention.dtype
+    arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.keys.device
+    like = reduced.statistics["mass"]
 
     def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
-        rows = [[reduced.weights_of(b, h, queries, keys).to(dtype) for h in range(n_heads)] for b in range(batch)]
+        rows = [[reduced.weights_of(b, h, queries, keys).to(like) for h in range(n_heads)] for b in range(batch)]
         return torch.stack([torch.stack(row) for row in rows])
 
     if kept.corner is not None:
@@ -387,7 +389,7 @@ def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
         queries = torch.arange(c.first_query, c.first_query + c.n_queries, device=device)
         keys = torch.arange(c.first_key, c.first_key + c.n_keys, device=device)
         seen = reduced.attention.visible(queries, keys)
-        seen = seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]
+        seen = (seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]).cpu()
         arrays["corner"] = torch.where(seen, of_all(queries, keys), torch.nan)
     if kept.queries:
         rows = of_all(torch.tensor(kept.queries, device=device), reduced.keys)
@@ -444,8 +446,8 @@ class CheckOfZ:
         is_single = axes.dtype != "float64" or attention.kernel == "eager"
         of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
         self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
-        self._reduced, self._axis, self._magnitude = reduced, axes.queries, 0.0
-        self._errors, self._moved = list[Tensor](), list[Tensor]()
+        self._reduced, self._axis = reduced, axes.queries
+        self._errors, self._moved, self._magnitudes = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def queries(self, batch: int) -> list[int]:
         """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
@@ -471,16 +473,16 @@ class CheckOfZ:
         values = v.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1).cpu())
-        self._moved.append(_moved(reduced, place, queries, weights, values).cpu())
-        largest = (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item()
-        self._magnitude = max(self._magnitude, largest)
+        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1))
+        self._moved.append(_moved(reduced, place, queries, weights, values))
+        self._magnitudes.append((weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax())
 
     def check(self) -> Check:
         """The check of all that were compared, by the query that came nearest to its tolerance, or passed it most."""
         n_keys = self._reduced.attention.shape[3]
-        usual = self._rounding * self._magnitude * max(1.0, (n_keys / MEASURED_KEYS) ** 0.5)
-        error, tolerance = torch.cat(self._errors), usual + torch.cat(self._moved)
+        magnitude = torch.stack(self._magnitudes).amax().item()
+        usual = self._rounding * magnitude * max(1.0, (n_keys / MEASURED_KEYS) ** 0.5)
+        error, tolerance = torch.cat(self._errors).cpu(), usual + torch.cat(self._moved).cpu()
         worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
         of_scores = (tolerance - usual)[error > usual]
         return Check.of(

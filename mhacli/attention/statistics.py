@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple
 
@@ -180,7 +180,7 @@ Heads"), on each condition and between spans.
 @dataclass(frozen=True)
 class Reduced:
     """Some neighbouring heads of an attention after the pass: their statistics, z, and the log-sum-exp of each query's scores, 0
-    without keys. `z` is None where values were not captured."""
+    without keys. `z`, on the device of the attention, is None where values were not captured; the others are on the CPU."""
 
     attention: Attention
     request: StatisticsRequest
@@ -196,7 +196,7 @@ class Reduced:
     @property
     def keys(self) -> Int[Tensor, " key"]:
         """All keys, by number."""
-        return torch.arange(self.attention.shape[3], device=self.lse.device)
+        return torch.arange(self.attention.shape[3], device=self.attention.like.device)
 
     @property
     def sink_mass(self) -> PerQuery | None:
@@ -209,7 +209,7 @@ class Reduced:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            top = self.attention.matrices()["scores"].amax(dim=-1)[:, self.heads.start : self.heads.stop]
+            top = self.attention.matrices()["scores"].amax(dim=-1)[:, self.heads.start : self.heads.stop].cpu()
         else:  # by its weight, in which a sink logit takes part
             top = self.statistics["peak"] + (self.lse if sinks is None else torch.logaddexp(self.lse, sinks))
         return torch.where(self.has_keys, top, -torch.inf)
@@ -217,7 +217,7 @@ class Reduced:
     @property
     def _sinks(self) -> Float[Tensor, "_batch head _query"] | None:
         logits = self.attention.sink_logits
-        return None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse.dtype)
+        return None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -227,8 +227,8 @@ class Reduced:
     def weights_of(
         self, batch: int, index: int, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
     ) -> Float[Tensor, "query key"]:
-        """Any cells of one of the heads, computed again."""
-        lse = self.lse[batch, index, queries]
+        """Any cells of one of the heads, computed again on the device of the attention."""
+        lse = self.lse[batch, index].to(queries.device)[queries]
         return self.attention.weights_of((batch, self.heads[index]), queries, keys, lse)
 
 
@@ -264,7 +264,12 @@ def reduce_heads(
                     _add_z(block, reduced.z[place])
         report_progress(queries.stop / n_queries, "statistics of the heads")
     reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
-    return reduced
+    return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
+
+
+def _on_cpu(statistics: Statistics) -> Statistics:
+    """The statistics where the many small steps from them to a record take the least time."""
+    return {name: numbers.cpu() for name, numbers in statistics.items()}
 
 
 def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
@@ -412,7 +417,7 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> Statistic
     if mask.cells is None and mask.band.low == Band().low and not request.matches:
         newest = min(mask.band.high, n_keys)
         statistics = _of_first_keys(newest, request, (batch, n_queries, n_keys))
-        return {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
+        return _on_cpu({name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()})
     first = torch.zeros(1, dtype=torch.int64, device=like.device)
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
