@@ -208,8 +208,8 @@ _DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
 _TEXT_ONLY = ("typed", "text", "file", "tokenizer", "vocab", "max_tokens", "lines", "context", "documents")
 _VECTORS = numbers("BATCH,LENGTH", "2,5")
 BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
-_own = partial(setting, modes=("layer",))
-_read = partial(setting, modes=("layer", "model"))
+_layer = partial(setting, modes=("layer",))
+_run = partial(setting, modes=("layer", "model"))
 
 
 @dataclass(frozen=True)
@@ -229,39 +229,39 @@ class Config:
     """
 
     # fmt: off
-    d_model: int = _own(64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True)
-    n_heads: int = _own(4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True)
-    n_kv_heads: int | None = _own(None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads")
-    d_head: int | None = _own(None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads")
-    d_v: int | None = _own(None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head")
-    d_input: int | None = _own(None, LAYER, INPUT_WIDTH, low=1, high=MAX_WIDTH, default="d_model")
-    bias: bool = _own(True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias")
-    out_proj: bool = _own(True, LAYER, OUT_PROJ, "--out-proj/--no-out-proj", default="--out-proj")
-    positions: Positions = _own("sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True)
-    rope_theta: float = _own(1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000")
-    max_positions: int = _own(1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH)
+    d_model: int = _layer(64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True)
+    n_heads: int = _layer(4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True)
+    n_kv_heads: int | None = _layer(None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads")
+    d_head: int | None = _layer(None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads")
+    d_v: int | None = _layer(None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head")
+    d_input: int | None = _layer(None, LAYER, INPUT_WIDTH, low=1, high=MAX_WIDTH, default="d_model")
+    bias: bool = _layer(True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias")
+    out_proj: bool = _layer(True, LAYER, OUT_PROJ, "--out-proj/--no-out-proj", default="--out-proj")
+    positions: Positions = _layer("sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True)
+    rope_theta: float = _layer(1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000")
+    max_positions: int = _layer(1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH)
     causal: bool = setting(False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code"))
-    window: tuple[int, int] | None = _own(None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]")
-    prefix: int | None = _own(None, MASK, "Causal, but every token attends to the first N; 0 for none.", low=0, high=MAX_LENGTH)
-    sink: int | None = _own(None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH)
-    documents: str | None = _own(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
-    padding: PaddingSide = _read("right", MASK, "Side on which shorter sequences are padded.")
-    scale: float | None = _own(None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head")
-    softcap: float | None = _own(None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X")
-    score_bias: str | None = _own(None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]")
-    dropout: float = _own(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
-    train: bool = _own(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
-    init: Init = _own("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
-    dtype: Dtype = _read("float32", DEVICE, "Number format of the computation.", default="float32; with --model, its own")
+    window: tuple[int, int] | None = _layer(None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]")
+    prefix: int | None = _layer(None, MASK, "Causal, but every token attends to the first N; 0 for none.", low=0, high=MAX_LENGTH)
+    sink: int | None = _layer(None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH)
+    documents: str | None = _layer(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
+    padding: PaddingSide = _run("right", MASK, "Side on which shorter sequences are padded.")
+    scale: float | None = _layer(None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head")
+    softcap: float | None = _layer(None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X")
+    score_bias: str | None = _layer(None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]")
+    dropout: float = _layer(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
+    train: bool = _layer(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
+    init: Init = _layer("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
+    dtype: Dtype = _run("float32", DEVICE, "Number format of the computation.", default="float32; with --model, its own")
     device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
-    threads: int | None = _read(None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch")
+    threads: int | None = _run(None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch")
     seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code"))
-    tokenizer: str = _read("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
-    keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
-    punctuation: Literal["drop", "keep"] = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
+    tokenizer: str = _run("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
+    keep_case: bool = _layer(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
+    punctuation: Literal["drop", "keep"] = _layer("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
     inner_marks: bool = True
-    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
-    distribution: Literal["normal", "uniform"] = _own("normal", TEXT, _DISTRIBUTION, needs=("random",))
+    random: tuple[int, int] | None = _layer(None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
+    distribution: Literal["normal", "uniform"] = _layer("normal", TEXT, _DISTRIBUTION, needs=("random",))
     # fmt: on
 
     @property
@@ -476,13 +476,13 @@ class Source:
 
     # fmt: off
     typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True)
-    text: tuple[str, ...] = _read((), TEXT, LITERAL_TEXT)
-    file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
-    lines: bool = _read(False, TEXT, "Treat each line of a file as a sequence.")
-    encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", parse=encoding_name, metavar="NAME", default="utf-8")
-    errors: Literal["strict", "replace", "escape"] = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
-    max_bytes: int | None = _read(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
-    max_token_len: int = _own(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)
+    text: tuple[str, ...] = _run((), TEXT, LITERAL_TEXT)
+    file: tuple[str, ...] = _run((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
+    lines: bool = _run(False, TEXT, "Treat each line of a file as a sequence.")
+    encoding: str = _run("utf-8", TEXT, "Encoding of files and stdin.", parse=encoding_name, metavar="NAME", default="utf-8")
+    errors: Literal["strict", "replace", "escape"] = _run("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
+    max_bytes: int | None = _run(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
+    max_token_len: int = _layer(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)
     # fmt: on
 
 
@@ -534,13 +534,13 @@ class Computation(Source):
     them. `given` are the fields of `Config` that the command line sets: what a weights file says about the others stays."""
 
     # fmt: off
-    context: tuple[str, ...] = _read((), TEXT, _CONTEXT)
-    vocab: str | None = _own(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
-    max_tokens: int | None = _read(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    context: tuple[str, ...] = _run((), TEXT, _CONTEXT)
+    vocab: str | None = _layer(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
+    max_tokens: int | None = _run(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
     given: Annotated[Mapping[str, Any], Config]
-    weights: str | None = _own(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
-    allow_nonfinite: bool = _read(False, LAYER, "Continue even if numbers are NaN or Inf.")
-    repeat: int | None = _own(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
+    weights: str | None = _layer(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
+    allow_nonfinite: bool = _run(False, LAYER, "Continue even if numbers are NaN or Inf.")
+    repeat: int | None = _layer(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
     model: ModelSettings
     # fmt: on
 
