@@ -25,7 +25,7 @@ the order of execution. It observes and never changes them."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:
-    """The tap that looks away."""
+    """The tap that ignores what it gets."""
 
 
 def attend(

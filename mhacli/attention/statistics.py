@@ -1,8 +1,8 @@
 """Every statistic of an attention in one pass: blocks of queries with all the keys that they may see, from the scores to z.
 
 A block is `[head, query, key]`: one head on a CPU, where threads share the heads, and as many as fit on a device, by the same
-code. `STATISTICS` is the table of what is computed of a block: a new statistic is one more row. No statistic knows a mask, for
-a hidden weight is 0.
+code. `BLOCK_STATISTICS` is the table of what is computed of a block: a new statistic is one more row. No statistic knows a mask,
+because a hidden weight is 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mhacli.run import heads_at_once, rows_of_block
 
 PerQuery = Float[Tensor, "batch head query"]
 Statistics = dict[str, Tensor]
-"""The results of a pass by the names in `STATISTICS`, each `[batch, head, …]`."""
+"""The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
 
 class Block:
@@ -112,7 +112,7 @@ def _summed(cells: Tensor, axis: int, size: int) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ the statistics
 
 
-class Statistic(NamedTuple):
+class BlockStatistic(NamedTuple):
     """A statistic of a block: its name, what it is made for (each query, key, distance or cell of the map; or each head, as a sum
     over all queries), and its function."""
 
@@ -146,21 +146,21 @@ def _between(block: Block) -> Tensor:
     return q_spans[block.batch][:, block.rows].to(block.weights.dtype) @ (block.weights @ of_keys.mT)
 
 
-STATISTICS = (
-    Statistic("mass", "query", lambda block: block.weights.sum(dim=-1)),
-    Statistic("entropy", "query", _entropy),
-    Statistic("squares", "query", lambda block: torch.linalg.vector_norm(block.weights, dim=-1).square()),
-    Statistic("peak", "query", lambda block: block.weights.amax(dim=-1).log()),
-    Statistic("distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.steps)),
-    Statistic("first", "query", lambda block: block.marked(block.request.first)),
-    Statistic("leading", "query", lambda block: block.marked(block.request.leading)),
-    Statistic("received", "key", lambda block: block.of_rows.sum(dim=1)),
-    Statistic("map", "map", lambda block: _summed(block.of_rows, 2, block.request.block)),
-    Statistic("profile", "distance", _profile),
-    Statistic("duplicate", "head", lambda block: block.on(block.duplicate)),
-    Statistic("induction", "head", lambda block: block.on(block.induction)),
-    Statistic("matched", "condition", lambda block: torch.stack([block.on(plane) for plane in block.matched], dim=1)),
-    Statistic("between", "spans", _between),
+BLOCK_STATISTICS = (
+    BlockStatistic("mass", "query", lambda block: block.weights.sum(dim=-1)),
+    BlockStatistic("entropy", "query", _entropy),
+    BlockStatistic("squares", "query", lambda block: torch.linalg.vector_norm(block.weights, dim=-1).square()),
+    BlockStatistic("peak", "query", lambda block: block.weights.amax(dim=-1).log()),
+    BlockStatistic("distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.steps)),
+    BlockStatistic("first", "query", lambda block: block.marked(block.request.first)),
+    BlockStatistic("leading", "query", lambda block: block.marked(block.request.leading)),
+    BlockStatistic("received", "key", lambda block: block.of_rows.sum(dim=1)),
+    BlockStatistic("map", "map", lambda block: _summed(block.of_rows, 2, block.request.block)),
+    BlockStatistic("profile", "distance", _profile),
+    BlockStatistic("duplicate", "head", lambda block: block.on(block.duplicate)),
+    BlockStatistic("induction", "head", lambda block: block.on(block.induction)),
+    BlockStatistic("matched", "condition", lambda block: torch.stack([*map(block.on, block.matched)], dim=1)),
+    BlockStatistic("between", "spans", _between),
 )
 """Everything that is computed of the weights p, in this order.
 
@@ -242,7 +242,7 @@ def reduce_heads(
     text. `report_progress` receives the completed fraction of the queries."""
     batch, n_heads, n_queries, _ = attention.shape
     reduced, compiled = _no_sums(attention, request, heads), None
-    of_torch = [row for row in STATISTICS if reduced.statistics[row.name].numel()]
+    of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
     if isinstance(attention, ScoredAttention) and torch_because(attention) is None:
         compiled = CompiledHeads(attention, request, heads, reduced.statistics | {"lse": reduced.lse})
@@ -290,7 +290,7 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
             (batch, len(heads), *shapes[row.per]),
             dtype=exact if row.per in ("head", "condition", "spans") else attention.dtype,
         )
-        for row in STATISTICS
+        for row in BLOCK_STATISTICS
     }
     lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
     z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
@@ -358,7 +358,7 @@ def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"])
         lse.add_(reference.squeeze(-1))
 
 
-def _add(block: Block, reduced: Reduced, rows: Sequence[Statistic]) -> None:
+def _add(block: Block, reduced: Reduced, rows: Sequence[BlockStatistic]) -> None:
     """Adds some statistics of a block."""
     width, n_rows, n_keys = block.request.block, len(block.queries), len(block.keys)
     start = reduced.lse.shape[2] + block.keys.start - block.queries.start - n_rows

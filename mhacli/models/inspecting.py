@@ -19,7 +19,7 @@ from mhacli.io.data import Array
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import ModelInputs, PassInspection, as_attention, layer_words, nothing_seen, unfit_words
-from mhacli.models.load import ModelTokenizer, device_of, own_tokenizer
+from mhacli.models.load import ModelTokenizer, device_of, tokenizer_in_memory
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import Averages, HeadStatistics, with_kind
@@ -70,7 +70,7 @@ def inspecting(
     except (TypeError, ValueError):
         given = f"layers={layers!r}, heads={heads!r}, keep={keep!r}, keep_limit={keep_limit!r}"
         raise UsageError(f"{_NAME} cannot take {given}", hint=_FORMS) from None
-    seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), request, keep_passes=keep_passes)
+    seen = Seen(model, None if tokenizer is None else tokenizer_in_memory(tokenizer), request, keep_passes=keep_passes)
     with closing(seen), followed(model, seen, by=_NAME) as watch:
         seen.silent = watch.silent
         yield seen
@@ -169,7 +169,7 @@ class Seen:
         ]
         return (*self._notes, *strays, *missing, *unseen)
 
-    # ------------------------------------------------------------------------------------------ what is heard of passes
+    # --------------------------------------------------------------------------------------------- the events of passes
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""

@@ -346,7 +346,7 @@ def layer_words(layers: Sequence[LayerChoice]) -> str:
     return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
 
 
-# ----------------------------------------------------------------------------------------------------------- whose tokens
+# ------------------------------------------------------------------------------------------------- the tokens of the axes
 
 
 def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
@@ -362,7 +362,7 @@ def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
     has_prefix = are_tokens[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
     if call.kind != "cross" and not has_prefix:
         are_tokens = [False, False]
-    q_len, k_len = (None if is_own else n for is_own, n in zip(are_tokens, lengths, strict=True))
+    q_len, k_len = (None if is_text else n for is_text, n in zip(are_tokens, lengths, strict=True))
     return n_texts, q_len, k_len
 
 

@@ -65,8 +65,8 @@ class Loaded:
     @classmethod
     def in_memory(cls, model: Any, tokenizer: Any = None) -> Loaded:
         """A model of transformers that is in memory, with its tokenizer, if there is one."""
-        name, own = type(model).__name__, None if tokenizer is None else own_tokenizer(tokenizer)
-        parts: dict[str, Any] = {"config": model.config, "target": device_of(model), "tokenizer": own, "model": model}
+        name, made = type(model).__name__, None if tokenizer is None else tokenizer_in_memory(tokenizer)
+        parts: dict[str, Any] = {"config": model.config, "target": device_of(model), "tokenizer": made, "model": model}
         return cls(source=name, checkpoint=Checkpoint(name), **parts)
 
     @property
@@ -264,7 +264,7 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
     """
     missing = sorted(info["missing_keys"])
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
-    wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
+    wrong = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in info.get("mismatched_keys", ()))
     if needed or wrong:
         raise bad_file(
             path,
@@ -418,7 +418,7 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
     return ModelTokenizer(backend, path, found)
 
 
-def own_tokenizer(found: Any) -> ModelTokenizer:
+def tokenizer_in_memory(found: Any) -> ModelTokenizer:
     """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast implementation."""
     name = type(found).__name__
     if not hasattr(found, "backend_tokenizer"):

@@ -175,7 +175,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
     return Pass(running[0], calls, tuple(watch.silent))
 
 
-# ------------------------------------------------------------------------------------------------------- what is for what
+# --------------------------------------------------------------------------------------------------- what modules are for
 
 
 @dataclass(eq=False)
@@ -382,8 +382,8 @@ class Pass:
         if of is None or site in ("q_norm", "k_norm"):
             return
         is_mlp = of.of == "mlp"
-        own = self._stack_of(of.of) if isinstance(of.of, int) else stack
-        self._put(item.span, layer, own, "mlp" if is_mlp else "attention", site)
+        of_stack = self._stack_of(of.of) if isinstance(of.of, int) else stack
+        self._put(item.span, layer, of_stack, "mlp" if is_mlp else "attention", site)
 
 
 # ------------------------------------------------------------------------------------------------------- what is computed
@@ -455,10 +455,10 @@ def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
     by_group = [groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]]
     layouts = [whole, by_group]
     if n_kv == n_heads and n_heads % _OF_CODEGEN == 0:
-        q, own_v, k = rows.unflatten(-1, (_OF_CODEGEN, 3, -1, d)).unbind(dim=3)
-        layouts.append([q.flatten(2, 3), k.flatten(2, 3), own_v.flatten(2, 3)])
+        q, values, k = rows.unflatten(-1, (_OF_CODEGEN, 3, -1, d)).unbind(dim=3)
+        layouts.append([q.flatten(2, 3), k.flatten(2, 3), values.flatten(2, 3)])
     for parts in layouts:
-        q, k, own = (part.transpose(1, 2) for part in parts)
-        if torch.equal(own.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
-            return {"q": q, "k": k, "v": own}
+        q, k, values = (part.transpose(1, 2) for part in parts)
+        if torch.equal(values.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
+            return {"q": q, "k": k, "v": values}
     return {}

@@ -41,7 +41,7 @@ _BUILDING = ("eager", "math", "softmax")
 _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
-Heard = list[tuple[str, nn.Module | None, Tensor]]
+Outputs = list[tuple[str, nn.Module | None, Tensor]]
 """What enters an attention, `x`, and the outputs of its modules by their names in it."""
 
 
@@ -50,21 +50,21 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
     kind, number = (run.request.model.layers or ((None, 0),))[0]
     run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
-    heard, taken = Heard(), list[tuple[Call, Attention, int]]()  # the latter with the number of outputs heard before
+    outputs, taken = Outputs(), list[tuple[Call, Attention, int]]()  # the latter with the number of outputs before it
 
     def take(call: Call, attention: Attention) -> None:
         if not taken:
-            taken.append((call, attention, len(heard)))
+            taken.append((call, attention, len(outputs)))
 
     run.on_layer = take
-    with _listening(run.model, kind, heard, taken):
+    with _listening(run.model, kind, outputs, taken):
         record = run.run()
     call, attention, n_before = taken[0]
     layer, has_rotation = record.layers[0], record.config.positions.startswith("rope")
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
-    steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in heard]
+    steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in outputs]
     steps[n_before:n_before] = _inside(call, attention, layer, record.of_layer(0).dims, theta)
     owners, trace = dict[int, str](), list[Step]()
     for tensor, step in steps:  # each is a view of the first whose memory it shares
@@ -83,8 +83,8 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
 
 
 @contextmanager
-def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken: Sequence[Any]) -> Iterator[None]:
-    """A context in which `heard` collects what enters an attention of this kind and its modules compute, of each anew, until
+def _listening(model: nn.Module, kind: AttentionKind | None, outputs: Outputs, taken: Sequence[Any]) -> Iterator[None]:
+    """A context in which `outputs` collects what enters an attention of this kind and its modules compute, of each anew, until
     that of the `taken` one is complete. The outermost modules count, which include the output projection."""
     numbers, roots, names = LayerNumbers(model), dict[str, nn.Module](), dict[nn.Module, str]()
     for name, root in model.named_modules():
@@ -92,19 +92,19 @@ def _listening(model: nn.Module, kind: AttentionKind | None, heard: Heard, taken
         runs_parts = any(root.children()) and not isinstance(root, nn.ModuleList)  # a norm has none, a list never runs
         if is_outermost and runs_parts and kind in (None, numbers.kind_of(name)):
             roots[name] = root
-            parts = [(part, own) for own, part in root.named_modules() if not any(part.children())]
-            names |= {part: own for part, own in parts if type(part).__name__ not in _SILENT}
+            parts = [(part, name) for name, part in root.named_modules() if not any(part.children())]
+            names |= {part: name for part, name in parts if type(part).__name__ not in _SILENT}
     attentions = set(roots.values())
 
     def leave(module: nn.Module, given: Any, output: Any) -> None:
         if module in names and isinstance(output, Tensor):
-            if given and not heard:
-                heard.append(("x", None, given[0]))
-            heard.append((names[module], module, output))
+            if given and not outputs:
+                outputs.append(("x", None, given[0]))
+            outputs.append((names[module], module, output))
         if module in attentions and taken:
             hooks.close()
         elif module in attentions:
-            heard.clear()
+            outputs.clear()
 
     with ExitStack() as hooks:
         hooks.callback(register_module_forward_hook(leave).remove)

@@ -45,12 +45,12 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
     return model_diff(compare(of_a, of_b), (type(a).__name__, type(b).__name__))
 
 
-def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     """The document of two models that are named; with `save`, the first model alone is saved. Raises `MhaError`."""
-    wanted = decode(DiffRequest, request, "the request")
-    sides, names = wanted.sides, (wanted.a, wanted.b or "")
+    request = decode(DiffRequest, fields, "the request")
+    sides, names = request.sides, (request.a, request.b or "")
     found = [find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides]
-    inputs = [each for pair in zip(sides, found, strict=True) if (each := _inputs(*pair, found, wanted)) is not None]
+    inputs = [each for pair in zip(sides, found, strict=True) if (each := _inputs(*pair, found, request)) is not None]
     if not inputs:
         hint = "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another tokenizer; --ids 3,7,5 gives ids"
         raise UsageError("neither side has a tokenizer", hint=hint)
@@ -63,9 +63,9 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     computed = list[Computed]()
     for side, loaded in zip(sides, found, strict=True):
         first = computed[0] if computed else None
-        computed.append(_computed(side, loaded, inputs[0], wanted, stage, first))
-    if wanted.save is not None:
-        save_places(computed[0], inputs[0], wanted.command, wanted.save, force=wanted.force)
+        computed.append(_computed(side, loaded, inputs[0], request, stage, first))
+    if request.save is not None:
+        save_places(computed[0], inputs[0], request.command, request.save, force=request.force)
         return {"n_places": len(computed[0].entries)}
     stage("comparing", limited=False)
     comparison = compare(computed[0], computed[1])
@@ -79,22 +79,22 @@ def diff_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- the inputs
 
 
-def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], wanted: DiffRequest) -> Inputs | None:
+def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], request: DiffRequest) -> Inputs | None:
     """What a side reads: the ids of a file of places, those that are given, or those of its tokenizer. None for code, which reads
     the same as the other side, and for a checkpoint without a tokenizer."""
     if side.kind == "places":
         return load_places(side.word)[1]
-    if wanted.ids is not None:
+    if request.ids is not None:
         n = None if loaded is None else n_vocabulary_of(loaded.config)
-        if n is not None and max(wanted.ids) >= n:
-            raise UsageError(out_of_range("--ids", max(wanted.ids), n))
+        if n is not None and max(request.ids) >= n:
+            raise UsageError(out_of_range("--ids", max(request.ids), n))
         is_pair = any(each is not None and each.config.is_encoder_decoder for each in found)
-        return {name: [[*wanted.ids]] for name in _KEYWORDS[: 1 + is_pair]}
-    if loaded is not None and loaded.tokenizer is not None and wanted.text:
-        texts = make_texts(Run(model=side, texts=(wanted.text,), max_tokens=wanted.max_tokens), loaded)
+        return {name: [[*request.ids]] for name in _KEYWORDS[: 1 + is_pair]}
+    if loaded is not None and loaded.tokenizer is not None and request.text:
+        texts = make_texts(Run(model=side, texts=(request.text,), max_tokens=request.max_tokens), loaded)
         rows = [*(texts.context or ()), *texts.sequences]
-    elif wanted.tokenizer is not None and wanted.text and not any(found):
-        rows = [load_tokenizer(Checkpoint(""), wanted.tokenizer).beginning(wanted.text, wanted.max_tokens)[0]]
+    elif request.tokenizer is not None and request.text and not any(found):
+        rows = [load_tokenizer(Checkpoint(""), request.tokenizer).beginning(request.text, request.max_tokens)[0]]
     else:
         return None
     return {name: [[*row.ids]] for name, row in zip(_KEYWORDS, rows, strict=False)}
@@ -107,7 +107,7 @@ def _computed(
     side: Side,
     found: Loaded | None,
     inputs: Inputs,
-    wanted: DiffRequest,
+    request: DiffRequest,
     stage: Stage,
     first: Computed | None,
 ) -> Computed:
@@ -129,8 +129,8 @@ def _computed(
     else:
         model, forward = _built(side, tensors, stage)
     stage(f"running {side.word}", limited=False)
-    computed = compute(model, forward, _mapped(model, wanted.map, first))
-    if wanted.one_at_a_time or wanted.save:
+    computed = compute(model, forward, _mapped(model, request.map, first))
+    if request.one_at_a_time or request.save:
         computed.measure_rounding()
         del model, forward
         gc.collect()

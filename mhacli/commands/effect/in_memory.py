@@ -26,7 +26,7 @@ from mhacli.models.capture import Call
 from mhacli.models.inspecting import inspecting
 from mhacli.models.layer_names import LayerKey, is_pair, n_vocabulary_of
 from mhacli.models.layers import ModelInputs
-from mhacli.models.load import Loaded, device_of, own_tokenizer
+from mhacli.models.load import Loaded, device_of, tokenizer_in_memory
 from mhacli.models.passes import ModelPass, followed, require_open
 from mhacli.models.run import CheckpointRun, make_texts, prepare_checkpoint, run_model, run_of
 from mhacli.record.effect import REPLACEMENTS, Effect
@@ -102,7 +102,7 @@ def effects(
     keywords = _inputs(model, inputs, tokenizer)
     with torch.no_grad(), inspecting(model, tokenizer) as seen:
         run_model(model, lambda: model(**keywords))
-    names = None if tokenizer is None else own_tokenizer(tokenizer)
+    names = None if tokenizer is None else tokenizer_in_memory(tokenizer)
     study = EffectStudy(model, keywords, settings, run, seen.record, metric=metric, tokenizer=names)
     return verified(study.run(), "not-verified")
 

@@ -64,7 +64,7 @@ def without(
     outputs for a whole text, or else of the call itself, where `real` marks the positions that are not padding.
     """
     assert call.z is not None
-    here = {row: [own for own in of_row if own.layer == (call.kind, call.layer)] for row, of_row in rows.items()}
+    here = {row: [each for each in of_row if each.layer == (call.kind, call.layer)] for row, of_row in rows.items()}
     placed = _placed(call, here, start, width)
     z, edges, emptied = call.z.clone(), defaultdict[int, list[Placed]](list), set[int]()
     for each in placed:
@@ -77,8 +77,8 @@ def without(
         emptied.update(row for row, sequence, _ in some if is_empty[sequence].any())
     for row, sequence, removal in placed:  # after the edges, which bring no head back
         for head in () if removal.keys else removal.heads or range(z.shape[1]):
-            own = call.z[sequence, head] if of_text is None else of_text[0, head]
-            value = stand_in(own, removal.replace, None if real is None else real[row])
+            of_head = call.z[sequence, head] if of_text is None else of_text[0, head]
+            value = stand_in(of_head, removal.replace, None if real is None else real[row])
             z[sequence, head, [*removal.queries] or slice(None)] = value
     return z, seen, emptied
 

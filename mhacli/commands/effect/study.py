@@ -416,7 +416,7 @@ class EffectStudy:
             largest = max(_largest(result.vector - self.untouched.vector[0]) for result in self.results.values())
             tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
         is_same = torch.equal(self.parts.reading.vector, self.untouched.vector)
-        sizes = {item: own.changes[self._measure] for item, own in self.results.items() if not own.is_emptied}
+        sizes = {item: result.changes[self._measure] for item, result in self.results.items() if not result.is_emptied}
         for item in _largest_and_others(sizes, self.settings.verify):
             with removed_otherwise(self.plan[item], self.parts) as is_done:
                 if is_done:
