@@ -413,7 +413,7 @@ LayerChoices = tuple[LayerChoice, ...] | None
 """Layers to inspect; None for all."""
 
 
-def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+def word_list(*choices: str) -> Callable[[str], tuple[str, ...]]:
     """A function that takes words such as `forward,both`, each among the choices if there are any."""
 
     def parse(word: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.masks import mask_of
-from mhacli.attention.scores import LOG2_E, ScoredAttention, large, own_cells
+from mhacli.attention.scores import LOG2_E, ScoredAttention, large, plane_of
 
 _POINTER, _WHOLE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 IN_C = (
@@ -89,7 +89,7 @@ class CompiledHeads:
             *(len(first), len(leading), first.data_ptr(), leading.data_ptr()),
             *(tokens[batch].data_ptr() for tokens in self._tokens),
             *(self._sums[name][batch, head - self._heads.start].data_ptr() for name in IN_C),
-            -math.inf if sinks is None else float(own_cells(sinks, batch, head)[0]) * LOG2_E,
+            -math.inf if sinks is None else float(plane_of(sinks, batch, head)[0]) * LOG2_E,
         )
 
     def weights_of(
@@ -112,7 +112,7 @@ class CompiledHeads:
         of_head = self._of_head[batch][index]
         block.limit = large(scores.device) * LOG2_E
         if mask_of(attention.allowed).cells is not None and (cells := hidden()) is not None:
-            masked = own_cells(cells, batch, head.start)
+            masked = plane_of(cells, batch, head.start)
             masked = masked if masked.stride(1) == 1 else masked.contiguous()
             block.hidden, block.hidden_row = masked.data_ptr(), masked.stride(0)
         attention.scores_into(scores, *place)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
-from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, own_cells
+from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
 from mhacli.attention.statistics import (
     PerQuery,
     Reduced,
@@ -93,9 +93,9 @@ def head_statistics(
     uniformly = _averages(baseline, baseline["visible"], zero, offsets)
     found = []
     for index, head in enumerate(reduced.heads):
-        own_scores = reduced.top_score[:, index]
-        top = divmod(int(own_scores.nan_to_num(nan=-torch.inf).argmax()), own_scores.shape[1])
-        score = finite(own_scores[top].item())
+        top_scores = reduced.top_score[:, index]
+        top = divmod(int(top_scores.nan_to_num(nan=-torch.inf).argmax()), top_scores.shape[1])
+        score = finite(top_scores[top].item())
         visible = baseline["visible"][:, min(index, baseline["visible"].shape[1] - 1)]
         # the best of all cells relative to uniform stand in the rows with the best cells
         lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
@@ -227,8 +227,8 @@ def _sinks(reduced: Reduced, baseline: Statistics, index: int, least: float) -> 
                 column = reduced.keys[key : key + 1]
                 queries = torch.arange(reduced.lse.shape[2], device=column.device)
                 weights = reduced.weights_of(batch, index, queries, column).squeeze(1).cpu()
-                cells = own_cells(reduced.attention.visible(queries, column), batch, reduced.heads[index]).cpu()
-                sees, visible = cells.expand(len(queries), 1).squeeze(1), own_cells(baseline["visible"], batch, index)
+                cells = plane_of(reduced.attention.visible(queries, column), batch, reduced.heads[index]).cpu()
+                sees, visible = cells.expand(len(queries), 1).squeeze(1), plane_of(baseline["visible"], batch, index)
                 n_queries = int(sees.sum())
                 n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
                 sink = replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)

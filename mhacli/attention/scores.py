@@ -215,7 +215,7 @@ class ScoredAttention(_Attention):
         batch, head = batch_head
         q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
         k = k if len(keys) == len(k) else k[keys]
-        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~own_cells(visible, batch, head)
+        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~plane_of(visible, batch, head)
         scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[0]
         if lse is None:
             lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
@@ -298,7 +298,7 @@ def indices(span: range, like: Tensor) -> Int[Tensor, " idx"]:
     return torch.arange(span.start, span.stop, dtype=torch.int32, device=like.device)
 
 
-def own_cells(cells: Tensor, batch: int, head: int) -> Tensor:
+def plane_of(cells: Tensor, batch: int, head: int) -> Tensor:
     """The plane `[query, key]` of a sequence and head, of axes that may be 1."""
     plane: Tensor = cells[min(batch, cells.shape[0] - 1), min(head, cells.shape[1] - 1)]
     return plane

@@ -18,7 +18,7 @@ from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_act
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, words_of
+from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, word_list
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Output:
     save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
     save_weights: str | None = setting(None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",))
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
-    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=words_of(), metavar="SITES", default=_KEPT, modes=_RUN)
+    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=word_list(), metavar="SITES", default=_KEPT, modes=_RUN)
     keep_limit: int = setting(DEFAULT_KEEP_LIMIT, OUTPUT, _LIMIT, parse=parse_bytes, metavar="SIZE", default=_MIB, modes=_RUN)
     html: str | None = setting(None, PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
     svg: str | None = setting(None, PICTURES, "Write an SVG picture.", metavar="FILE")

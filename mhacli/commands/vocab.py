@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mhacli.text.tokenizers import Entry
 
-DEFAULT_MAX_BYTES = 100 << 20
+_MAX_BYTES = 100 << 20
 MAX_ROWS = 24
 _TOP = "Show only the K most frequent tokens, most frequent first."
 _SAVE = "Save the whole vocabulary in this file, for --vocab."
@@ -44,7 +44,7 @@ def vocab(
 
     require_writable(output.files, force=output.force)
     tokenizer = make_tokenizer(config, source.max_token_len)
-    source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)
+    source = replace(source, max_bytes=source.max_bytes or _MAX_BYTES)
     counts: Counter[str] = Counter()
     with show_activity("counting"):
         for name, pieces in texts_of(source):

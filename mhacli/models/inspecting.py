@@ -22,7 +22,7 @@ from mhacli.models.layers import ModelInputs, PassInspection, as_attention, laye
 from mhacli.models.load import ModelTokenizer, device_of, tokenizer_in_memory
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
-from mhacli.record.heads import Averages, HeadStatistics, with_kind
+from mhacli.record.heads import Averages, HeadKey, HeadStatistics, with_kind
 from mhacli.record.record import Record
 from mhacli.run import KEPT, Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
@@ -455,8 +455,6 @@ def _mask_of(call: Call, columns: slice) -> Tensor:
 # --------------------------------------------------------------------------------------- means over passes or documents
 
 
-HeadKey = tuple[int, str, int]
-"""The layer, the module and the number of a head."""
 CONDITION = "pattern_"
 """The prefix of the names of conditions, as in tables."""
 WINDOWS = ("window_50", "window_90", "window_99")

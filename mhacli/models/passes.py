@@ -64,7 +64,7 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
             if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
                 continue
             # a copy of the model takes functions along, but not what they refer to
-            enter, leave = (lambda *seen, hears=hears: hears(*seen) for hears in (passes.enter, passes.leave))
+            enter, leave = (lambda *seen, hook=hook: hook(*seen) for hook in (passes.enter, passes.leave))
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield passes.watch

@@ -67,7 +67,7 @@ class Event(NamedTuple):
     site: str = ""
 
 
-Sink = Callable[[Event, Tensor | Call], None]
+Receive = Callable[[Event, Tensor | Call], None]
 """Receives what is computed: a tensor, or the attention for its scores."""
 
 
@@ -124,9 +124,9 @@ class _Span:
 
 
 @torch.no_grad()
-def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
-    """Runs a model in evaluation, and gives what it computes to `sink`, in the order of execution: what modules give and elements
-    of lists read, and attentions."""
+def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
+    """Runs a model in evaluation, and gives what it computes to `receive`, in the order of execution: what modules give and
+    elements of lists read, and attentions."""
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     running, runs, calls = [_Span("", 0, nn.Module())], Counter[str](), list[Call]()
@@ -141,7 +141,7 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             running.append(_Span(each, run, modules[each]))
             running[-2].items.append(running[-1])
             if is_numbered(each) and tensor is not None:
-                sink(Event(("in", each, run), each), tensor)
+                receive(Event(("in", each, run), each), tensor)
         runs[name] += 1
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -154,13 +154,13 @@ def observe(model: nn.Module, forward: Forward, sink: Sink) -> Pass:
             return
         if span.has_weights and not span.calls and not (is_numbered(span.name) and span.items):
             span.output = tensor
-        sink(Event(("out", span.name, span.run), span.name), tensor)
+        receive(Event(("out", span.name, span.run), span.name), tensor)
 
     def take(call: Call) -> None:
         units = next((units for span in reversed(running) if (units := span.projected)), [])
         running[-1].items.append(len(calls))
         for site, name, value in _of_call(call, units):
-            sink(Event(("call", "", len(calls)), name, site), value)
+            receive(Event(("call", "", len(calls)), name, site), value)
         for unit in units:
             unit.output = None
         calls.append(call.holding({}))

@@ -149,6 +149,10 @@ class HeadStatistics(Averages):
         return tuple(key for key in self.sinks if is_sink(key))
 
 
+HeadKey = tuple[int, str, int]
+"""The layer, the module and the number of a head."""
+
+
 # ---------------------------------------------------------------------------------------------------- the table of statistics
 
 Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score", "change"]

@@ -14,7 +14,7 @@ from mhacli.errors import UsageError
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.exports import Shown
-from mhacli.settings import MAX_LENGTH, MAX_SECONDS, Config, Dtype, counts, like, require_ranges, setting, words_of
+from mhacli.settings import MAX_LENGTH, MAX_SECONDS, Config, Dtype, counts, like, require_ranges, setting, word_list
 
 Direction = Literal["forward", "backward", "both"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
@@ -147,11 +147,11 @@ class Sweep:
 
     # fmt: off
     backends: tuple[str, ...] = _list(
-        _COMPUTED, _BACKENDS, default="those that suit the device", parse=words_of(*BACKENDS, "all"),
+        _COMPUTED, _BACKENDS, default="those that suit the device", parse=word_list(*BACKENDS, "all"),
         words=(*BACKENDS, "all"))
     directions: tuple[Direction, ...] = setting(
         ("forward",), _COMPUTED, "Pass to time: forward, backward, or both.", "--direction", default="forward",
-        parse=words_of(*get_args(Direction)), metavar="LIST", common=True)
+        parse=word_list(*get_args(Direction)), metavar="LIST", common=True)
     causal: bool = like(Config, "causal", _COMPUTED)
     decode: bool = setting(False, _COMPUTED, "Time one decoding step: one query against all keys.", common=True)
     lengths: tuple[Count, ...] = _list(
@@ -165,7 +165,7 @@ class Sweep:
     n_kv_heads: tuple[int, ...] = _like("n_kv_heads", _SIZES, parse=counts)
     d_head: tuple[int, ...] = _like("d_head", _SIZES, parse=counts, default="64")
     dtypes: tuple[Dtype, ...] = _like(
-        "dtype", _SIZES, names=("--dtype",), parse=words_of(*get_args(Dtype)), default="float32; on CUDA, bfloat16")
+        "dtype", _SIZES, names=("--dtype",), parse=word_list(*get_args(Dtype)), default="float32; on CUDA, bfloat16")
     device: str = like(Config, "device", _TIMING, default="", common=True)
     threads: int | None = like(Config, "threads", _TIMING)
     repeat: int | None = setting(None, _TIMING, "Number of timed runs.", low=1, high=100_000, default=_REPEAT)

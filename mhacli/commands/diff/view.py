@@ -50,8 +50,8 @@ def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> Re
     options = options or ViewOptions()
     if d.records is None:
         return _model_view(d, screen, options)
-    wanted = [each.inspected for each in chosen_layers(d.records[0], options)]
-    layers = [layer for layer in d.layers if layer.inspected_a in wanted] or d.layers
+    inspected = [each.inspected for each in chosen_layers(d.records[0], options)]
+    layers = [layer for layer in d.layers if layer.inspected_a in inspected] or d.layers
     sections = (
         _settings(d, options),
         *(_text(text, options, screen) for text in d["texts"] if not text["is_same"] or text["n_other_ids"]),
@@ -223,20 +223,20 @@ def _maps(
     """A, B and B − A of the chosen heads, or of the head that changed most."""
     if options.view == "none":
         return
-    is_asked, found = options.heads is not None or options.layers is not None, []
+    is_chosen, found = options.heads is not None or options.layers is not None, []
     for layer in layers:
         heads = next((site.heads for site in layer.sites if site.site in ("pattern", "map")), [])
         found += [(layer, head) for head in heads if options.heads is None or head["head"] in options.heads]
-    if not is_asked:
+    if not is_chosen:
         found = [(layer, head) for layer, head in found if head["largest"] != 0]
         found.sort(key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"])
-    drawn = found if is_asked or options.everything else found[:1]
+    drawn = found if is_chosen or options.everything else found[:1]
     n_more = len(found) - len(drawn)
     more = f" · {n_more} more changed (--all, --head N)" if n_more else ""
     for layer, head in drawn:
         for sequence in options.sequences or (head["sequence"],):
             yield _map(layer, head["head"], sequence, options, screen, more)
-    if is_asked and not drawn:
+    if is_chosen and not drawn:
         yield iter([Text("no head is drawn: the records have no pattern or map that can be compared", style="yellow")])
 
 

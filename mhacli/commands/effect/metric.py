@@ -21,7 +21,7 @@ GivenMetric = Callable[[Any], Tensor]
 """What a user measures: a function of the output of the model for one text that gives a number."""
 
 
-class Reading(NamedTuple):
+class RowOutputs(NamedTuple):
     """The output of each row, in float64: the vector that is compared, and the scores of all outcomes; and the keys and values
     of the tokens, if the model keeps them.
 
@@ -35,14 +35,14 @@ class Reading(NamedTuple):
     scores: Float[Tensor, "row outcome"] | None = None
     cache: Any = None
 
-    def row(self, n: int) -> Reading:
+    def row(self, n: int) -> RowOutputs:
         """The output of one row."""
-        return Reading(self.measured, self.vector[n, None], None if self.scores is None else self.scores[n, None])
+        return RowOutputs(self.measured, self.vector[n, None], None if self.scores is None else self.scores[n, None])
 
 
 def read(
     model: Any, inputs: Mapping[str, Any], at: Sequence[int], metric: GivenMetric | None = None, *, n_rows: int = 1
-) -> Reading:
+) -> RowOutputs:
     """The output of one pass over `n_rows` sequences, one of each row, or one with all rows, at the positions `at`. Logits of
     tokens are computed only there."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") and metric is None else None
@@ -62,14 +62,14 @@ def read(
         if value.numel() != 1:
             shape, hint = tuple(value.shape), "such as lambda out: out.logits[0, 3]"
             raise UsageError(f"metric gives {shape}, not a number", hint=hint)
-        return Reading("metric", value.reshape(1, 1), value.reshape(1, 1))
+        return RowOutputs("metric", value.reshape(1, 1), value.reshape(1, 1))
     named = outputs if isinstance(outputs, Mapping) else {}
     cache, logits = named.get("past_key_values"), named.get("logits")
     if hidden:
-        return Reading("token", hidden[-1].flatten(0, 1).double(), named["logits"].flatten(0, 1).double(), cache)
+        return RowOutputs("token", hidden[-1].flatten(0, 1).double(), named["logits"].flatten(0, 1).double(), cache)
     if "start_logits" in named:
         start, end = named["start_logits"].double(), named["end_logits"].double()
-        return Reading("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
+        return RowOutputs("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
     if not isinstance(logits, Tensor):  # the first tensor, at some positions if it has several
         first = first_tensor(outputs)
         if first is None or not 2 <= first.ndim <= 3:
@@ -77,17 +77,17 @@ def read(
             raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
         if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
             first = first[None] if first.ndim == 2 else first.transpose(0, 1)
-        return Reading("vector", (first if first.ndim == 2 else first[:, at].flatten(0, 1)).double(), cache=cache)
+        return RowOutputs("vector", (first if first.ndim == 2 else first[:, at].flatten(0, 1)).double(), cache=cache)
     if logits.ndim > 2:
         scores = logits[:, at].flatten(0, 1).double()
-        return Reading("tag", scores, scores, cache)
-    return Reading("class" if logits.shape[1] > 1 else "score", logits.double(), logits.double())
+        return RowOutputs("tag", scores, scores, cache)
+    return RowOutputs("class" if logits.shape[1] > 1 else "score", logits.double(), logits.double())
 
 
-def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:
+def values(outputs: RowOutputs, target: Target | None) -> dict[str, Tensor]:
     """Of each row the score of the target, minus that of the outcome it is compared with, and if there are several outcomes its
     log probability, and the number of outcomes that are likelier."""
-    scores = reading.scores
+    scores = outputs.scores
     if scores is None or target is None:
         return {}
     of_target, other = scores[:, target[0]], 0.0 if target[1] is None else scores[:, target[1]]
@@ -97,7 +97,7 @@ def values(reading: Reading, target: Target | None) -> dict[str, Tensor]:
     return {"logit": of_target - other, "logprob": scores.log_softmax(dim=-1)[:, target[0]], "rank": rank}
 
 
-def changes(rows: Reading, untouched: Reading, target: Target | None) -> dict[str, Float[Tensor, " row"]]:
+def changes(rows: RowOutputs, untouched: RowOutputs, target: Target | None) -> dict[str, Float[Tensor, " row"]]:
     """The changes of rows from one without removals, by their fields in `Effect`: of the vector, of the target's score, and of
     all scores if there are several. `rank` is that of the row."""
     after, before = values(rows, target), values(untouched, target)

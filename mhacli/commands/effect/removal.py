@@ -146,7 +146,7 @@ class Parts:
 
     Of each attention: its module, its output projection, the outputs z of its heads, the visible cells if no mask shows them, and
     the number of `blocks` that finished `before` it. These are in the order in which they ran, with their outputs for one text; a
-    model that runs a block twice has none before its attentions. `reading` is the output of the pass.
+    model that runs a block twice has none before its attentions. `output` is that of the pass.
     """
 
     modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Parts:
     visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
     before: dict[LayerKey, int] = field(default_factory=dict)
     blocks: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    reading: Any = None
+    output: Any = None
 
     @contextmanager
     def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.commands.effect.command import EffectSettings
-from mhacli.commands.effect.metric import GivenMetric, Reading, Target, changes, read, values
+from mhacli.commands.effect.metric import GivenMetric, RowOutputs, Target, changes, read, values
 from mhacli.commands.effect.removal import Parts, Removal, finding, removed_otherwise, repeated, stand_in, without
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError, out_of_range
 from mhacli.io.data import finite
@@ -279,7 +279,7 @@ class EffectStudy:
         return self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
 
     @cached_property
-    def untouched(self) -> Reading:
+    def untouched(self) -> RowOutputs:
         """The output of a plain pass without capture."""
         return self._read()
 
@@ -291,7 +291,7 @@ class EffectStudy:
         begins_later = settings.at is not None or settings.edges or settings.cut is not None
         can_cache = self.has_batches and set(self.inputs) == {"input_ids"} and getattr(config, "use_cache", False)
         with finding(self.model, parts):
-            parts.reading = self._read(use_cache=True) if can_cache and begins_later else self._read()
+            parts.output = self._read(use_cache=True) if can_cache and begins_later else self._read()
         if not parts.z:
             hint = "its z is not seen where a model computes attention in a way of its own"
             raise MhaError("no attention gives head outputs that could be replaced", hint=hint, code="no-attention")
@@ -300,16 +300,16 @@ class EffectStudy:
     @cached_property
     def start(self) -> int:
         """The position at which passes begin, 0 if rows cannot continue from the keys and values before it."""
-        cache, queries = self.parts.reading.cache, [removal.queries for item in self.plan for removal in item]
+        cache, queries = self.parts.output.cache, [removal.queries for item in self.plan for removal in item]
         start = min(self.position, *(min(of_removal, default=0) for of_removal in queries))
         if cache is None or not start or (self.position + 1 - start) * LEAST_ROWS > PACKED_TOKENS:
             return 0
         try:
             cache.crop(start - self.inputs["input_ids"].shape[1])
-            reading = self._read_packed(start, LEAST_ROWS)
+            outputs = self._read_packed(start, LEAST_ROWS)
         except (MhaError, RuntimeError, ValueError, AttributeError):  # it needs other positions, or cannot be cut
             return 0
-        is_same = len(reading.vector) == LEAST_ROWS and _apart(reading, self.untouched) <= self._usual_tolerance
+        is_same = len(outputs.vector) == LEAST_ROWS and _apart(outputs, self.untouched) <= self._usual_tolerance
         return start if is_same else 0
 
     @cached_property
@@ -321,17 +321,17 @@ class EffectStudy:
         width, scores = self.position + 1 - self.start, self.untouched.scores
         return min(PACKED_TOKENS // width, _MOST_LOGITS // (1 if scores is None else scores.shape[1]))
 
-    def _read(self, **more: Any) -> Reading:
+    def _read(self, **more: Any) -> RowOutputs:
         """The output of a pass over the text."""
         return read(self.model, {**self.inputs, **more}, [self.position], self.metric)
 
-    def _read_packed(self, start: int, n_rows: int) -> Reading:
+    def _read_packed(self, start: int, n_rows: int) -> RowOutputs:
         """The output of one sequence in which the tokens from `start` to the position stand `n_rows` times."""
         ids = self.inputs["input_ids"][:, start : self.position + 1]
         width = ids.shape[1]
         is_causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         seen = torch.nn.functional.pad(torch.block_diag(*[is_causal] * n_rows), (start, 0), value=True)
-        dtype, cache = dtype_of(self.model), copy.copy(self.parts.reading.cache)
+        dtype, cache = dtype_of(self.model), copy.copy(self.parts.output.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         inputs = {
             "input_ids": ids.repeat(1, n_rows),
@@ -361,13 +361,13 @@ class EffectStudy:
 
         with captured(self.model, take, batch=1 if is_packed else n_rows):
             if is_packed:
-                reading = self._read_packed(self.start, n_rows)
+                outputs = self._read_packed(self.start, n_rows)
             else:
                 with self.parts.skipped(layers, n_rows):
                     inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
-                    reading = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
-        last = reading.row(-1) if self.has_batches else self.untouched
-        moved = changes(reading, last, self.target)
+                    outputs = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
+        last = outputs.row(-1) if self.has_batches else self.untouched
+        moved = changes(outputs, last, self.target)
         for name, noise in changes(last, self.untouched, self.target).items():
             of_first = moved[name][0].abs() if is_packed else 0
             self._floors[name] = max(self._floors.get(name, 0.0), float(noise.abs() + of_first))
@@ -376,7 +376,7 @@ class EffectStudy:
         for row, item in rows.items():
             of_row = {name: change[row].item() for name, change in moved.items()}
             of_row |= {"first_order": self.estimates[item]} if item in self.estimates else {}
-            self.results[item] = _Result(of_row, reading.vector[row], row not in visible, row in emptied)
+            self.results[item] = _Result(of_row, outputs.vector[row], row not in visible, row in emptied)
 
     def _estimate(self) -> None:
         """Estimates the change by removing each head to first order, by the gradient of the measure by the z of each attention.
@@ -415,7 +415,7 @@ class EffectStudy:
                     moved = max(moved, TIMES_SHAKEN[dtype] * _apart(self._read(), self.untouched))
             largest = max(_largest(result.vector - self.untouched.vector[0]) for result in self.results.values())
             tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
-        is_same = torch.equal(self.parts.reading.vector, self.untouched.vector)
+        is_same = torch.equal(self.parts.output.vector, self.untouched.vector)
         sizes = {item: result.changes[self._measure] for item, result in self.results.items() if not result.is_emptied}
         for item in _largest_and_others(sizes, self.settings.verify):
             with removed_otherwise(self.plan[item], self.parts) as is_done:
@@ -511,7 +511,7 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def _apart(one: Reading, other: Reading) -> float:
+def _apart(one: RowOutputs, other: RowOutputs) -> float:
     """The largest difference of two outputs."""
     return _largest(one.vector - other.vector)
 

@@ -31,7 +31,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
-from mhacli.models.inspecting import CONDITION, MEANS, HeadKey, mean_head
+from mhacli.models.inspecting import CONDITION, MEANS, mean_head
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,
@@ -46,7 +46,7 @@ from mhacli.record.corpus import (
 )
 from mhacli.record.effect import EFFECT_NUMBERS
 from mhacli.record.exports import Columns, HeadTable
-from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadStatistics
+from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, HeadKey, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.storage import MANIFEST, SUMMARY, load
 from mhacli.text.reading import Document

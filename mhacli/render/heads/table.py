@@ -16,6 +16,7 @@ from mhacli.record.heads import (
     SINK_LIFT,
     STATISTICS,
     Averages,
+    HeadKey,
     HeadStatistics,
     Statistic,
     nearest_type,
@@ -35,7 +36,6 @@ from mhacli.text.tokens import TokenSequence
 
 HeadRow = tuple[HeadStatistics, str]
 """A head; with a name uniform attention over the keys of the head."""
-HeadKey = tuple[int, str, int]
 
 _OF_TYPES = (
     f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "

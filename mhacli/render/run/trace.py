@@ -32,7 +32,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import patterns, sums
 from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
-from mhacli.render.run.view import MAX_HEADS, kv_heads_line, maps_of_head, self_check_line
+from mhacli.render.run.view import MAX_HEADS_DRAWN, kv_heads_line, maps_of_head, self_check_line
 from mhacli.settings import ROPE, Config
 from mhacli.sites import Dims, mask_rules, variants
 from mhacli.text.escape import token_label, visible
@@ -274,7 +274,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         record = record.of_layer(0)
     cache = Text(f"cache: {visible(decoding.cache)}", style="bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
-    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
+    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head").shown
     most = None if options.everything else MAX_STEPS
     steps = step_table(record.trace, sequences, most, in_detail=in_detail)
     sections: list[RenderableType] = [

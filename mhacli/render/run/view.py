@@ -37,7 +37,7 @@ from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-MAX_HEADS = 8
+MAX_HEADS_DRAWN = 8
 
 
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
@@ -70,7 +70,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     listed = [head for head in heads if options.heads is None or head.head in options.heads]
     of_heads = heads_table(record, listed, options)
     if survey is None and not options.everything and options.heads is None:
-        of_heads = replace(of_heads, most=MAX_HEADS, has_ends=True)
+        of_heads = replace(of_heads, most=MAX_HEADS_DRAWN, has_ends=True)
     check = self_check_line(record.self_check)
     if survey is not None:
         check = checks_view(record, screen, in_detail=options.verbose)
@@ -165,7 +165,7 @@ def _patterns(
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
     most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
-    limit = len(heads) if is_chosen else MAX_HEADS
+    limit = len(heads) if is_chosen else MAX_HEADS_DRAWN
     drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
     n_more = max(0, len(heads) - limit) * len(sequences)
     yield from patterns(drawn, options, screen, most=most, n_more=n_more)
