@@ -258,40 +258,44 @@ def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, T
     return keys, values
 
 
-def diagonal(layer: ReferenceLayer, q_len: int, k_len: int) -> int:
-    """The diagonal up to which the keys of a step are visible."""
-    return k_len - q_len
-
-
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
 RIGHT: Stages = {
     stage.__name__: stage
     for stage in (
         project, split, norm, rotate, take, repeat_kv, products, scale, cap, causal_rule, mask_rule,
-        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, join, cache, read, diagonal,
+        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, join, cache, read,
     )
 }  # fmt: skip
 
 
 def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap) -> tuple[Tensor, Tensor | None]:
-    """The output of a layer with these stages, and the visible cells, None if all are visible. Taps: `q_proj k_proj v_proj q k v
-    qk scaled scores pattern z concat out`."""
+    """The output of a layer with these stages, and the visible cells, None if all are visible, and for steps, which are causal.
+    Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit."""
     rows = inputs if layer.before is None else inputs.map(layer.before)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
-    if inputs.ends:
-        return in_steps(stages, layer, [stages["take"](layer, (q, k, v), role) for role in "qkv"], inputs), None
-    start = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
-    q, k = stages["rotate"](layer, q, start, "q"), stages["rotate"](layer, k, 0, "k")
-    q, k, v = (stages["take"](layer, (q, k, v), role) for role in "qkv")
-    for site, tensor in zip("qkv", (q, k, v), strict=True):
-        tap(site, tensor)
-    layer_rule = stages["causal_rule"](layer, q.shape[2], k.shape[2]) if layer.causal else layer.sees
-    caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
-    padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
-    keep = stages["together"](layer, (layer_rule, caller_mask, padding))
-    keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-    return attend_and_merge(stages, layer, (q, k, v), keep, inputs, tap), keep
+    n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
+    outs, keep, cached = [], None, (k[:, :, :0], v[:, :, :0])
+    for start, end in pairwise((0, *(inputs.ends or q.shape[2:3]))):
+        queries = stages["rotate"](layer, q[:, :, start:end], start + n_before, "q")
+        keys = stages["rotate"](layer, k[:, :, start : end + n_before], start, "k")
+        values = v[:, :, start : end + n_before]
+        if inputs.ends:
+            keys, values = stages["join"](layer, cached[0], keys, "k"), stages["join"](layer, cached[1], values, "v")
+            cached = stages["cache"](layer, keys, values, end - start)
+            keys, values = stages["read"](layer, keys, values)
+        qkv = [stages["take"](layer, (queries, keys, values), role) for role in "qkv"]
+        for site, tensor in zip("qkv", qkv, strict=True):
+            tap(site, tensor)
+        is_causal, sizes = layer.causal or inputs.ends, (qkv[0].shape[2], qkv[1].shape[2])
+        layer_rule = stages["causal_rule"](layer, *sizes) if is_causal else layer.sees
+        caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
+        padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
+        keep = stages["together"](layer, (layer_rule, caller_mask, padding))
+        keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+        step = inputs._replace(queries=inputs.queries[:, start:end]) if inputs.ends else inputs
+        outs.append(attend_and_merge(stages, layer, qkv, keep, step, tap))
+    return torch.cat(outs, dim=-2), None if inputs.ends else keep
 
 
 def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap: Tap) -> Tensor:
@@ -305,12 +309,7 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
 
 
 def attend_and_merge(
-    stages: Stages,
-    layer: ReferenceLayer,
-    qkv: Sequence[Tensor],
-    keep: Tensor | None,
-    inputs: Inputs,
-    tap: Tap = no_tap,
+    stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], keep: Tensor | None, inputs: Inputs, tap: Tap
 ) -> Tensor:
     """The output from heads of queries, keys and values."""
     q, k, v = qkv
@@ -333,25 +332,6 @@ def attend_and_merge(
     out: Tensor = stages["project_out"](layer, concat)
     tap("out", out)
     return out if layer.after is None else layer.after(out, inputs.queries)
-
-
-def in_steps(stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], inputs: Inputs) -> Tensor:
-    """The output of a causal layer for heads of a text that is read in steps. Raises if a mistake does not fit these steps."""
-    q, k, v = qkv
-    outs, cached = [], (k[:, :, :0], v[:, :, :0])
-    for start, end in pairwise((0, *inputs.ends)):
-        new_q, new_k, new_v = (each[:, :, start:end] for each in (q, k, v))
-        new_q, new_k = stages["rotate"](layer, new_q, start, "q"), stages["rotate"](layer, new_k, start, "k")
-        keys = stages["join"](layer, cached[0], new_k, "k")
-        values = stages["join"](layer, cached[1], new_v, "v")
-        cached = stages["cache"](layer, keys, values, end - start)
-        keys, values = stages["read"](layer, keys, values)
-        sizes = end - start, keys.shape[2]
-        diagonal = stages["diagonal"](layer, *sizes) if start else 0
-        visible = torch.ones(1, 1, *sizes, dtype=torch.bool).tril(diagonal)
-        step = inputs._replace(queries=inputs.queries[:, start:end])
-        outs.append(attend_and_merge(stages, layer, (new_q, keys, values), visible, step))
-    return torch.cat(outs, dim=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rotation
@@ -403,12 +383,10 @@ def require(is_possible: bool) -> None:
         raise ValueError("this mistake is not possible in this layer")
 
 
-SHOWN_BY_MASKS = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
-"""The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
     "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
     "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
-    "join": "k", "cache": "k", "read": "k", "diagonal": "scores",
+    "join": "k", "cache": "k", "read": "k",
     **dict.fromkeys(("causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
     **dict.fromkeys(("softmax", "value_weights"), "pattern"),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
-from mhacli.attention.stages import SHOWN_BY_MASKS, Inputs, Mistake, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
 from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
@@ -267,12 +267,11 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
     if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
         result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
         return
-    runs = [run_of_case(subject, case) for case in cases]
-    pool = [one for one in _pool(examined, candidate, runs[0]) if one.stage in SHOWN_BY_MASKS]
     unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
-    trials = [Trial(candidate, [case, *unmasked], run, pool) for case, run in zip(cases, runs, strict=True)]
-    if any(map(result.finds, trials)):
-        return
+    for case in cases:
+        run = run_of_case(subject, case)
+        if result.finds(Trial(candidate, [case, *unmasked], run, _pool(examined, candidate, run))):
+            return
     result.explains_masks, inputs = False, cases[0].inputs
     allowed, real = (None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real))
     if torch.equal(plain(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
