@@ -275,7 +275,7 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
     rows = inputs if layer.before is None else inputs.map(layer.before)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
-    outs, keep, cached = [], None, (k[:, :, :0], v[:, :, :0])
+    outs, keep, cached, tap = [], None, (k[:, :, :0], v[:, :, :0]), no_tap if inputs.ends else tap
     for start, end in pairwise((0, *(inputs.ends or q.shape[2:3]))):
         queries = stages["rotate"](layer, q[:, :, start:end], start + n_before, "q")
         keys = stages["rotate"](layer, k[:, :, start : end + n_before], start, "k")

@@ -188,8 +188,8 @@ def timing(first_s: float, samples_s: list[float]) -> Timing:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two cells; infinite if only one of them is finite."""
+    """The largest difference of two cells; infinite if only one of them is finite, and for other shapes."""
     a, b = a.cpu().double(), b.cpu().double()
-    if bool((a.isfinite() != b.isfinite()).any()):
+    if a.shape != b.shape or bool((a.isfinite() != b.isfinite()).any()):
         return math.inf
     return torch.where(a.isfinite(), (a - b).abs(), 0.0).max().item()

@@ -245,11 +245,13 @@ def weights_of(operation: Operation) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------------------- recording
 
 
-def recorded(subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None) -> Graph:
+def recorded(
+    subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None, *, training: bool = False
+) -> Graph:
     """One recorded call. Raises what the call raises."""
     inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
     with Watcher(subject.built.file) as watcher:
-        out = subject(inputs, seed=seed, mask=mask)
+        out = subject(inputs, seed=seed, mask=mask, training=training)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}

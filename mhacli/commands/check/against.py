@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import head_counts
 from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
@@ -22,7 +23,6 @@ from mhacli.commands.check.subject import (
     InputCase,
     arguments_without_effect,
     make_case,
-    max_error,
     plain,
     randomised,
     unmasked_inputs,
@@ -233,7 +233,7 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
                 ours, theirs = case.output, plain(second(inputs, mask=other))
                 if ours.shape == theirs.shape:
                     ours, theirs = ours[case.counted(ours)], theirs[case.counted(theirs)]
-                gaps.append(Gap(case, other, max_error(ours, theirs)))
+                gaps.append(Gap(case, other, largest_difference(ours, theirs)))
         if gaps:  # the smallest, because the meaning of True is a choice
             yield min(gaps, key=lambda gap: gap.difference)
         elif None in forms:
@@ -289,4 +289,4 @@ def _are_same(site: str, first: Sequence[Tensor], second: Sequence[Tensor]) -> b
     a, b = (sorted_numbers(torch.cat([plain(tensor).flatten() for tensor in each]), width) for each in (first, second))
     if site in _UP_TO_A_FACTOR:
         b = b * a.norm() / b.norm().clamp(min=1e-300)
-    return max_error(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max())
+    return largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max())

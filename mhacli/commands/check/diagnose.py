@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
 from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
+from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.recording import Run, run_of_case
 from mhacli.commands.check.result import Behaviour
@@ -23,7 +24,6 @@ from mhacli.commands.check.subject import (
     large_case,
     make_case,
     masked_cases,
-    max_error,
     plain,
     unmasked_inputs,
 )
@@ -164,7 +164,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
         compared = out[counted]
         if not compared.numel() or (not may_be_nan and bool(compared.isnan().all())):
             return math.inf
-        worst = max(worst, max_error(compared, case.output[counted]) / case.tolerance)
+        worst = max(worst, largest_difference(compared, case.output[counted]) / case.tolerance)
         if worst > 1.0:
             break
     return worst
@@ -319,7 +319,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     tried = []
     for convention in conventions:
         cases = list(_cases(convention, rows))
-        differing = [case for case in cases if max_error(case.output, whole) > case.tolerance]
+        differing = [case for case in cases if largest_difference(case.output, whole) > case.tolerance]
         tried += [(convention, cases, differing)] if cases else []
         if cases and not differing:
             break
@@ -327,7 +327,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
         return
     convention, cases, differing = min(tried, key=lambda each: bool(each[2]))
     ok, reason = _judged(convention, cases, differing, diagnosis)
-    largest = max(max_error(case.output, whole) for case in cases)
+    largest = max(largest_difference(case.output, whole) for case in cases)
     diagnosis.passed = convention.names
     diagnosis.cache = Behaviour(name="cache", ok=ok, reason=f"{reason} ({convention.text})", largest=finite(largest))
 
@@ -347,7 +347,7 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
         with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
             out = convention(rows, ends)
             is_first = ends[0] == start
-            if is_first and max_error(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
+            if is_first and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
                 return
             name = f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))} tokens"
             yield InputCase(name, Inputs(text, ends=ends), out)

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Mistake
+from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import Examined, InputCase, max_error, plain
+from mhacli.commands.check.subject import Examined, InputCase
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.projections import parts_of
+from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
-from mhacli.usercode.user_attention import UserAttention
 
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
@@ -121,15 +121,6 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-_DROPS = ("bernoulli", "rand", "dropout"), "pattern"
-_LINES = {
-    "dropout-in-eval": _DROPS,
-    "dropout-not-rescaled": _DROPS,
-    "state-kept-between-calls": ((r"self\.\w+\s*[-+*/]?=(?!=)|\.append\(|\.copy_\(|if self\.\w+ is None",), "k"),
-}
-"""Patterns of the lines of mistakes that need no reference, and the site whose line it is otherwise."""
-
-
 def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
     subject, run = examined.subject, diagnosis.run
@@ -142,10 +133,9 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     if diagnosis.candidate is not None:
         run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
         yield from _wrong_heads(diagnosis.candidate, examined, run)
-        unread = run.unread_norms(examined.module)
         has_norms = diagnosis.layer.q_norm is not None and all(each.stage != "norm" for each in diagnosis.mistakes)
-        if unread and has_norms:
-            yield finding_of("qk-norm-shared", f"no operation reads {first_names(unread, 4)}", run.line_of("k"))
+        if has_norms and (unused := _unused(examined, n_axes=1)):
+            yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", run.line_of("k"))
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
@@ -153,8 +143,7 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
     for code, evidence in examined.evidence.items():
-        varying = _first_that_varies(examined) if code == "dropout-in-eval" else None
-        yield finding_of(code, evidence, varying or run.line_for(*_LINES[code], built))
+        yield finding_of(code, evidence, _first_that_differs(examined, code) or run.line_of("pattern"))
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", run.line_of("scores"))
     cache = diagnosis.cache
@@ -162,9 +151,8 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
         yield finding_of("cache-differs", evidence, SourceLine(built.file), message=message, fix="")
-    is_open = not (diagnosis.is_right or diagnosis.mistakes)
-    unused = unused_projections(subject, examined.request.of.seed) if is_open else ()
-    if unused:
+    is_open = subject.mode is None and not (diagnosis.is_right or diagnosis.mistakes)
+    if is_open and (unused := _unused(examined, n_axes=2)):
         evidence = f"no output depends on {first_names(unused, 4)}"
         yield finding_of("unused-parameters", evidence, run.line_for((), "", built))
 
@@ -191,33 +179,37 @@ def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator
         yield finding_of("head-width", evidence, run.line_of("q"))
 
 
-def _first_that_varies(examined: Examined) -> SourceLine | None:
-    """The first line of user code that computes something else in a second call with the same input; None if there is none, and
-    for a function."""
+def _first_that_differs(examined: Examined, code: str) -> SourceLine | None:
+    """The first line of user code that computes something else in a second call with the same input: with another seed, in
+    training mode, or only because it is the second. None if there is none."""
     twin = examined.twin or examined.subject
+    twin = twin.of(copied(twin.built.call), twin.dtype)
+    seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
     with suppress(Exception):  # user code may raise anything
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
-        first, second = (recorded(twin, inputs, seed).operations for seed in range(2))
-        for operation, again in zip(first, second, strict=False):
-            if operation.at.line is not None and max_error(plain(operation.output), plain(again.output)) > 0:
-                return operation.at
+        first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
+        for one, other in zip(first.operations, second.operations, strict=False):
+            if other.at.line is not None and largest_difference(one.output, other.output) > 0:
+                return other.at
     return None
 
 
-def unused_projections(subject: UserAttention, seed: int) -> tuple[str, ...]:
-    """The projections of a module with random weights that change no output. Biases do not count, because a key bias never
-    changes one, and neither does a module with two modes, since one need not use the projections of the other."""
-    if subject.built.module is None or subject.mode is not None:
-        return ()
-    module = copied(subject.built.module)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful=subject.is_forgetful)
-    drawer = subject.drawer(seed)
+def _unused(examined: Examined, *, n_axes: int) -> list[str]:
+    """The projections of a module with random weights, or of one axis the gains of queries and keys, that change no output.
+    Biases do not count, because a key bias never changes one."""
+    module = copied(examined.subject.built.module)
+    if module is None:
+        return []
+    subject = examined.subject.of(module, examined.subject.dtype)
+    drawer = subject.drawer(examined.request.of.seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
     after, unused = [subject(each, seed=0) for each in inputs], []
-    for part in [part for part in parts_of(module, {}) if part.letters and part.number is None]:
-        before = after
-        part.weight.data.mul_(-1.5).add_(0.1)
-        after = [subject(each, seed=0) for each in inputs]
-        if all(map(torch.equal, before, after)):
-            unused.append(part.name)
-    return tuple(unused)
+    for name, parameter in module.named_parameters():
+        letters, number = read_name(name)
+        is_meant = letters in ("q", "k") if n_axes == 1 else letters and number is None
+        if min(parameter.ndim, 2) == n_axes and is_meant and "bias" not in name:
+            before = after
+            parameter.data.mul_(-1.5).add_(0.1)
+            after = [subject(each, seed=0) for each in inputs]
+            unused += [name.removesuffix(".weight")] if all(map(torch.equal, before, after)) else []
+    return unused

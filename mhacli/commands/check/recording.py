@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
 from mhacli.commands.check.result import FirstDifference
@@ -89,15 +89,6 @@ class Run:
                 if sorted(letters) == sorted(order):
                     return letters == order
         return None
-
-    def unread_norms(self, module: nn.Module | None) -> list[str]:
-        """The gains of queries or keys, by the names of their parameters, that no operation reads."""
-        read = {leaf.site for operation in self.operations for leaf in operation.sources}
-        named = [] if module is None else module.named_parameters()
-        gains = [
-            name for name, each in named if each.ndim == 1 and "bias" not in name and read_name(name)[0] in ("q", "k")
-        ]
-        return [name for name in gains if name not in read]
 
     def numbers_below(self, bound: float) -> list[float]:
         """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""

@@ -4,7 +4,6 @@ which shows one property, with the outputs for them."""
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -269,14 +268,6 @@ def make_case(
     """The case with the subject's output. Raises what the subject raises."""
     output = plain(subject(inputs, mask=form))
     return InputCase(name, inputs.map(lambda rows: plain(rows.to(subject.dtype))), output, form, rounding)
-
-
-def max_error(left: Tensor, right: Tensor) -> float:
-    """The largest difference; infinite if shapes or NaN positions differ, 0 if everything is NaN."""
-    if left.shape != right.shape or not torch.equal(left.isnan(), right.isnan()):
-        return math.inf
-    difference = torch.where(left == right, 0.0, (left - right).abs())[~left.isnan()]
-    return difference.max().item() if difference.numel() else 0.0
 
 
 def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
