@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import head_counts
+from mhacli.commands.check.candidates import readings_of
 from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.commands.check.subject import (
@@ -34,7 +35,6 @@ from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, loa
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.process import Stage
-from mhacli.usercode.projections import Widths, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
 from mhacli.usercode.user_attention import MaskForm, UserAttention
@@ -70,18 +70,27 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.of.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
     departure = None if failing is None else _departure(failing, pair, request.of.seed)
-    findings = () if failing is None else (_finding(gaps, request, departure),)
+    differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
+    finding = Finding(
+        code="differs",
+        message="the two give different outputs with the same weights",
+        evidence="\n".join([*differing, *(f"{gap.case.name}: the same" for gap in gaps if gap.ok)]),
+        fix=f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
+        if departure is None
+        else f"compare the two lines that compute {departure.site}",
+        effect="they are not the same layer",
+    )
     worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
     dtype = str(first.dtype).removeprefix("torch.")
     built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
     words = f"{second.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in built)})"
     untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
     return Examination(
-        verdict="wrong" if findings else "right",
+        verdict="wrong" if differing else "right",
         target=targets[0],
         called=first.described,
         arguments=arguments_of(first.built),
-        findings=findings,
+        findings=(finding,) if differing else (),
         departure=departure,
         choices=(
             weights,
@@ -152,7 +161,8 @@ _BY_NAME = "weights are copied by their names"
 def _with_same_weights(
     first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[Pair, Choice]]:
-    """Both with the same random weights: by name, else in every possible correspondence of projections."""
+    """Both with the same random weights: by name, else in every possible correspondence of projections. What one of them has no
+    cell for, such as a bias, becomes zero in both, and what it has one cell for becomes equal in both."""
     if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
@@ -162,10 +172,18 @@ def _with_same_weights(
         if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
-        if _equalise(copies, [(cells[name].flatten(), other_cells[name].flatten()) for name in cells]):
+        ours, theirs = (F.pad(parameters_to_vector(copy.parameters()).detach(), (1, 0)) for copy in copies)
+        for name, places in cells.items():
+            theirs[other_cells[name]] = ours[places]
+            theirs[0] = 0
+            ours[places] = theirs[other_cells[name]]
+            ours[0] = 0
+        if all(torch.equal(ours[places], theirs[other_cells[name]]) for name, places in cells.items()):
+            for copy, numbers in zip(copies, (ours, theirs), strict=True):
+                vector_to_parameters(numbers[1:], copy.parameters())
             a, b = (
-                subject.of(cast(module, subject.dtype, subject.device), subject.dtype)
-                for subject, module in zip((first, second), copies, strict=True)
+                subject.of(cast(copy, subject.dtype, subject.device), subject.dtype)
+                for subject, copy in zip((first, second), copies, strict=True)
             )
             yield (a, b), Choice("weights", words)
             if words == _BY_NAME:
@@ -179,10 +197,7 @@ def _cells(module: nn.Module, subject: UserAttention, request: CheckRequest) -> 
     count = sum(parameter.numel() for parameter in numbered.parameters())
     vector_to_parameters(torch.arange(1, count + 1, dtype=torch.float64), numbered.parameters())
     yield _BY_NAME, {name: parameter.detach().long() for name, parameter in numbered.named_parameters()}
-    parts = parts_of(numbered, {})
-    heads = head_counts(subject.built, request.n_heads, parts)[0]
-    widths = Widths(subject.sizes.d_in, subject.sizes.d_context, *heads)
-    for reading in itertools.islice(projection_readings(parts, widths), _MOST_READINGS):
+    for reading in itertools.islice(readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS):
         cells = {}
         for name, projection in reading.weights._asdict().items():
             if projection is not None:
@@ -190,25 +205,6 @@ def _cells(module: nn.Module, subject: UserAttention, request: CheckRequest) -> 
                 bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias.detach()
                 cells[name] = torch.cat([weight, bias[:, None]], dim=1).long()
         yield f"weights are copied: {', '.join(reading.parts)}", cells
-
-
-def _equalise(modules: Sequence[nn.Module], places: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Copies the cells of the first to those of the second. What one of them has no cell for, such as a bias, becomes zero in
-    both, and what it has one cell for becomes equal in both. False if the cells do not fit."""
-    first, second = (
-        torch.cat([torch.zeros(1, dtype=torch.float64), parameters_to_vector(module.parameters()).detach()])
-        for module in modules
-    )
-    for cells, other_cells in places:
-        second[other_cells] = first[cells]
-        second[0] = 0
-        first[cells] = second[other_cells]
-        first[0] = 0
-        if not torch.equal(first[cells], second[other_cells]):
-            return False
-    for module, numbers in zip(modules, (first, second), strict=True):
-        vector_to_parameters(numbers[1:], module.parameters())
-    return True
 
 
 # -------------------------------------------------------------------------------------------------------------- the outputs
@@ -240,32 +236,17 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
             raise MhaError(f"cannot compare the two: an input for {name} fits only one", code="cannot-compare")
 
 
-def _finding(gaps: Sequence[Gap], request: CheckRequest, departure: FirstDifference | None) -> Finding:
-    assert request.against is not None
-    differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
-    evidence = [*differing, *(f"{gap.case.name}: the same" for gap in gaps if gap.ok)]
-    fix = f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
-    return Finding(
-        code="differs",
-        message="the two give different outputs with the same weights",
-        evidence="\n".join(evidence),
-        fix=fix if departure is None else f"compare the two lines that compute {departure.site}",
-        effect="they are not the same layer",
-    )
-
-
 # ------------------------------------------------------------------------------------------------------- first difference
 
 
 _SITES = ("q", "k", "qk", "scores", "pattern", "v", "z", "concat", "out")
-_UP_TO_A_FACTOR = ("q", "k", "qk")
-"""Sites before the scale, which some apply to the queries and others to the scores."""
 _INPUTS = ("q", "k", "v")
 """Sites that may agree although an earlier one of another branch does not."""
 
 
 def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
-    """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
+    """The first site that differs after all that are the same: some scale the queries and others the scores. None if a call
+    cannot be recorded, or if no site differs."""
     try:
         first, second = (
             recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
@@ -273,20 +254,19 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         )
     except Exception:  # the code of the user raises it
         return None
-    sites = [site for site in _SITES if site in first and site in second]
-    same = [site for site in sites if _are_same(site, first[site][1], second[site][1])]
-    shared = [sites.index(site) for site in same if site not in _INPUTS]
-    site = next((site for site in sites[max(shared, default=-1) + 1 :] if site not in same), None)
-    if site is None:
-        return None
-    before = [name for name in same if sites.index(name) < sites.index(site)]
-    return FirstDifference(site, before[-1] if before else None, *first[site][0], *second[site][0])
-
-
-def _are_same(site: str, first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Whether tensors of one site have the same numbers in any order, and a concatenation in each column."""
-    width = first[0].shape[-1] if site == "concat" and first[0].shape[-1] == second[0].shape[-1] else 1
-    a, b = (sorted_numbers(torch.cat([plain(tensor).flatten() for tensor in each]), width) for each in (first, second))
-    if site in _UP_TO_A_FACTOR:
-        b = b * a.norm() / b.norm().clamp(min=1e-300)
-    return largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max())
+    same, last_shared, sites = list[str](), -1, [site for site in _SITES if site in first and site in second]
+    for place, site in enumerate(sites):
+        made = [graph[site][1] for graph in (first, second)]
+        widths = [tensors[0].shape[-1] if site == "concat" else 1 for tensors in made]
+        a, b = (
+            sorted_numbers(torch.cat([*map(torch.flatten, each)]), width)
+            for each, width in zip(made, widths, strict=True)
+        )
+        if largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max()):
+            same.append(site)
+            last_shared = last_shared if site in _INPUTS else place
+    for place, site in enumerate(sites):
+        if place > last_shared and site not in same:
+            before = [name for name in sites[:place] if name in same]
+            return FirstDifference(site, before[-1] if before else None, *first[site][0], *second[site][0])
+    return None

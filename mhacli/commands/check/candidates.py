@@ -27,7 +27,6 @@ from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
     ProjectionReading,
-    WeightMatrix,
     Widths,
     is_norm,
     parts_of,
@@ -35,6 +34,7 @@ from mhacli.usercode.projections import (
 )
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""
@@ -93,26 +93,29 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
     if subject.is_function:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
-    parts, sizes = parts_of(module, examined.tensors), subject.sizes
-    for n_heads, n_kv_heads in head_counts(subject.built, request.n_heads, parts):
-        for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
-            layer = ReferenceLayer(n_heads, reading.n_kv_heads, weights=reading.weights)
-            without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
-            base = Candidate(layer, (*reading.choices, *without_out), reading)
-            yield base
-            for splits, merges in ((True, True), (True, False), (False, True)) if n_heads > 1 else ():
-                words = f"a head has every {n_heads}th column{'' if splits == merges else ' on one side'}"
-                fields = {"interleaved_split": splits, "interleaved_merge": merges}
-                yield base.having((fields, (Choice("interleaved-heads", words),)))
+    for reading in readings_of(subject, module, examined.tensors, request.n_heads):
+        layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
+        without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
+        base = Candidate(layer, (*reading.choices, *without_out), reading)
+        yield base
+        for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
+            words = f"a head has every {reading.n_heads}th column{'' if splits == merges else ' on one side'}"
+            fields = {"interleaved_split": splits, "interleaved_merge": merges}
+            yield base.having((fields, (Choice("interleaved-heads", words),)))
 
 
-def head_counts(built: Built, stated: int | None, parts: Sequence[WeightMatrix]) -> list[tuple[int, int | None]]:
-    """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the widest weight."""
-    named, n_kv = counts_of(built, "n_heads"), counts_of(built, "n_kv_heads")
+def readings_of(
+    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], stated: int | None
+) -> Iterator[ProjectionReading]:
+    """Every reading of the weights, with each possible number of heads: stated, else from arguments and attributes, else divisors
+    of the widest weight."""
+    named, n_kv = counts_of(subject.built, "n_heads"), counts_of(subject.built, "n_kv_heads")
+    parts, sizes = parts_of(module, tensors), subject.sizes
     width = max((max(part.weight.shape) for part in parts), default=1)
     counts = [*named, 1, *(width // n for n in named)] if named else [n for n in range(1, 65) if width % n == 0]
-    counts = [n for n in (stated, *counts) if n]
-    return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts)]
+    for n_heads in dict.fromkeys(n for n in (stated, *counts) if n):
+        n_kv_heads = next((n for n in n_kv if n_heads % n == 0), None)
+        yield from projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads))
 
 
 def counts_of(built: Built, role: str) -> list[int]:
