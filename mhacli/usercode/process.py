@@ -28,7 +28,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, silent_stderr
+from mhacli.io.memory import gc_paused
 
 KEPT_BYTES: Final = 64 << 10
 _LOADING: Final = "loading torch"
@@ -168,7 +169,12 @@ def main() -> None:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=messages)
 
     try:
-        job = _loaded(sent["job"])
+        gc.freeze()
+        with silent_stderr(), gc_paused():
+            import torch
+        torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))
+        module, _, name = sent["job"].partition(":")
+        job = getattr(importlib.import_module(module), name)
         sys.dont_write_bytecode = True  # leaves no files beside the user's
         send("result", job(sent["request"], stage))
     except BaseException as fault:
@@ -182,19 +188,6 @@ def _end_with_parent(stdin: int) -> None:
     """Kills this process and its descendants when the parent ends."""
     os.read(stdin, 1)
     os.killpg(0, signal.SIGKILL)
-
-
-def _loaded(job: str) -> Callable[[dict[str, Any], Stage], Any]:
-    """The job's function. Torch is loaded first, without its warnings."""
-    from mhacli.errors import silent_stderr
-    from mhacli.io.memory import gc_paused
-
-    gc.freeze()
-    with silent_stderr(), gc_paused():
-        import torch
-    torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))
-    module, _, name = job.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def _as_error(fault: BaseException, stage: str) -> MhaError:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal
@@ -137,17 +138,17 @@ def find_target(target: str) -> Any:
     if target in _objects:
         return _objects[target]
     location, name = split_target(target)
-    thing = module = _import(location)
-    for part in name.split("."):
-        if not hasattr(thing, part):
-            listed = first_names(_offered(thing), _MOST_LISTED)
-            has = f"only {listed}" if listed else "and no class or function"
-            path = getattr(module, "__file__", None)
-            raise MhaError(f"{location} has no {name}, {has}", code="no-target", path=path)
-        thing = getattr(thing, part)
-    if not (callable(thing) or hasattr(thing, "forward")):
-        message = f"{name} of {location} is a value of type {type(thing).__name__}, not a class or function"
-        raise MhaError(message, hint=first_names(_offered(module), _MOST_LISTED) or None, code="no-target")
+    module, problem = _import(location), ""
+    try:
+        thing = attrgetter(name)(module)
+        if not (callable(thing) or hasattr(thing, "forward")):
+            problem = f"{name} of {location} is a value of type {type(thing).__name__}, not a class or function"
+    except AttributeError:
+        problem = f"{location} has no {name}"
+    if problem:
+        path = getattr(module, "__file__", None)
+        beside = targets_beside(location if _is_file(location) else path or "")
+        raise MhaError(problem, hint=first_names(beside, _MOST_LISTED) or None, code="no-target", path=path)
     return thing
 
 
@@ -167,13 +168,6 @@ def _definition(thing: Any) -> Any:
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return type(thing)
     return inspect.unwrap(getattr(thing, "__func__", thing))
-
-
-def _offered(owner: Any) -> list[str]:
-    """The public classes and functions of a module or class; those defined in it if there are any."""
-    things = {name: thing for name, thing in vars(owner).items() if callable(thing) and not name.startswith("_")}
-    home = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None)
-    return [name for name, thing in things.items() if getattr(thing, "__module__", None) == home] or list(things)
 
 
 # ------------------------------------------------------------------------------------------------------------ the import
