@@ -216,7 +216,7 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
                 like,
                 slots=slots,
                 axes=axes,
-                others={**like.others, **_others(free, numbers, variant, causal=causal), **masks},
+                others={**like.others, **usual_arguments(free, numbers, variant, causal=causal), **masks},
                 sizes=CallSizes(batch, q_len, k_len, d_in, d_context, n_split),
             )
 
@@ -250,21 +250,22 @@ def _layouts(
     return layouts if is_function else [*layouts, (_MAP, batch, _MAP_CELLS, _MAP_CELLS)]
 
 
-def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: int, *, causal: bool) -> dict[str, Any]:
-    """The arguments besides inputs and masks, or what makes each: the required ones, and switches by which the pattern is
-    computed or that are asked for."""
+def usual_arguments(
+    free: Sequence[CallParameter], numbers: Mapping[str, int], shape: int, *, causal: bool
+) -> dict[str, Any]:
+    """The arguments besides inputs and masks, or what makes each: the required ones, and the switches for training and, if it is
+    asked for, for a causal mask."""
     d_head, d_model, others = numbers["d_head"], numbers["d_model"], dict[str, Any]()
     values: dict[str, Any] = {
         **numbers,
         "scale": 1 / math.sqrt(d_head),
         "dropout": 0.0,
         "causal": causal,
-        "pattern": True,
-        **dict.fromkeys(("mean", "off", "result"), False),
-        **{role: partial(in_call, role, shape) for role in ("training", "offset", "positions")},
+        **dict.fromkeys(("off", "result"), False),
+        **{role: partial(in_call, role, shape) for role in ("training", "offset", "positions", "segments")},
     }
     for name, role, required, _, _ in free:
-        is_switch = role in ("training", "pattern", "mean") or (role == "causal" and causal)
+        is_switch = role == "training" or (role == "causal" and causal)
         if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
             continue
         others[name] = values.get(role)
@@ -279,12 +280,14 @@ def _others(free: Sequence[CallParameter], numbers: Mapping[str, int], shape: in
 
 
 def in_call(role: str, shape: int, sizes: CallSizes) -> Any:
-    """The positions of the tokens of a call in one of three shapes, the number of tokens before it, or whether it is of
-    training."""
+    """The positions of the tokens of a call in one of three shapes, the segment of each, the first, the number of tokens before
+    it, or whether it is of training."""
     if role == "training":
         return sizes.training
     if role == "offset":
         return torch.tensor(sizes.start) if shape else sizes.start
+    if role == "segments":
+        return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
     q_idx = torch.arange(sizes.start, sizes.start + sizes.q_len)
     return (q_idx[None], q_idx, q_idx.expand(sizes.batch, -1))[shape]
 

@@ -14,7 +14,7 @@ ROWS = ("x", "query", "key", "value", "kv", "context")
 IN_ORDER: Mapping[int, tuple[str, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
 MASKS = ("mask", "padding", "lengths", "bias")
-WITHOUT_EFFECT = ("rest", "any", "result", "caching", "training", "pattern", "mean", "n_heads", "d_head", "d_model")
+WITHOUT_EFFECT = ("rest", "any", "result", "caching", "training", "n_heads", "d_head", "d_model")
 """The roles of parameters whose values do not change the output in evaluation, or state its sizes."""
 
 _OF_CALLS = {
@@ -26,12 +26,12 @@ _OF_CALLS = {
         features state states src tensor tgt trg target decoder""",
     "context": "context ctx memory encoder enc encoderout cross cond source y",
     "positions": "positions positionids posids cacheposition",
+    "segments": "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids tokentypes tokentypeids",
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
     "mask": "allowed visible m adj adjacency",
     "padding": "pad padding valid",
-    "mean": "averageattnweights averageattentionweights averageheads",
     "training": "training train",
 }
 """What parameters of a call are called, by their roles: without underscores, and with `n` for `num`."""
@@ -95,17 +95,17 @@ _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory se
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
 _WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w")
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
-_PATTERN = re.compile(r"(need|return|output|with|get|keep).*(att(n|entions?)?|weights?|pattern|probs|scores)(_.*)?")
-_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
+_OF_PATTERN = r"(with|keep)_?(att|weights|pattern|probs|scores).*|average_.*"
+_RESULT = re.compile(rf"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger|{_OF_PATTERN}")
 _CACHING = re.compile(r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)")
 
 
 class CallParameter(NamedTuple):
     """One parameter of a call. `by_place`: it is positional only. `default` is also None without a default.
 
-    A `role` has the words above, or is `cache`; `pattern`, which also returns the pattern; `off`, a switch that stays off;
-    `caching`, one by which a call remembers what it read; `result`, which changes what is returned or printed alone; `weight` or
-    `weight bias`; `other mask`; `rest`, for `*args`; `any`, for `**kwargs`; or `unknown`.
+    A `role` has the words above, or is `cache`; `off`, a switch that stays off; `caching`, one by which a call remembers what it
+    read; `result`, which changes what is returned or printed alone; `weight` or `weight bias`; `other mask`; `rest`, for `*args`;
+    `any`, for `**kwargs`; or `unknown`.
     """
 
     name: str
@@ -161,9 +161,7 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
     if _CACHING.fullmatch(name):
         return "caching"
     if isinstance(default, bool) or annotation in (bool, "bool"):
-        if _PATTERN.fullmatch("_".join(words)) and "mean" not in known:
-            return "pattern"
-        return next((role for role in known if role in ("causal", "mean", "training")), "off")
+        return next((role for role in known if role in ("causal", "training")), "off")
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
         return next((role for role in known if role in _OF_NUMBERS), "unknown")
     if words[-1] in ("mask", "masks"):

@@ -27,6 +27,7 @@ from mhacli.usercode.find_call import (
     hides,
     in_call,
     plain_call,
+    usual_arguments,
     with_independent_rows,
     with_output,
 )
@@ -59,14 +60,13 @@ Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 class Sequences:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
-    `called` says how it is called with token ids. `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0
-    for vectors. `has_source`: it is an encoder with a decoder, whose ids these are. `mask` says which tokens are
-    real; `hides_padding`: it is surely meant for it. `positions` takes the numbers of positions, of which the first is
-    `first_position`. `cached` reads texts in steps, None if it takes no cache.
+    `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder
+    with a decoder, whose ids these are. `mask` says which tokens are real; `hides_padding`: it is surely meant for it.
+    `positions` takes the numbers of positions, of which the first is `first_position`. `cached` reads texts in steps, None if it
+    takes no cache.
     """
 
     attention: UserAttention
-    called: str = ""
     length: int = _LEAST
     n_ids: int = 0
     pad: int = 0
@@ -92,8 +92,8 @@ class Sequences:
         **how: Any,
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side, and what a model
-        that returns nothing for each token gives for the whole text. `note` receives what the parts of the model compute for one
-        of the texts."""
+        that returns nothing for each token gives for the whole text, but for logits of one token. `note` receives what the parts
+        of the model compute for one of the texts."""
         rows, real = self.padded(texts, side)
         given: dict[str, Any] = {}
         if side == "left" and mask is not None and self.positions is not None:
@@ -109,21 +109,16 @@ class Sequences:
         inputs = Inputs(rows, real=None if mask is None else real)
         with nullcontext() if note is None else watching(self.attention.built.module, keep):
             result = self.attention.result(inputs, mask=mask, given=given, **how)
-        out, whole = self.attention.read(result, self.attention.sizes_of(inputs)), self._of_texts(result, len(texts))
+        out, wholes = self.attention.read(result, self.attention.sizes_of(inputs)), [None] * len(texts)
+        if self.attention.is_inside:  # which returns nothing for each token
+            found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
+            of_texts = (each for each in found if len(each) == len(texts) and each.shape[1] != self.n_ids)
+            wholes = next((list(each.detach().cpu()) for each in of_texts), wholes)
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         outputs = list(wide)
         if not self.attention.is_pooled:
             outputs = [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
-        return list(zip(outputs, [None] * len(texts) if whole is None else whole, strict=True))
-
-    def _of_texts(self, result: Any, n_texts: int) -> Tensor | None:
-        """What a model that returns nothing for each token gives for each text, `[text, number]`, but for logits of one token."""
-        if not self.attention.is_inside:
-            return None
-        found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
-        return next(
-            (each.detach().cpu() for each in found if len(each) == n_texts and each.shape[1] != self.n_ids), None
-        )
+        return list(zip(outputs, wholes, strict=True))
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
         """What holds something for each token of a batch of this shape, `[text, token, …]`."""
@@ -145,7 +140,7 @@ class Sequences:
         while tried >= (_LEAST if length is None else 1):
             try:
                 self.run([self.draw(0, tried)] * _BATCH)
-                return replace(self, length=tried, called=self.called.format(tried))
+                return replace(self, length=tried)
             except Exception:  # beyond the model's positions its code may raise anything
                 if length is not None:
                     raise
@@ -169,16 +164,15 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
 
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
 _OF_DECODER = ("tgt_mask", "trg_mask")
-_SEGMENTS = re.compile(r"seg(ment)?(_|s?$)|(^|_)types?(_|$)")
-"""Arguments for the segment of each token, as in BERT."""
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
 _FEWEST_IDS, _MOST_IDS = 2, 1 << 18
-_CAUSAL_MASKS = {
-    "True hides": MaskForm("", ("query", "key"), "bool", "hide"),
-    "True keeps": MaskForm("", ("query", "key"), "bool"),
-    "−∞ hides": MaskForm("", ("query", "key"), "additive"),
-}
+_CAUSAL_MASKS = (
+    MaskForm("", ("query", "key"), "bool", "hide"),
+    MaskForm("", ("query", "key"), "bool"),
+    MaskForm("", ("query", "key"), "additive"),
+)
+_NO_SIZES = {"n_heads": 1, "d_head": 1, "d_model": 1}
 
 
 def sequences_of_ids(
@@ -206,7 +200,8 @@ def sequences_of_ids(
         others={**{p.name: False for p in others if p.role == "caching"}, **like.others},
         is_forgetful=False,
     )
-    found, note = _first_beside_source(attention, ids.name, others) if decoder else _first_of_ids(attention, others)
+    starts = _beside_source(attention, ids.name) if decoder else [attention]
+    found = next(filter(None, (_first_of_ids(start, others) for start in starts)), None)
     table = None if found is None else _table_of(found)
     if found is None or (table is None and has_table):
         return None
@@ -216,15 +211,12 @@ def sequences_of_ids(
     if mask is not None and mask.parameter in attention.others:
         no_padding = {mask.parameter: partial(mask_of, mask, causal=False)}
         attention = replace(attention, others={**attention.others, **no_padding})
-    shape = f"{_BATCH}, {{}}" if attention.axes[0] == "batch" else f"{{}}, {_BATCH}"
-    only = "" if attention.is_resizable else ", the only length that the example gives"
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
     attention = replace(attention, ids=torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device))
     return Sequences(
         attention=attention,
-        called=f"{built.name.rpartition(':')[2]}({decoder or 'ids'} [{shape}]{only}{note})",
         n_ids=n_ids,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
         has_source=decoder is not None,
@@ -235,67 +227,55 @@ def sequences_of_ids(
     ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
 
 
-def _first_beside_source(
-    attention: UserAttention, name: str, others: Sequence[CallParameter]
-) -> tuple[UserAttention | None, str]:
-    """The first call of a decoder beside random tokens for the encoder, its argument `name`, with the batch first or second."""
+def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttention]:
+    """The decoder beside random tokens for the encoder, its argument `name`, with the batch first and second."""
     assert attention.ids is not None
     for n, axes in product(_OF_SOURCE, (OF_IDS, ("row", "batch"))):
         source = torch.randint(len(attention.ids), (n, 1), generator=torch.Generator().manual_seed(n))
         read = {name: partial(_in_batch, (source if axes != OF_IDS else source.mT).to(attention.device))}
-        found, note = _first_of_ids(replace(attention, axes=axes, others={**attention.others, **read}), others)
-        if found is not None:
-            return found, note
-    return None, ""
+        yield replace(attention, axes=axes, others={**attention.others, **read})
 
 
-def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> tuple[UserAttention | None, str]:
-    """The first call that gives an output of each token, and its mask in words: as an example shows it, or with the ids for its
-    targets too where that helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it
-    the first that hides the last token, or of padding that nothing has."""
+def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> UserAttention | None:
+    """The first call that gives an output of each token: as an example shows it, or with the ids for its targets too where that
+    helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it the first that hides
+    the last token, or of padding that nothing has."""
     if attention.example is not None:
         try:
-            shown = attention_of_example(attention, _SHOWN * attention.is_resizable)
+            attention, others = attention_of_example(attention, _SHOWN * attention.is_resizable), ()
         except MhaError:  # it gives no ids
-            return None, ""
-        attention, others = shown, ()
-    positions = {p.name: partial(in_call, "positions", 0) for p in others if p.required and p.role == "positions"}
-    places = {p.name: partial(in_call, "offset", 0) for p in others if p.role == "offset"} | positions
-    segments = {p.name: partial(_first_segment) for p in others if p.required and _SEGMENTS.search(p.name)}
-    attention = replace(attention, others={**segments, **attention.others, **places})
-    given = "".join(f", {name}=zeros" for name in segments) + "".join(f", {name}=0 to T − 1" for name in positions)
+            return None
+    usual = usual_arguments([p for p in others if p.required], _NO_SIZES, 0, causal=False)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in ("targets", "target", "labels", "y")]
-    found: list[tuple[UserAttention, str]] = []
-    for masks, note in _required_masks(others):
-        like = replace(attention, others={**attention.others, **masks})
+    found: list[UserAttention] = []
+    for masks in _required_masks(others):
+        like = replace(attention, others={**usual, **attention.others, **masks})
         ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found.append((with_output(way), note + given))
+                found.append(with_output(way))
                 break
-    return next((each for each in found if hides(each[0], None)), found[0]) if found else (None, "")
+    return next((each for each in found if hides(each, None)), next(iter(found), None))
 
 
-def _required_masks(others: Sequence[CallParameter]) -> Iterator[tuple[dict[str, Any], str]]:
-    """What is given for the masks that a call needs, with it in words: a causal mask alone, then also masks that hide no padding
-    where a name says that they are of padding, then such masks alone."""
+def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]:
+    """What is given for the masks that a call needs: a causal mask alone, then also masks that hide no padding where a name says
+    that they are of padding, then such masks alone."""
     needed = tuple(p for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER)
     named = tuple(p for p in needed if _is_of_padding(p))
     causal = sorted((p.name for p in needed if p not in named), key=lambda name: name not in _OF_DECODER)
     for of_padding in dict.fromkeys([(), named, needed]):
-        meanings = _CAUSAL_MASKS.items() if causal and of_padding in ((), named) else [("", None)]
+        forms = _CAUSAL_MASKS if causal and of_padding in ((), named) else (None,)
         kinds: tuple[MaskKind, ...] = ("whole", "bool") if of_padding else ("whole",)
-        for kind, (meaning, form) in product(kinds, meanings):
-            masks, note = dict[str, Any].fromkeys(p.name for p in needed), ""
+        for kind, form in product(kinds, forms):
+            masks = dict[str, Any].fromkeys(p.name for p in needed)
             for p in of_padding:
                 open_form = MaskForm(p.name, ("batch", "key"), kind) if p.role != "lengths" else forms_of(p)[0]
                 masks[p.name] = partial(mask_of, open_form, causal=False)
-                note += f", {p.name}=no padding"
             if form is not None:
                 masks[causal[0]] = partial(mask_of, form, causal=True)
-                note += f", {causal[0]}=a causal mask [token, token]: {meaning}"
-            yield masks, note
+            yield masks
 
 
 def _is_of_padding(parameter: CallParameter) -> bool:
@@ -305,11 +285,6 @@ def _is_of_padding(parameter: CallParameter) -> bool:
 def _in_batch(source: Tensor, sizes: CallSizes) -> Tensor:
     """The same source for each text."""
     return source.expand([sizes.batch if size == 1 else size for size in source.shape])
-
-
-def _first_segment(sizes: CallSizes) -> Tensor:
-    """The number of the first segment for each token."""
-    return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
 
 
 def _table_of(attention: UserAttention) -> nn.Embedding | None:

@@ -258,7 +258,8 @@ def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) 
     """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes axes."""
     axes = axes_of[operation]
     if operation.name in SOFTMAXES and operation.site.startswith("pattern"):
-        axis = _softmax_axis(operation, axes)
+        dim = operation.arguments.get("dim", operation.arguments.get("1"))
+        axis = axes[dim] if isinstance(dim, int) and axes else str(dim)
         remark = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
         return "" if "key" in re.split("[·+]", axis) else remark
     if operation.name not in ("view", "reshape", "flatten", "unflatten"):
@@ -268,12 +269,6 @@ def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) 
     if set(before) != set(after) or not a or before[a] == before[b] or after[a] == after[b]:
         return ""  # the order within a merged axis is unknown
     return f"a {operation.name} keeps the numbers in their order, and cannot exchange {a} and {b}: they are mixed"
-
-
-def _softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
-    """The axis of a softmax."""
-    dim = operation.arguments.get("dim", operation.arguments.get("1"))
-    return axes[dim] if isinstance(dim, int) and axes else str(dim)
 
 
 def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:

@@ -300,17 +300,16 @@ class UserAttention:
         own = tree_map_only(Tensor, self._here, {**others, **self._rows(inputs), **masks})
         arguments = {**own, **given}
         call = copied(self.built.call) if self.is_forgetful else self.built.call
-        with _quietly(self.built, call, training=training):
-            if not self.is_inside:
-                return self._of_arguments(call, arguments, sizes)
-            inside: list[Tensor] = []
+        inside: list[Tensor] = []
 
-            def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-                is_part = part is not self.built.module and isinstance(output, Tensor) and not output.is_nested
-                inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
+        def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
+            is_part = part is not self.built.module and isinstance(output, Tensor) and not output.is_nested
+            inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
-            with watching(self.built.module, note):
-                return self._of_arguments(call, arguments, sizes), inside[-1]
+        watched = self.built.module if self.is_inside else None
+        with _quietly(self.built, call, training=training), watching(watched, note):
+            result = self._of_arguments(call, arguments, sizes)
+        return (result, inside[-1]) if self.is_inside else result
 
     def _of_arguments(self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes) -> Any:
         """What the call returns for these arguments, as the example makes it if there is one. What an example draws is the same
@@ -383,29 +382,36 @@ class UserAttention:
     def described(self) -> str:
         """The call as one line of Python, with a comment on layouts."""
         call, (path, axes) = self.built.call, self.output
+        usual, of_result = (self.canonical, self.axes) if self.ids is None else (OF_IDS, (*self.axes, "width"))
         rows = [slot.part if slot.name.startswith("args[") else slot.name for slot in self.slots]
         masks = [form.parameter for form in sorted(self.forms, key=lambda form: form.is_padding)]
-        notes = [] if self.axes == self.canonical else [f"rows [{_words(self.axes)}]"]
+        notes = [] if self.axes == usual else [f"rows [{_words(self.axes)}]"]
         notes += [] if self.is_resizable else [f"only at length {self.sizes.q_len}"]
-        notes += [] if axes == self.axes else [f"result [{_words(axes)}]"]
+        notes += [] if axes == of_result else [f"result [{_words(axes)}]"]
+        notes += ["what its output layer reads"] if self.is_inside else []
         name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
         comment = f"  # {'; '.join(notes)}" if notes else ""
-        return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
+        return f"{name}({self._arguments_text(rows, masks)}){'' if self.is_inside else path}{comment}"
 
     def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
-        """The arguments of a call behind those for token vectors: tensors of zeros or ones for two texts of length T, and `…` for
-        what takes more than a word."""
+        """The arguments of a call behind those for token vectors: tensors of one number, or a triangle of it, for two texts of
+        length T, and `…` for what takes more than a word."""
         words, texts = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}, dict[str, str]()
         for name in [parameter.name for parameter in signature_of(self.built.call) if parameter.name in self.others]:
             value = at_sizes(self.others[name], self.sizes)
-            texts[name] = "…" if "tensor(" in repr(value) else repr(value)
-            # such as a mask that hides nothing
-            if isinstance(value, Tensor) and value.ndim and bool((value == value.any()).all()):
-                shape = ", ".join(words.get(n, str(n)) for n in value.shape)
-                dtype = "" if value.is_floating_point() else f", dtype={value.dtype}"
-                texts[name] = f"torch.{'ones' if value.any() else 'zeros'}({shape}{dtype})"
+            is_plane = isinstance(value, Tensor) and value.ndim > 1
+            texts[name] = _text_of(value, words) if is_plane else "…" if "tensor(" in repr(value) else repr(value)
         texts |= dict.fromkeys(masks, "…")
         return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
+
+
+def _text_of(tensor: Tensor, words: Mapping[int, str]) -> str:
+    """A tensor of one number, or a triangle of it, such as a mask, as code with words for its sizes; `…` for any other."""
+    number = max(tensor.flatten().tolist(), key=abs)
+    full, shape = torch.full_like(tensor, number), [words.get(size, str(size)) for size in tensor.shape]
+    text = f"torch.full(({', '.join(shape)}), {words.get(number, str(number).replace('inf', 'torch.inf'))})"
+    made = {text: full, f"{text}.tril()": full.tril(), f"{text}.triu(1)": full.triu(1)}
+    return next((text for text, each in made.items() if torch.equal(each, tensor)), "…")
 
 
 def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes) -> Tensor:

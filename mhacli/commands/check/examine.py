@@ -114,7 +114,7 @@ def _of_behaviour(asker: Asker, target: str) -> Examination:
     return Examination(
         verdict=verdict,
         target=target,
-        called=asker.of.called,
+        called=asker.of.attention.described,
         findings=tuple(asker.findings),
         reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(asker.module),

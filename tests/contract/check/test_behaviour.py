@@ -109,22 +109,25 @@ def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
 def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_length_first(tmp_path: Path) -> None:
     report = mhacli.check(user_code.load(user_code.ZOO / "models.py").Translation(), length=32)
     assert report.verdict == "right"
-    assert "trg [32, 2], tgt_mask=a causal mask" in report.called
+    assert "tgt_mask=torch.full((T, T), True).triu(1)" in report.called
     path, _ = user_code.write(tmp_path, "models:Translation", ("src_mask, tgt_mask, None", "src_mask, None, None"))
     (finding,) = mhacli.check(user_code.load(path).Translation(), length=32).findings
     assert finding.code == "sees-the-future"
 
 
-NEEDED = {"attention_mask": "attention_mask == 0", "lengths": "torch.arange(ids.shape[1]) >= lengths[:, None]"}
+NEEDED = {
+    "attention_mask": ("attention_mask == 0", "torch.full((2, T), 1)"),
+    "lengths": ("torch.arange(ids.shape[1]) >= lengths[:, None]", "…"),
+}
 
 
 @pytest.mark.parametrize("needed", NEEDED)
 def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, tmp_path: Path) -> None:
-    given = "padding_mask=None):", f"{needed}):\n        padding_mask = {NEEDED[needed]}"
+    given = "padding_mask=None):", f"{needed}):\n        padding_mask = {NEEDED[needed][0]}"
     for faults, verdict in (((), "consistent"), ((("else ~padding_mask", "else padding_mask < 2"),), "wrong")):
         path, _ = user_code.write(tmp_path, "models:Pooled", given, *faults)
         report = mhacli.check(user_code.load(path).Pooled(), length=32)
-        assert (report.verdict, report.called) == (verdict, f"Pooled(ids [2, 32], {needed}=no padding)")
+        assert (report.verdict, report.called) == (verdict, f"forward(ids, {needed}={NEEDED[needed][1]})  # what its output layer reads")
 
 
 @pytest.mark.real
@@ -227,7 +230,7 @@ class Around(nn.Module):
 def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> None:
     assert [(finding.code, finding.file) for finding in mhacli.check(Sideways()).findings] == [("batch-leak", __file__)]
     right, around = mhacli.check(LengthFirst()), mhacli.check(Around())
-    assert (right.verdict, right.called) == ("consistent", "LengthFirst(ids [256, 2])")
+    assert (right.verdict, right.called) == ("consistent", "forward(ids)  # rows [seq, batch]")
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
 
 

@@ -52,7 +52,7 @@ CALLS = (
     Call("TokenMask", "x attention_mask", choices="mask-form"),
     Call("ReturnsNamed", "x", ".context"),
     Call("ReturnsDict", "x", "output"),
-    Call("ReturnsDataclass", "x output_attentions", "last_hidden_state"),
+    Call("ReturnsDataclass", "x", "last_hidden_state"),
     Call("ReturnsScoresToo", "x", "[0]"),
     Call("ThirdsInnermost", "x", choices="fused-layout"),
     Call("NamedOrder", "x"),
