@@ -127,7 +127,8 @@ def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, t
     for faults, verdict in (((), "consistent"), ((("else ~padding_mask", "else padding_mask < 2"),), "wrong")):
         path, _ = user_code.write(tmp_path, "models:Pooled", given, *faults)
         report = mhacli.check(user_code.load(path).Pooled(), length=32)
-        assert (report.verdict, report.called) == (verdict, f"forward(ids, {needed}={NEEDED[needed][1]})  # what its output layer reads")
+        assert report.verdict == verdict
+        assert report.called.startswith(f"forward(ids, {needed}={NEEDED[needed][1]})")
 
 
 @pytest.mark.real
