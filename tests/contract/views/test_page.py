@@ -55,12 +55,10 @@ def test_statistics_are_readable_without_a_script(tmp_path: Path, name: str) -> 
     assert len(by_head) == len(document(name)["heads"])
     for head in document(name)["heads"]:
         row = by_head[head["layer"], head["head"]]
-        for column, statistic, abs_ in (
-            ("H", "entropy", 0.0051),
-            ("self", "diagonal", 5.1e-4),
-            ("prev", "previous", 5.1e-4),
-        ):
-            assert float(row[columns.index(column)]) == pytest.approx(head[statistic], abs=abs_)
+        for column, statistic, error in (
+            ("H", "entropy", 0.0051), ("self", "diagonal", 5.1e-4), ("prev", "previous", 5.1e-4), ("|i−j|", "distance", 0.051)
+        ):  # fmt: skip
+            assert float(row[columns.index(column)]) == pytest.approx(head[statistic], abs=error)
 
 
 def test_steps_effects_and_decoding_are_tables_with_the_numbers_of_the_record(tmp_path: Path) -> None:
