@@ -292,6 +292,7 @@ def test_a_step_counts_what_it_reads_and_appends(name: str, mha: Any) -> None:
     assert summary["prompt_len"] == 4
 
 
+@pytest.mark.real
 def test_the_cache_of_two_texts_outweighs_the_weights_at_half_the_length(mha: Any) -> None:
     alone, both = (decode(mha, "gpt2", *more).json["decoding"] for more in ((), ("--text", TEXT)))
     assert both["crossing_len"] == pytest.approx(alone["crossing_len"] / 2)

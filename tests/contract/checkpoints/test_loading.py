@@ -91,7 +91,7 @@ def test_a_checkpoint_has_the_same_numbers_in_any_layout(layout: str, mha: Any, 
     assert rows(mha, f"{place}/") == rows(mha, checkpoints.folder("llama"))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.real)])
 def test_weights_of_16_bits_stay_in_their_dtype_until_another_is_chosen(dtype: str, mha: Any, tmp_path: Path) -> None:
     narrow = copy.deepcopy(checkpoints.model("llama")).to(getattr(torch, dtype))
     saved("llama", tmp_path / "m", narrow)
@@ -263,6 +263,7 @@ def test_auto_places_a_small_model_in_memory(mha: Any) -> None:
     assert rows(mha, checkpoints.folder("llama"), *words) == rows(mha, checkpoints.folder("llama"))
 
 
+@pytest.mark.real
 def test_what_a_spread_model_generates_is_inspected(mha: Any, tmp_path: Path) -> None:
     words = ("heads", "--model", checkpoints.folder("llama"), TEXT, "--generate", "3", "--json")
     actual, whole = mha(*words, *spread(tmp_path, MIXED)).json, mha(*words).json

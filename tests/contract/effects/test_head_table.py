@@ -50,6 +50,7 @@ def test_a_row_has_the_statistics_of_heads_and_the_mean_effect_over_the_texts(fa
         assert head["floor"] == pytest.approx(max(each["effect"]["floor"] for each in effects), rel=0.5)
 
 
+@pytest.mark.real
 def test_the_weight_on_the_previous_token_is_that_of_the_model_itself(mha: Any) -> None:
     table = mha("heads", *TEXTS, "--model", checkpoints.folder("gpt2"), "--effect", "--json").json
     model = checkpoints.model("gpt2", attn_implementation="eager")

@@ -234,7 +234,7 @@ def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds
 
 
 @pytest.mark.parametrize("target", ["kept", pytest.param("fresh", marks=pytest.mark.real)])
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["replace", *(pytest.param(n, marks=pytest.mark.real) for n in ("write", "fsync"))])
 def test_a_command_whose_save_fails_ends_with_1_and_names_file_and_reason(
     tmp_path: Path, call: str, target: str
 ) -> None:
@@ -357,7 +357,7 @@ def test_a_device_is_refused_and_stays_what_it_was(mha: Mha, tmp_path: Path) -> 
     assert fingerprint(node) == before
 
 
-@pytest.mark.parametrize("target", ["old", "fresh"])
+@pytest.mark.parametrize("target", ["old", pytest.param("fresh", marks=pytest.mark.real)])
 def test_a_folder_that_cannot_be_written_is_refused_without_torch(tmp_path: Path, target: str) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()

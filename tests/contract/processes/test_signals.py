@@ -88,7 +88,10 @@ def files(folder: Path) -> dict[str, object]:
 
 
 @SIGNALS
-@pytest.mark.parametrize("modules", [{"typer": PAUSE}, {"sitecustomize": DURING_IMPORT}], ids=["typer", "torch"])
+@pytest.mark.parametrize("modules", [
+    pytest.param({"typer": PAUSE}, id="typer"),
+    pytest.param({"sitecustomize": DURING_IMPORT}, id="torch", marks=pytest.mark.real),
+])  # fmt: skip
 def test_a_signal_during_an_import_ends_the_process(
     tmp_path: Path, reached: Callable[[], None], modules: Mapping[str, str], number: int, code: int
 ) -> None:
@@ -99,7 +102,7 @@ def test_a_signal_during_an_import_ends_the_process(
 
 
 @SIGNALS
-@pytest.mark.parametrize("target", ["old", "new"])
+@pytest.mark.parametrize("target", ["old", pytest.param("new", marks=pytest.mark.real)])
 def test_a_signal_during_a_save_leaves_the_files_as_they_were(
     tmp_path: Path, reached: Callable[[], None], target: str, number: int, code: int
 ) -> None:

@@ -45,7 +45,7 @@ def without_reader() -> Iterator[int]:
 # ------------------------------------------------------------------------------------------------------- readers that leave
 
 
-@pytest.mark.parametrize("words", LONG, ids=["vocab", "show"])
+@pytest.mark.parametrize("words", [LONG[0], pytest.param(LONG[1], marks=pytest.mark.real)], ids=["vocab", "show"])
 def test_a_reader_that_leaves_after_one_line_of_a_long_output_causes_no_error(folder: Path, words: list[str]) -> None:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start(folder, *words, env=environment(folder), **streams)
@@ -75,8 +75,14 @@ def test_a_reader_that_left_before_the_end_of_a_computation_causes_no_error(fold
 
 
 @pytest.mark.parametrize(
-    ("words", "env"), [*((words, {}) for words in (*SHORT, LONG[0])), (SHORT[1], UNBUFFERED)], ids=str
-)
+    ("words", "env"),
+    [
+        (SHORT[0], {}), (SHORT[2], {}), (LONG[0], {}),
+        *(pytest.param(words, {}, marks=pytest.mark.real) for words in (SHORT[1], *SHORT[3:])),
+        pytest.param(SHORT[1], UNBUFFERED, marks=pytest.mark.real),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_stdout_that_is_full_is_an_error(folder: Path, words: list[str], env: dict[str, str]) -> None:
     """The output goes to the end of a file that has reached the size limit of the process."""
     full = os.open(folder, os.O_TMPFILE | os.O_RDWR)
@@ -97,7 +103,8 @@ def test_a_result_that_cannot_be_printed_after_the_computation_is_an_error(folde
         os.close(unwritable)
 
 
-@pytest.mark.parametrize("words", [["vocab", "a b"], ["vocab", "a b", "--json"], ["run", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["vocab", "a b"], pytest.param(["vocab", "a b", "--json"], marks=pytest.mark.real),
+                                   pytest.param(["run", "--help"], marks=pytest.mark.real)], ids=" ".join)  # fmt: skip
 def test_a_closed_stdout_is_an_error_before_any_work(folder: Path, words: list[str]) -> None:
     done = run(folder, *words, code=1, modules=NO_TORCH, shell=f"{PLAIN_SHELL} >&-")
     assert done.missing("stdout", "closed") == []
@@ -114,7 +121,8 @@ def test_an_error_that_cannot_be_printed_keeps_its_exit_code(folder: Path) -> No
 # -------------------------------------------------------------------------------------------------------------------- stdin
 
 
-@pytest.mark.parametrize("words", [["run", "-"], ["vocab", "-", "--json"], ["run", "--file", "-"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["run", "-"], pytest.param(["vocab", "-", "--json"], marks=pytest.mark.real),
+                                   pytest.param(["run", "--file", "-"], marks=pytest.mark.real)], ids=" ".join)  # fmt: skip
 def test_a_closed_stdin_is_an_error(folder: Path, words: list[str]) -> None:
     done = run(folder, *words, code=1, modules=NO_TORCH, shell=f"{PLAIN_SHELL} <&-")
     assert done.missing("stdin", "closed") == []

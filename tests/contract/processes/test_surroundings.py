@@ -53,6 +53,7 @@ def test_a_deleted_working_folder_does_not_matter_to_files_elsewhere(folder: Pat
     assert "w" in run(folder, "run", "a", "--weights", "w", code=1, shell=DELETED, modules=NO_TORCH).said
 
 
+@pytest.mark.real
 def test_a_file_in_a_deleted_working_folder_is_refused(folder: Path) -> None:
     for words in (
         ["vocab", "a", "--save", "v"],
@@ -70,7 +71,10 @@ def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_erro
 # ------------------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("words", [["run"], ["vocab", "--max-bytes", "8M", "--json"]], ids=["run", "vocab"])
+VOCAB = pytest.param(["vocab", "--max-bytes", "8M", "--json"], id="vocab", marks=pytest.mark.real)
+
+
+@pytest.mark.parametrize("words", [pytest.param(["run"], id="run"), VOCAB])
 def test_a_file_of_100_mb_is_refused_in_little_memory(tmp_path: Path, words: list[str]) -> None:
     with (tmp_path / "text.txt").open("wb") as file:
         file.write(b"many words " * 9_600_000)
@@ -79,17 +83,17 @@ def test_a_file_of_100_mb_is_refused_in_little_memory(tmp_path: Path, words: lis
     assert done.missing("text.txt", "--max-bytes") == []
 
 
-@pytest.mark.parametrize("words", [["run", "-"], ["vocab", "-", "--max-bytes", "8M", "--json"]], ids=["run", "vocab"])
+@pytest.mark.parametrize("words", [pytest.param(["run"], id="run"), VOCAB])
 def test_a_stdin_without_end_is_refused_in_little_memory(tmp_path: Path, words: list[str]) -> None:
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         assert endless.stdout is not None
         fd = endless.stdout.fileno()
-        done = run(tmp_path, *words, code=1, stdin=fd, shell=limited(SMALL), modules=NO_TORCH)
+        done = run(tmp_path, *words, "-", code=1, stdin=fd, shell=limited(SMALL), modules=NO_TORCH)
         endless.kill()
     assert done.missing("stdin", "--max-bytes") == []
 
 
-@pytest.mark.parametrize("words", [["run"], ["vocab", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("words", [pytest.param(["run"], id="run"), VOCAB])
 def test_a_word_of_a_million_letters_is_refused_with_its_limit(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "text.txt").write_text("a " + "b" * 1_000_000)
     shell = limited(SMALL)

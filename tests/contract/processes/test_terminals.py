@@ -38,14 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({}, True, False),
         ({"NO_COLOR": "1"}, False, False),
-        ({"NO_COLOR": ""}, True, False),
         ({"FORCE_COLOR": "1"}, True, True),
-        ({"FORCE_COLOR": ""}, True, False),
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
         ({"TERM": "dumb"}, False, False),
-        ({"TERM": None}, False, False),
         ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, True),
-        ({"CI": "true", "GITHUB_ACTIONS": "true"}, True, False),
+        *(
+            pytest.param(env, env != {"TERM": None}, False, marks=pytest.mark.real)
+            for env in ({"NO_COLOR": ""}, {"FORCE_COLOR": ""}, {"TERM": None}, {"CI": "true", "GITHUB_ACTIONS": "true"})
+        ),
     ],
     ids=str,
 )
@@ -86,7 +86,7 @@ def test_errors_and_help_are_not_coloured_in_a_pipe_or_on_a_dumb_terminal(folder
     ids=str,
 )
 def test_the_codes_of_colours_are_those_that_the_terminal_has(folder: Path, env: Env, code: str) -> None:
-    done = run(folder, "show", "r", "--view", "heatmap", env=env, terminal=SCREEN, colour=True, modules=NO_TORCH)
+    done = run(folder, "show", "r", "--view", "heatmap", env=env, terminal=SCREEN, colour=True)
     assert re.search(rf"\x1b\[(?:[0-9;]*;)?{code}", done.stdout)
     assert not (code == "[34][0-7]" and re.search(r"\x1b\[(?:[0-9;]*;)?[34]8;", done.stdout))
 
@@ -94,7 +94,9 @@ def test_the_codes_of_colours_are_those_that_the_terminal_has(folder: Path, env:
 # -------------------------------------------------------------------------------------------------------------------- width
 
 
-@pytest.mark.parametrize(("columns", "width"), [("-5", 80), ("abc", 80), ("1", 20), ("100000", 500)])
+@pytest.mark.parametrize(("columns", "width"), [
+    ("1", 20), ("100000", 500), *(pytest.param(word, 80, marks=pytest.mark.real) for word in ("-5", "abc"))
+])  # fmt: skip
 def test_any_width_keeps_the_words_readable(folder: Path, columns: str, width: int) -> None:
     """Without a useful number the width is 80. No line is shorter than 20 or longer than 500 on purpose."""
     env = {"COLUMNS": columns}
@@ -186,6 +188,7 @@ def test_a_long_computation_draws_its_progress_on_a_terminal_and_takes_it_back(
     assert has_bar or b"\x1b" not in shown
 
 
+@pytest.mark.real
 def test_no_progress_is_drawn_in_a_pipe(folder: Path) -> None:
     (folder / "long.txt").write_text(" ".join(f"w{i % 97}" for i in range(5000)))
     done = run(folder, "heads", "--file", "long.txt", "--heads", "4", "--device", "cpu", writes=["long.txt"])

@@ -95,9 +95,9 @@ def test_a_script_for_the_completion_of_a_shell_names_the_program(mha: Mha, shel
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("mha d", {"decode", "doctor", "diff"}),
+        pytest.param("mha d", {"decode", "doctor", "diff"}, marks=pytest.mark.real),
         ("mha run x --head", {"--head", "--heads"}),
-        ("mha run --vi", {"--view"}),
+        pytest.param("mha run --vi", {"--view"}, marks=pytest.mark.real),
         ("mha rum", set()),
     ],
 )
