@@ -49,21 +49,21 @@ async function loadMap(head) {
 // The arrays behind the weights.
 const loadArrays = (head) => allNumbersOf(packedMap(head).parts);
 
-// The strongest keys of every query, -1 where it sees no more, and their shares; nothing where the page has every cell.
+// The strongest keys of every query, -1 where it sees no more, and their weights; nothing where the page has every cell.
 async function loadStrongest(head) {
-  const { keys, shares } = await allNumbersOf(packedMap(head).strongest, Uint16Array);
-  shares?.forEach((less, i) => { if (i % RECORD.n_keys) shares[i] = shares[i - 1] - less; });
-  return keys && { keys: Int32Array.from(keys, (key) => key - 1), shares: Float32Array.from(shares, weightOf) };
+  const { keys, shares: codes } = await allNumbersOf(packedMap(head).strongest, Uint16Array);
+  codes?.forEach((less, i) => { if (i % RECORD.n_keys) codes[i] = codes[i - 1] - less; });
+  return keys && { keys: Int32Array.from(keys, (key) => key - 1), weights: Float32Array.from(codes, weightOf) };
 }
 
 // The cells, or what is left of them beside sinks: Python says what is left of columns with a sink, and of each row.
 function cellsOf(map) {
   if (!choice.hideSinks) return map.cells;
-  return map.cells.map((share, i) => {
-    if (share === FORBIDDEN) return share;
+  return map.cells.map((weight, i) => {
+    if (weight === FORBIDDEN) return weight;
     const row = Math.floor(i / map.columns), sink = map.sink_columns.indexOf(i % map.columns);
     if (sink >= 0 && map.block === 1) return TAKEN;
-    return (sink < 0 ? share : map.beside_sinks[row * map.sink_columns.length + sink]) / map.left[row];
+    return (sink < 0 ? weight : map.beside_sinks[row * map.sink_columns.length + sink]) / map.left[row];
   });
 }
 
@@ -71,18 +71,18 @@ function cellsOf(map) {
 const scaleNow = () => RECORD.scales[Number(choice.hideSinks)];
 
 // The level of a weight, 0 … 255.
-function levelOf(share) {
+function levelOf(weight) {
   const { top } = scaleNow();
-  const log = () => 1 + Math.log10(Math.max(share, Number.MIN_VALUE) / top) / RECORD.decades;
-  const part = choice.scale === "log" ? log() : share / top;
+  const log = () => 1 + Math.log10(Math.max(weight, Number.MIN_VALUE) / top) / RECORD.decades;
+  const part = choice.scale === "log" ? log() : weight / top;
   return Math.round(255 * Math.min(1, Math.max(0, part)));
 }
 
 // Red, green, blue and how much they cover: grey of either theme where masked.
-function colourOf(share) {
-  if (share === FORBIDDEN) return [110, 125, 145, 70];
-  if (share === TAKEN) return [0, 0, 0, 0];
-  const colour = Number.isNaN(share) ? RECORD.lost : RECORD.ramp[levelOf(share)];
+function colourOf(weight) {
+  if (weight === FORBIDDEN) return [110, 125, 145, 70];
+  if (weight === TAKEN) return [0, 0, 0, 0];
+  const colour = Number.isNaN(weight) ? RECORD.lost : RECORD.ramp[levelOf(weight)];
   return [...colour, 255];
 }
 
@@ -90,6 +90,6 @@ function colourOf(share) {
 function paint(canvas, map) {
   Object.assign(canvas, { width: map.columns, height: map.rows });
   const image = new ImageData(map.columns, map.rows);
-  cellsOf(map).forEach((share, i) => image.data.set(colourOf(share), 4 * i));
+  cellsOf(map).forEach((weight, i) => image.data.set(colourOf(weight), 4 * i));
   canvas.getContext("2d").putImageData(image, 0, 0);
 }

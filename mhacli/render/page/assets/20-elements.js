@@ -30,15 +30,15 @@ function marked(text) {
 // A token, with a direction of its own, so that one of another script does not reorder its neighbours.
 const tokenElement = (word) => make("bdi", { class: "token" }, word);
 
-// A share without its leading zero: `.17`, `1.00`, `nan`.
-function shareText(share, digits = 2) {
-  return Number.isNaN(share) ? "nan" : share.toFixed(digits).replace(/^0(?=\.)/, "");
+// A weight without its leading zero: `.17`, `1.00`, `nan`.
+function shortWeight(weight, digits = 2) {
+  return Number.isNaN(weight) ? "nan" : weight.toFixed(digits).replace(/^0(?=\.)/, "");
 }
 
 // The shortest text that reads back as the same number of 32 bits.
-function exactText(share) {
-  const digits = [1, 2, 3, 4, 5, 6, 7, 8].find((n) => Math.fround(share.toPrecision(n)) === share) ?? 9;
-  return String(Number(share.toPrecision(digits)));
+function exactText(weight) {
+  const digits = [1, 2, 3, 4, 5, 6, 7, 8].find((n) => Math.fround(weight.toPrecision(n)) === weight) ?? 9;
+  return String(Number(weight.toPrecision(digits)));
 }
 
 // A number in four digits, with a minus sign.

@@ -27,7 +27,7 @@ async function choose(changes) {
   drawAll();
 }
 
-// The first look is at the last query, which has most to choose from; and a query's strongest key.
+// At first the last query is chosen, which has most keys to choose from; and of a query the strongest key.
 function stayInside() {
   const { query, key } = chosen.words;
   if (!(choice.query in query)) choice.query = query.length - 1;
@@ -59,7 +59,7 @@ function writeAddress() {
   }
 }
 
-// The parts of the address that this record has; others are let go.
+// The parts of the address that this record has; others are ignored.
 function readAddress() {
   const parts = new URLSearchParams(location.hash.slice(1));
   const number = (name) => (/^\d{1,9}$/.test(parts.get(name)) ? Number(parts.get(name)) : -1);

@@ -25,28 +25,28 @@ function placesOf(side, cell) {
   return [from, Math.min(wordsOf(side).length, from + chosen.perCell) - 1];
 }
 
-// The share that a query gives a key; undefined where it is not known.
-function shareOf(query, key) {
-  const { cells, columns, keys, shares } = chosen.map;
+// The weight that a query gives a key; undefined where it is not known.
+function weightAt(query, key) {
+  const { cells, columns, keys, weights } = chosen.map;
   if (!keys) return cells[query * columns + key];
   const count = keys.length / wordsOf("query").length, at = keys.subarray(query * count, (query + 1) * count).indexOf(key);
-  return at < 0 ? undefined : shares[query * count + at];
+  return at < 0 ? undefined : weights[query * count + at];
 }
 
-// What a query gives to keys, or what queries give to a key: places with their shares, as far as they are known.
-function sharesOf(side, place) {
-  const share = side === "query" ? (key) => shareOf(place, key) : (query) => shareOf(query, place);
-  const entries = wordsOf(side === "query" ? "key" : "query").map((_, at) => ({ place: at, share: share(at) }));
-  return entries.filter((entry) => entry.share !== undefined);
+// What a query gives to keys, or what queries give to a key: places with their weights, as far as they are known.
+function weightsOf(side, place) {
+  const weight = side === "query" ? (key) => weightAt(place, key) : (query) => weightAt(query, place);
+  const entries = wordsOf(side === "query" ? "key" : "query").map((_, at) => ({ place: at, weight: weight(at) }));
+  return entries.filter((entry) => entry.weight !== undefined);
 }
 
 // The largest known weight of a cell; its first query and key where none is known.
 function strongestIn({ row, column }) {
   const [query, last] = placesOf("query", row), [key, end] = placesOf("key", column);
   const weights = range(query, last - query + 1).flatMap((from) =>
-    range(key, end - key + 1).map((to) => ({ query: from, key: to, share: shareOf(from, to) })));
+    range(key, end - key + 1).map((to) => ({ query: from, key: to, weight: weightAt(from, to) })));
   return largestOf(weights) ?? { query, key };
 }
 
-const largestOf = (entries) => entries.reduce((best, entry) => (entry.share > (best?.share ?? 0) ? entry : best), null);
-const strongestKey = (query) => largestOf(sharesOf("query", query))?.place ?? 0;
+const largestOf = (entries) => entries.reduce((best, entry) => (entry.weight > (best?.weight ?? 0) ? entry : best), null);
+const strongestKey = (query) => largestOf(weightsOf("query", query))?.place ?? 0;

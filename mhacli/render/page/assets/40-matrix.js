@@ -87,20 +87,20 @@ function drawNames() {
 function drawStrips() {
   const drawn = strips();
   byId("strip-names").replaceChildren(...drawn.map(([name]) => make("span", { class: "sink" }, name)));
-  byId("strips").replaceChildren(...drawn.map(([, shares]) => make("div", { class: "strip" }, ...stripCells(shares))));
+  byId("strips").replaceChildren(...drawn.map(([, weights]) => make("div", { class: "strip" }, ...stripCells(weights))));
 }
 
-function stripCells(shares) {
-  return Array.from(shares, (share, row) => {
-    if (share === FORBIDDEN) return "";
-    const cell = label(row, shareText(share), share > 0.8 ? "bright" : "dark");
-    cell.style.setProperty("--share", share || 0);
+function stripCells(weights) {
+  return Array.from(weights, (weight, row) => {
+    if (weight === FORBIDDEN) return "";
+    const cell = label(row, shortWeight(weight), weight > 0.8 ? "bright" : "dark");
+    cell.style.setProperty("--weight", weight || 0);
     if (layout.high < NAMED) cell.textContent = "";
     return cell;
   });
 }
 
-// Numbers stand in the cells that are in sight; `dataset` tells programs where the cells lie.
+// Numbers stand in the visible cells; `dataset` tells programs where the cells lie.
 function drawNumbers() {
   const { wide, high } = layout, plot = byId("plot"), spans = [];
   const frame = plot.getBoundingClientRect(), box = byId("cells").getBoundingClientRect();
@@ -110,22 +110,22 @@ function drawNumbers() {
     const top = Math.floor(plot.scrollTop / high), left = Math.floor(plot.scrollLeft / wide);
     for (let row = top; row < Math.min(rows, top + plot.clientHeight / high + 1); row++) {
       for (let column = left; column < Math.min(columns, left + plot.clientWidth / wide + 1); column++) {
-        const share = cells[row * columns + column];
-        if (share !== FORBIDDEN) spans.push(numberIn({ row, column }, share));
+        const weight = cells[row * columns + column];
+        if (weight !== FORBIDDEN) spans.push(numberIn({ row, column }, weight));
       }
     }
   }
   byId("numbers").replaceChildren(...spans);
 }
 
-function numberIn(cell, share) {
+function numberIn(cell, weight) {
   const element = make("span", { class: "cell" });
   put(element, cell);
-  if (share === TAKEN) element.append("–");
+  if (weight === TAKEN) element.append("–");
   else {
-    element.append(Number.isNaN(share) ? "?" : shareText(share, layout.wide >= 44 ? 3 : 2));
-    element.classList.add(levelOf(share) < RECORD.ink_from || Number.isNaN(share) ? "dark" : "bright");
-    element.style.background = `rgb(${colourOf(share).slice(0, 3)})`;
+    element.append(Number.isNaN(weight) ? "?" : shortWeight(weight, layout.wide >= 44 ? 3 : 2));
+    element.classList.add(levelOf(weight) < RECORD.ink_from || Number.isNaN(weight) ? "dark" : "bright");
+    element.style.background = `rgb(${colourOf(weight).slice(0, 3)})`;
   }
   return element;
 }

@@ -12,10 +12,10 @@ function named(side, place, last = place) {
 
 // A weight as it stands in the record, or in the three digits that the page has of it, as the legend says; a mean in as many as
 // say something.
-function valueParts(share, isMean = false) {
-  if (Number.isNaN(share)) return [make("strong", { class: "bad" }, "not a number")];
-  if (isMean) return [make("strong", {}, shareText(share, share < 0.01 ? 5 : 3))];
-  return [make("strong", {}, exactText(share)), chosen.map.keys ? "" : ` ${RECORD.precision}`];
+function valueParts(weight, isMean = false) {
+  if (Number.isNaN(weight)) return [make("strong", { class: "bad" }, "not a number")];
+  if (isMean) return [make("strong", {}, shortWeight(weight, weight < 0.01 ? 5 : 3))];
+  return [make("strong", {}, exactText(weight)), chosen.map.keys ? "" : ` ${RECORD.precision}`];
 }
 
 // Two lines of a fixed height, so that the matrix stays where it is under the pointer.
@@ -26,10 +26,10 @@ function drawReadout() {
 }
 
 function aboutPlace({ side, place }) {
-  const strongest = largestOf(sharesOf(side, place)), name = named(side, place);
+  const strongest = largestOf(weightsOf(side, place)), name = named(side, place);
   const [to, verb, none] = side === "query" ? ["key", " gives most to ", "sees no key"] : givenTo();
   if (!strongest) return [name, [none]];
-  return [[...name, verb, ...named(to, strongest.place)], valueParts(strongest.share, chosen.isOfBlocks)];
+  return [[...name, verb, ...named(to, strongest.place)], valueParts(strongest.weight, chosen.isOfBlocks)];
 }
 
 // Where the page has the strongest keys of queries alone, a key is known of the queries that have it among theirs.
@@ -39,20 +39,20 @@ function givenTo() {
 }
 
 function aboutCell({ row, column }) {
-  const { map } = chosen, at = row * map.columns + column, share = map.cells[at], left = cellsOf(map)[at], isMean = map.block > 1;
+  const { map } = chosen, at = row * map.columns + column, weight = map.cells[at], left = cellsOf(map)[at], isMean = map.block > 1;
   const names = [...named("query", ...placesOf("query", row)), " → ", ...named("key", ...placesOf("key", column))];
-  if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
-  const reading = valueParts(share, isMean);
+  if (weight === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
+  const reading = valueParts(weight, isMean);
   if (isMean) reading.push(" is the mean of this block");
   const strongest = map.keys && strongestIn({ row, column });
-  if (strongest?.share) {
+  if (strongest?.weight) {
     const { query, key } = strongest;
-    reading.push(" · strongest: ", ...named("query", query), " → ", ...named("key", key), " ", ...valueParts(strongest.share));
+    reading.push(" · strongest: ", ...named("query", query), " → ", ...named("key", key), " ", ...valueParts(strongest.weight));
   }
   const isSink = chosen.sinks.some((place) => cellOf(place) === column);
   if (isSink) reading.push(make("span", { class: "sink" }, isMean ? " · holds a sink" : " · a sink"));
   if (left === TAKEN) reading.push(make("span", { class: "sink" }, ", taken out"));
-  else if (strips().length && choice.hideSinks) reading.push(` · ${shareText(left, 3)} of what is left beside sinks`);
+  else if (strips().length && choice.hideSinks) reading.push(` · ${shortWeight(left, 3)} of what is left beside sinks`);
   return [names, reading];
 }
 

@@ -3,7 +3,7 @@
 const SHOWN_NUMBERS = 6, CLOSE_ENOUGH = 2e-3;
 
 function drawStory() {
-  const { query, key } = choice, weight = shareOf(query, key);
+  const { query, key } = choice, weight = weightAt(query, key);
   const names = [...named("query", query), " → ", ...named("key", key)];
   reason = "";
   const title = make("h3", {}, "This cell, step by step: ", ...names);
@@ -24,8 +24,8 @@ function explained(query, key, weight) {
   return make("ol", {}, ...steps.map((text) => make("li", {}, ...marked(text))));
 }
 
-// Why a number is not shown: the record does not have it, or the page has no room. What was said of the number before is not
-// said again.
+// Why a number is not shown: the record does not have it, or the page has no room. The reason of the number before
+// is not repeated.
 let reason = "";
 function notHere(name, what) {
   const before = reason;
@@ -71,7 +71,7 @@ function scoreText(qk, score) {
 
 // The softmax of the query's row, as it follows from the scores, beside the weight that the record holds.
 function weightText(query, key, weight) {
-  const row = sharesOf("query", query).filter((entry) => entry.share !== FORBIDDEN);
+  const row = weightsOf("query", query).filter((entry) => entry.weight !== FORBIDDEN);
   const stored = Number.isNaN(weight) ? "not a number" : exactText(weight);
   if (!chosen.arrays.scores) return `{weight} = softmax of the row = ${stored}. ${notHere("scores", "The row of scores")}`;
   const scores = row.map((entry) => numberAt("scores", query, entry.place)), top = Math.max(...scores);
@@ -81,7 +81,7 @@ function weightText(query, key, weight) {
   const logit = rest < 1 ? ` · ${numberText(rest)}, what the {sink logit} leaves,` : "";
   const computed = (Math.exp(score - top) / sum) * rest;
   const stands = Math.abs(computed - weight) > CLOSE_ENOUGH ? ` gives ${numberText(computed)}; stored is ${stored}` : ` = ${stored}`;
-  const place = row.filter((entry) => entry.share > weight).length + 1;
+  const place = row.filter((entry) => entry.weight > weight).length + 1;
   return `{weight} = exp(${difference}) ÷ ${numberText(sum)}${logit}${stands}, where ${numberText(top)} is the largest score of the row and `
     + `${numberText(sum)} the sum of exp(score − largest) over the ${row.length} keys that this query sees. It is number ${place} `
     + `of the row; each key would get ${numberText(1 / row.length)} if attention were uniform.`;

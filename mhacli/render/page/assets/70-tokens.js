@@ -11,7 +11,7 @@ function listenToTokens() {
     list.addEventListener("pointerover", follow);
     list.addEventListener("pointerleave", () => point(null));
     list.addEventListener("click", (event) => {
-      if (placeOf(event) && !String(getSelection())) keepToken(side, Number(placeOf(event))); // not while somebody copies text
+      if (placeOf(event) && !String(getSelection())) keepToken(side, Number(placeOf(event))); // not while text is selected
     });
     list.addEventListener("keydown", (event) => pressOnTokens(event, side));
   }
@@ -34,9 +34,9 @@ function focusOfTokens() {
 
 function drawTokens() {
   const focus = focusOfTokens(), { side } = focus, other = side === "query" ? "key" : "query";
-  const entries = sharesOf(side, focus.place), open = entries.filter((entry) => entry.share !== FORBIDDEN);
+  const entries = weightsOf(side, focus.place), open = entries.filter((entry) => entry.weight !== FORBIDDEN);
   const isTaken = (entry) => choice.hideSinks && isOfSink(focus, entry);
-  const largest = largestOf(open.filter((entry) => !isTaken(entry)))?.share ?? 0;
+  const largest = largestOf(open.filter((entry) => !isTaken(entry)))?.weight ?? 0;
   if (pointed?.side !== side) fillList(side, listed(side, focus.place, [])); // else it stays as it is under the pointer
   fillList(other, listed(other, focus.place, open));
   markPlaces(side, new Map(), 1, focus);
@@ -53,7 +53,7 @@ function isOfSink(focus, entry) {
 function listed(side, near, entries) {
   const places = range(0, wordsOf(side).length);
   if (places.length <= MOST_LISTED) return places;
-  const strongest = entries.toSorted((a, b) => b.share - a.share).slice(0, STRONGEST).map((entry) => entry.place);
+  const strongest = entries.toSorted((a, b) => b.weight - a.weight).slice(0, STRONGEST).map((entry) => entry.place);
   const nearest = places.toSorted((a, b) => Math.abs(a - near) - Math.abs(b - near));
   return [...new Set([...strongest, ...nearest])].slice(0, LISTED).sort((a, b) => a - b);
 }
@@ -65,35 +65,35 @@ function fillList(side, places) {
     const word = wordsOf(side)[place], kind = i && places[i - 1] < place - 1 ? "after-gap" : "";
     const token = make("li", { role: "option", "data-place": place, id: `${side}-${place}`, title: word, class: kind });
     const [number, words] = chosen.isOfBlocks ? [word, ""] : [place, tokenElement(word)];
-    token.append(make("span", { class: "place" }, number), make("span", { class: "words" }, words), make("span", { class: "share" }));
+    token.append(make("span", { class: "place" }, number), make("span", { class: "words" }, words), make("span", { class: "weight" }));
     return token;
   });
   LISTS[side].replaceChildren(...rows);
 }
 
-// The share of every place as a bar and a number; of the places in focus none.
-function markPlaces(side, shares, largest, focus = {}) {
+// The weight of every place as a bar and a number; of the places in focus none.
+function markPlaces(side, weights, largest, focus = {}) {
   LISTS[side].setAttribute("aria-activedescendant", `${side}-${choice[side]}`);
   for (const row of LISTS[side].children) {
-    const place = Number(row.dataset.place), { share, isTaken } = shares.get(place) ?? {}, isMasked = share === FORBIDDEN;
-    const part = share > 0 && !isTaken ? Math.min(1, share / largest) : 0, digits = largest < 0.1 ? 3 : 2;
+    const place = Number(row.dataset.place), { weight, isTaken } = weights.get(place) ?? {}, isMasked = weight === FORBIDDEN;
+    const part = weight > 0 && !isTaken ? Math.min(1, weight / largest) : 0, digits = largest < 0.1 ? 3 : 2;
     row.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
     row.classList.toggle("current", place === focus.place);
     row.classList.toggle("of-sink", side === "key" && chosen.sinks.includes(place));
     row.setAttribute("aria-selected", place === choice[side] && side === choice.side);
-    row.lastChild.textContent = isMasked ? "–" : share === undefined ? "" : shareText(share, digits);
+    row.lastChild.textContent = isMasked ? "–" : weight === undefined ? "" : shortWeight(weight, digits);
   }
 }
 
-// A line's width follows the share, the largest of this picture being 9 pixels.
+// A line's width follows the weight, the largest of this picture being 9 pixels.
 function drawLines(focus, list, open, largest) {
   const svg = byId("lines"), width = svg.clientWidth, middle = width / 2;
   const rowOf = (side, place) => LISTS[side].querySelector(`[data-place="${place}"]`);
   const heightOf = (row) => row.offsetTop - row.parentElement.offsetTop + row.offsetHeight / 2;
   const other = focus.side === "query" ? "key" : "query", own = rowOf(focus.side, focus.place);
-  const lines = open.filter((entry) => own && largest && entry.share > 0 && rowOf(other, entry.place)).map((entry) => {
+  const lines = open.filter((entry) => own && largest && entry.weight > 0 && rowOf(other, entry.place)).map((entry) => {
     const ends = [own, rowOf(other, entry.place)].map(heightOf), [left, right] = focus.side === "query" ? ends : ends.reverse();
-    const part = Math.min(1, entry.share / largest), line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    const part = Math.min(1, entry.weight / largest), line = document.createElementNS("http://www.w3.org/2000/svg", "path");
     line.setAttribute("d", `M0 ${left}C${middle} ${left} ${middle} ${right} ${width} ${right}`);
     line.style.setProperty("--strength", part);
     line.classList.toggle("of-sink", isOfSink(focus, entry));
