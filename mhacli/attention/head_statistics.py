@@ -18,9 +18,9 @@ from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
 from mhacli.attention.statistics import (
+    PassResults,
     PerQuery,
     Reduced,
-    Statistics,
     head_groups,
     reduce_heads,
     torch_because,
@@ -75,7 +75,7 @@ _MOST_OFF = 300.0
 def head_statistics(
     reduced: Reduced,
     *,
-    baseline: Statistics,
+    baseline: PassResults,
     sink_share: float = SINK_SHARE,
     check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
@@ -116,7 +116,7 @@ def head_statistics(
     return tuple(found)
 
 
-def with_sink(reduced: Reduced) -> Statistics:
+def with_sink(reduced: Reduced) -> PassResults:
     """The statistics, in which a sink logit is one more outcome of entropy and squares, and the distance the mean over what keys
     get. Source: Xiao et al. 2023; the sink logits of gpt-oss."""
     statistics, sink_mass = reduced.statistics, reduced.sink_mass
@@ -130,7 +130,7 @@ def with_sink(reduced: Reduced) -> Statistics:
     }
 
 
-def _averages(sums: Statistics, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
+def _averages(sums: PassResults, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
     """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
     seen = sums["mass"] > 0
     n = seen.sum(dim=(0, 2)).double()
@@ -211,7 +211,7 @@ def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _sinks(reduced: Reduced, baseline: Statistics, index: int, least: float) -> tuple[Sink, ...]:
+def _sinks(reduced: Reduced, baseline: PassResults, index: int, least: float) -> tuple[Sink, ...]:
     """The sinks that get the `least` share of all attention of their sequence, the strongest first.
 
     Few keys get so much that their columns are computed again, to count the queries that attend to them.
@@ -256,7 +256,7 @@ def statistics_of(
     attention: Attention,
     request: StatisticsRequest,
     *,
-    baseline: Statistics,
+    baseline: PassResults,
     run: Run,
     peak_bytes: int,
     report_progress: Progress = no_progress,
@@ -304,7 +304,7 @@ def statistics_of(
 def _of_some(
     attention: Attention,
     request: StatisticsRequest,
-    baseline: Statistics,
+    baseline: PassResults,
     run: Run,
     report_progress: Progress,
     heads: range,
@@ -350,7 +350,7 @@ def _arrays(reduced: Reduced) -> dict[str, Tensor]:
     }
 
 
-def _means(statistics: Statistics, request: StatisticsRequest) -> dict[str, Tensor]:
+def _means(statistics: PassResults, request: StatisticsRequest) -> dict[str, Tensor]:
     """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
     distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
     seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block

@@ -35,7 +35,7 @@ from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
 
 PerQuery = Float[Tensor, "batch head query"]
-Statistics = dict[str, Tensor]
+PassResults = dict[str, Tensor]
 """The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
 
@@ -185,7 +185,7 @@ class Reduced:
     attention: Attention
     request: StatisticsRequest
     heads: range
-    statistics: Statistics
+    statistics: PassResults
     lse: Float[Tensor, "batch head query"]
     z: Float[Tensor, "batch head query d_v"] | None
 
@@ -267,7 +267,7 @@ def reduce_heads(
     return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
 
 
-def _on_cpu(statistics: Statistics) -> Statistics:
+def _on_cpu(statistics: PassResults) -> PassResults:
     """The statistics where the many small steps from them to a record take the least time."""
     return {name: numbers.cpu() for name, numbers in statistics.items()}
 
@@ -409,7 +409,7 @@ def torch_because(attention: Attention) -> str | None:
 # ------------------------------------------------------------------------------------------------------ uniform attention
 
 
-def make_baseline(attention: Attention, request: StatisticsRequest) -> Statistics:
+def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResults:
     """The statistics of uniform attention over the same visible keys, and as `visible` how many of them each query sees. By
     formula without a mask and with a causal one, else of scores that are all 0. Head axes of 1 hold for all."""
     batch, _, n_queries, n_keys = attention.shape
@@ -427,7 +427,7 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> Statistic
     return reduced.statistics | {"visible": visible.to(attention.dtype)}
 
 
-def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, int, int]) -> Statistics:
+def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, int, int]) -> PassResults:
     """The statistics of queries that see the keys up to `query + newest`, of which each gets `weight`."""
     (batch, n_queries, n_keys), device = shape, request.first.device
     i = torch.arange(n_queries, device=device)

@@ -22,7 +22,7 @@ from mhacli.attention.devices import environment
 from mhacli.attention.head_statistics import statistics_of
 from mhacli.attention.masks import Mask
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, strongest_key, tensor_bias
-from mhacli.attention.statistics import Statistics, make_baseline
+from mhacli.attention.statistics import PassResults, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
@@ -80,7 +80,7 @@ class PassInspection:
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
     not_kept: list[str] = field(default_factory=list)
-    _known: dict[object, tuple[Masking, Statistics]] = field(default_factory=dict)
+    _known: dict[object, tuple[Masking, PassResults]] = field(default_factory=dict)
     _kept_bytes: int = 0
 
     def take(self, call: Call) -> None:
@@ -136,7 +136,7 @@ class PassInspection:
             mask = "causal" if most == n_before + n else f"causal, window {most}"
         return _layer(call, attention, mask=mask, survey=survey), heads, arrays
 
-    def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, Statistics]:
+    def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, PassResults]:
         """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
         real = axes.queries.filled(axes.queries.places, -1) >= 0
         n_first = len(axes.queries.ids[0])

@@ -19,7 +19,7 @@ from mhacli.io.data import Array, finite
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, glyph, picked
 from mhacli.render.base.doc import Grid
-from mhacli.render.base.grids import FORBIDDEN, cell, half_cells, levels, scale_words, swatches, ticks
+from mhacli.render.base.grids import MASKED, cell, half_cells, levels, scale_words, swatches, ticks
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import KEY, QUERY, grid_of, head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
@@ -133,7 +133,7 @@ class Picture:
         of_row = (numbers[rows.start, part].tolist() for numbers in (grid.values, grid.allowed))
         for level, weight, is_open in zip(upper, *of_row, strict=True):
             number = shown(weight, "weight", _DECIMALS[width])
-            if level == FORBIDDEN:
+            if level == MASKED:
                 number = TAKEN_SIGN if is_open else "0"
             sign = "" if self.colour or level < 0 or width == _TIGHT else glyph(level)
             cells.append(cell(level, width, colour=self.colour, word=sign + number, gap=int(width > _TIGHT)))
@@ -190,7 +190,7 @@ class Matrix(Pane):
         title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
         if self.factor > 1:
             weight = float(cells.weights[on.at[QUERY] // self.factor, on.at[KEY] // self.factor])
-            title += f", here {'masked' if weight == FORBIDDEN else shown(weight, 'weight', 4)}"
+            title += f", here {'masked' if weight == MASKED else shown(weight, 'weight', 4)}"
         starts = on.rows[::step]
         return title, [self._axis(), *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts)]
 
@@ -311,7 +311,7 @@ class HeadScreen(HeadsScreen):
             """A token in the colours of its cell, or without colours behind its sign."""
             here = picture.cell_of(axis, place)
             sign, style = cell(int(of_cells[here]), colour=self.session.colour)
-            style = EMPTY if of_cells[here] == FORBIDDEN else style
+            style = EMPTY if of_cells[here] == MASKED else style
             marked = "▸" if place in places else sign
             return marked + words.fitted(names[place], width - 1), style + at(*self._moved(axis, here))
 
@@ -328,7 +328,7 @@ class HeadScreen(HeadsScreen):
         picture, (row, column), base = self.picture, self.at, self.picture.base
         number, hides_sinks = float(base.weights[row, column]), base.taken is not None
         is_taken = base.is_taken[row, column]
-        weight = "masked" if number == FORBIDDEN else "taken out" if is_taken else shown(number, "weight", 4)
+        weight = "masked" if number == MASKED else "taken out" if is_taken else shown(number, "weight", 4)
         exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
         names = [named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room)) for axis in (QUERY, KEY)]

@@ -24,7 +24,7 @@ from mhacli.render.base.format import count_of, fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
 from mhacli.text.numbers import Unit, shown
 
-FORBIDDEN, NOT_A_NUMBER = -1, -2
+MASKED, NOT_A_NUMBER = -1, -2
 """The levels of a masked cell, and of what is not a number."""
 _STEPS = 16
 """The steps between the shades that explain a scale."""
@@ -300,7 +300,7 @@ def _cells(panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool
         else:
             is_marked = g.marked is not None and bool(g.marked[row, column])
             number = panel.number(float(g.values[row, column]), is_marked=is_marked)
-            word = masked if level == FORBIDDEN else number
+            word = masked if level == MASKED else number
             yield " ", PLAIN
             yield cell(level, size - 1, colour=colour, ramp=ramp, word=word)
 
@@ -310,7 +310,7 @@ def cell(
 ) -> tuple[str, Style]:
     """A cell of `width` columns, with `word` or signs in all but the last `gap` columns."""
     room, is_number = width - gap, level != NOT_A_NUMBER
-    if level == FORBIDDEN:
+    if level == MASKED:
         return f"{word:>{room}}" + " " * gap, EMPTY if word and colour else PLAIN
     sign = NAN_SIGN if not is_number else " " if colour else ramp.sign(level)
     text = f"{word:>{room}}" if word else sign * room
@@ -319,7 +319,7 @@ def cell(
 
 def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row."""
-    pairs = zip(upper, lower or [FORBIDDEN] * len(upper), strict=True)
+    pairs = zip(upper, lower or [MASKED] * len(upper), strict=True)
     return (_half_cell(*pair, ramp) for pair in pairs)
 
 
@@ -328,10 +328,10 @@ def _half_cell(upper: int, lower: int, ramp: Ramp) -> tuple[str, Style]:
     """One character for two cells, with the upper in the foreground. A masked cell shows the screen's background."""
     if NOT_A_NUMBER in (upper, lower):
         return NAN_SIGN, PLAIN
-    if upper == lower == FORBIDDEN:
+    if upper == lower == MASKED:
         return " ", PLAIN
-    if FORBIDDEN in (upper, lower):
-        return "▄" if upper == FORBIDDEN else "▀", Style(color=ramp.paints[max(upper, lower)])
+    if MASKED in (upper, lower):
+        return "▄" if upper == MASKED else "▀", Style(color=ramp.paints[max(upper, lower)])
     return "▀", Style(color=ramp.paints[upper], bgcolor=ramp.paints[lower])
 
 
@@ -361,7 +361,7 @@ def ramp_of(of: Grid) -> Ramp:
 
 def levels(values: Array, allowed: Array, scale: str, top: float) -> Array:
     """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it; of a `change` 0 … 510 from −`top`
-    on. `FORBIDDEN` where a cell is masked, and `NOT_A_NUMBER`."""
+    on. `MASKED` where a cell is masked, and `NOT_A_NUMBER`."""
     is_known = allowed & np.isfinite(values)
     known, top = np.where(is_known, values, 0.0), top or 1.0
     if scale == "log":
@@ -370,7 +370,7 @@ def levels(values: Array, allowed: Array, scale: str, top: float) -> Array:
         parts = known / top
     least, middle = (-1, 255) if scale == "change" else (0, 0)
     scaled = middle + np.rint(255 * np.clip(parts, least, 1))
-    return np.select([~allowed, ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled).astype(np.int16)
+    return np.select([~allowed, ~is_known], [MASKED, NOT_A_NUMBER], scaled).astype(np.int16)
 
 
 def ends(

@@ -11,7 +11,7 @@ from mhacli.io.data import Array
 from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted
-from mhacli.render.base.grids import FORBIDDEN, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
+from mhacli.render.base.grids import MASKED, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.figures.svg import (
     FAINT,
     SOFT,
@@ -33,7 +33,7 @@ _LARGEST, _LEAST_SHAPE, _WIDEST, _LEAST_HEIGHT = 42.0, 14.0, 64.0, 14.0
 image. And the least height of few rows with many columns."""
 _GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
 """The gap between grids, the size of titles, and the most characters of a name."""
-_MASKED, _BLANK = (228, 228, 228), (255, 255, 255)
+_MASKED_COLOUR, _BLANK = (228, 228, 228), (255, 255, 255)
 """Masked cells are lighter than most of the ramp, without a hue; among changes they are blank."""
 
 
@@ -88,7 +88,7 @@ def _drawn(of: Grid, wide: float, high: float, size: float) -> str:
     colours[shades == NOT_A_NUMBER] = UNKNOWN
     if of.taken is not None:
         colours[of.taken] = SINK
-    colours[shades == FORBIDDEN] = _BLANK if of.scale == "change" else _MASKED
+    colours[shades == MASKED] = _BLANK if of.scale == "change" else _MASKED_COLOUR
     n_rows, n_columns = shades.shape
     is_image = wide < _LEAST_SHAPE
     content = image(colours, (wide, high)) if is_image else ""
@@ -175,7 +175,7 @@ def legend(every: Sequence[Grid], what: str) -> Piece:
     ]
     entries = [("url(#scale)", _BAR, f"{what}: {scale_words(every)}")]
     if every[0].scale != "change" and not all(of.allowed.all() for of in every):
-        entries.append((hex_of(_MASKED), _HIGH, "masked"))
+        entries.append((hex_of(_MASKED_COLOUR), _HIGH, "masked"))
     if any(bool(np.isnan(of.values[of.allowed]).any()) for of in every):
         entries.append((hex_of(UNKNOWN), _HIGH, "not a number"))
     if any(of.taken is not None and of.taken.any() for of in every):

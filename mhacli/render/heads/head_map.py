@@ -23,7 +23,7 @@ from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import fitted, flowing, token_at, token_text
-from mhacli.render.base.grids import FORBIDDEN, Form, grids
+from mhacli.render.base.grids import MASKED, Form, grids
 from mhacli.render.base.options import Scale, Screen, View, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
@@ -56,7 +56,7 @@ class HeadMap:
     """`weights` `[row, column]` are mean attention weights from the `queries` of a row to the `keys` of a column, two texts as
     the names of their tokens.
 
-    They are `FORBIDDEN` in cells that are masked entirely, and NaN if not a number. A cell stands for `block` × `block`
+    They are `MASKED` in cells that are masked entirely, and NaN if not a number. A cell stands for `block` × `block`
     tokens, starting at the positions `first`, which are negative for padding. `of_sinks` is the part of the weights
     that goes to the keys at `sinks`. `learned` `[row]` is the weight of a sink logit, None without one. `n_queries`
     `[row]` counts queries with a visible key. `taken` `[row]` is the weight removed from renormalised rows, None if
@@ -81,7 +81,7 @@ class HeadMap:
     @cached_property
     def is_open(self) -> Array:
         """Whether any cell is visible from a row's queries to a column's keys."""
-        is_open: Array = self.weights != FORBIDDEN
+        is_open: Array = self.weights != MASKED
         return is_open
 
     @cached_property
@@ -148,7 +148,7 @@ class HeadMap:
         is_open = sums(sums(self.is_open.astype(int), factor), factor, axis=1) > 0
         return replace(
             self,
-            weights=np.where(is_open, mean(np.where(self.is_open, self.weights, 0.0)), FORBIDDEN),
+            weights=np.where(is_open, mean(np.where(self.is_open, self.weights, 0.0)), MASKED),
             of_sinks=mean(self.of_sinks),
             n_queries=n_queries,
             block=self.block * factor,
@@ -165,7 +165,7 @@ class HeadMap:
         weights = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
         return replace(
             self,
-            weights=np.where(self.is_open, weights, FORBIDDEN),
+            weights=np.where(self.is_open, weights, MASKED),
             of_sinks=np.zeros_like(rest),
             taken=self.of_sinks.sum(axis=1),
         )
@@ -266,7 +266,7 @@ def cell_map(
     queries: tuple[str, ...], keys: tuple[str, ...], weights: Array, allowed: Array, sinks: tuple[int, ...] = ()
 ) -> HeadMap:
     """Attention weights `[query, key]` as a map."""
-    weights = np.where(allowed, weights.astype(np.float64), FORBIDDEN)
+    weights = np.where(allowed, weights.astype(np.float64), MASKED)
     of_sinks = np.zeros_like(weights)
     of_sinks[:, sinks] = np.where(allowed, weights, 0.0)[:, sinks]
     return HeadMap(
@@ -316,7 +316,7 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     cells = HeadMap(
         queries=queries.tokens,
         keys=keys.tokens,
-        weights=np.where(is_open, weights, FORBIDDEN),
+        weights=np.where(is_open, weights, MASKED),
         of_sinks=of_sinks / np.maximum(n_queries, 1)[:, None],
         learned=None,
         n_queries=n_queries,

@@ -19,7 +19,7 @@ from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
-from mhacli.render.base.grids import DECADES, FORBIDDEN, ends
+from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
@@ -36,7 +36,7 @@ MOST_KEYS = 8
 _LEAST_BLOCKS = 16 * 16
 _NUMBER, _BLOCK, _KEY, _OVERHEAD = 4.6, 2.2, 2.7, 800
 """The bytes in the page of a number, of the mean of a block, of a key with its weight, and of what else a map has."""
-_MASKED, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
+_MASKED_CODE, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
 """The codes of weights without digits, and the first of those with digits."""
 _DIGITS, _LEAST_EXPONENT = 3, -40
 _NOTHING = 1e-6
@@ -150,7 +150,7 @@ def _n_numbers(head: DrawableHead, name: str) -> int:
 def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any]:
     """A map with and without sinks. The cells of a rounded one have `_DIGITS` digits.
 
-    `cells` `[row, column]` are `FORBIDDEN` where masked. Where sinks are hidden, cells of columns with a sink are
+    `cells` `[row, column]` are `MASKED` where masked. Where sinks are hidden, cells of columns with a sink are
     `beside_sinks` `[row, sink column]`, a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a
     sink logit.
     """
@@ -162,10 +162,10 @@ def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any
         **({} if is_rounded else {"cells": cells.weights}),
         "beside_sinks": beside[:, columns],
         "left": np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
-        "taken": np.where(has_queries, without.sink_weights, FORBIDDEN),
+        "taken": np.where(has_queries, without.sink_weights, MASKED),
     }
     if cells.learned is not None:
-        numbers["learned"] = np.where(has_queries, cells.learned, FORBIDDEN)
+        numbers["learned"] = np.where(has_queries, cells.learned, MASKED)
     return {
         "rows": len(cells.weights),
         "columns": cells.weights.shape[1],
@@ -185,12 +185,12 @@ def _strongest(head: DrawableHead, sequence: int, k: int) -> dict[str, str]:
     are no numbers; and the codes of their weights: the first of a query, and of each other what it lacks of the one before."""
     if "pattern" not in head.record.arrays or not k:
         return {}
-    known = np.nan_to_num(head_map(head, sequence).weights, nan=FORBIDDEN)
+    known = np.nan_to_num(head_map(head, sequence).weights, nan=MASKED)
     keys = np.argsort(-known, axis=1, kind="stable")[:, :k]
     weights = np.take_along_axis(known, keys, axis=1)
     codes = _codes(weights)
     codes[:, 1:] = codes[:, :-1] - codes[:, 1:]
-    return {"keys": packed(np.where(weights == FORBIDDEN, 0, keys + 1), "<u2"), "shares": packed(codes, "<u2")}
+    return {"keys": packed(np.where(weights == MASKED, 0, keys + 1), "<u2"), "shares": packed(codes, "<u2")}
 
 
 def _codes(weights: Array) -> Array:
@@ -201,8 +201,8 @@ def _codes(weights: Array) -> Array:
     digits = np.rint(known / 10.0 ** (exponents - _DIGITS + 1))
     least = 10 ** (_DIGITS - 1)
     codes = _FIRST + (exponents - _LEAST_EXPONENT) * 9 * least + digits - least
-    is_none = [weights == FORBIDDEN, np.isnan(weights), ~has_digits]
-    return np.select(is_none, [_MASKED, _NOT_A_NUMBER, _ZERO], codes).astype(np.int64)
+    is_none = [weights == MASKED, np.isnan(weights), ~has_digits]
+    return np.select(is_none, [_MASKED_CODE, _NOT_A_NUMBER, _ZERO], codes).astype(np.int64)
 
 
 def _about_sinks(cells: HeadMap) -> str:

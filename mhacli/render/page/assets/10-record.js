@@ -3,7 +3,7 @@
 const RECORD = JSON.parse(document.getElementById("record").textContent);
 const HEADS = RECORD.heads;
 // Cells that have no weight: masked ones, and sinks that were taken out.
-const FORBIDDEN = -1, TAKEN = -2;
+const MASKED = -1, TAKEN = -2;
 
 // The digits of base 85 in which Python writes bytes.
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~";
@@ -36,7 +36,7 @@ async function allNumbersOf(texts, Kind = Float32Array) {
 }
 
 // Weights of three digits: masked, not a number and 0, then 900 codes for every power of ten.
-const weightOf = (code) => [FORBIDDEN, NaN, 0][code] ?? Number(`${100 + ((code - 3) % 900)}e${Math.floor((code - 3) / 900) - 42}`);
+const weightOf = (code) => [MASKED, NaN, 0][code] ?? Number(`${100 + ((code - 3) % 900)}e${Math.floor((code - 3) / 900) - 42}`);
 
 const packedMap = (head) => RECORD.maps[head * RECORD.numbers.length + choice.sequence];
 
@@ -60,7 +60,7 @@ async function loadStrongest(head) {
 function cellsOf(map) {
   if (!choice.hideSinks) return map.cells;
   return map.cells.map((weight, i) => {
-    if (weight === FORBIDDEN) return weight;
+    if (weight === MASKED) return weight;
     const row = Math.floor(i / map.columns), sink = map.sink_columns.indexOf(i % map.columns);
     if (sink >= 0 && map.block === 1) return TAKEN;
     return (sink < 0 ? weight : map.beside_sinks[row * map.sink_columns.length + sink]) / map.left[row];
@@ -80,7 +80,7 @@ function levelOf(weight) {
 
 // Red, green, blue and how much they cover: grey of either theme where masked.
 function colourOf(weight) {
-  if (weight === FORBIDDEN) return [110, 125, 145, 70];
+  if (weight === MASKED) return [110, 125, 145, 70];
   if (weight === TAKEN) return [0, 0, 0, 0];
   const colour = Number.isNaN(weight) ? RECORD.lost : RECORD.ramp[levelOf(weight)];
   return [...colour, 255];

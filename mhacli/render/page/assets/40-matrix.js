@@ -92,7 +92,7 @@ function drawStrips() {
 
 function stripCells(weights) {
   return Array.from(weights, (weight, row) => {
-    if (weight === FORBIDDEN) return "";
+    if (weight === MASKED) return "";
     const cell = label(row, shortWeight(weight), weight > 0.8 ? "bright" : "dark");
     cell.style.setProperty("--weight", weight || 0);
     if (layout.high < NAMED) cell.textContent = "";
@@ -111,7 +111,7 @@ function drawNumbers() {
     for (let row = top; row < Math.min(rows, top + plot.clientHeight / high + 1); row++) {
       for (let column = left; column < Math.min(columns, left + plot.clientWidth / wide + 1); column++) {
         const weight = cells[row * columns + column];
-        if (weight !== FORBIDDEN) spans.push(numberIn({ row, column }, weight));
+        if (weight !== MASKED) spans.push(numberIn({ row, column }, weight));
       }
     }
   }

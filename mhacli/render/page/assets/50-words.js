@@ -41,7 +41,7 @@ function givenTo() {
 function aboutCell({ row, column }) {
   const { map } = chosen, at = row * map.columns + column, weight = map.cells[at], left = cellsOf(map)[at], isMean = map.block > 1;
   const names = [...named("query", ...placesOf("query", row)), " → ", ...named("key", ...placesOf("key", column))];
-  if (weight === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
+  if (weight === MASKED) return [names, [make("strong", {}, "masked")]];
   const reading = valueParts(weight, isMean);
   if (isMean) reading.push(" is the mean of this block");
   const strongest = map.keys && strongestIn({ row, column });

@@ -20,7 +20,7 @@ function unexplained() {
 }
 
 function explained(query, key, weight) {
-  const steps = weight === FORBIDDEN ? stepsOfMasked(query, key) : stepsOf(query, key, weight);
+  const steps = weight === MASKED ? stepsOfMasked(query, key) : stepsOf(query, key, weight);
   return make("ol", {}, ...steps.map((text) => make("li", {}, ...marked(text))));
 }
 
@@ -71,7 +71,7 @@ function scoreText(qk, score) {
 
 // The softmax of the query's row, as it follows from the scores, beside the weight that the record holds.
 function weightText(query, key, weight) {
-  const row = weightsOf("query", query).filter((entry) => entry.weight !== FORBIDDEN);
+  const row = weightsOf("query", query).filter((entry) => entry.weight !== MASKED);
   const stored = Number.isNaN(weight) ? "not a number" : exactText(weight);
   if (!chosen.arrays.scores) return `{weight} = softmax of the row = ${stored}. ${notHere("scores", "The row of scores")}`;
   const scores = row.map((entry) => numberAt("scores", query, entry.place)), top = Math.max(...scores);

@@ -34,7 +34,7 @@ function focusOfTokens() {
 
 function drawTokens() {
   const focus = focusOfTokens(), { side } = focus, other = side === "query" ? "key" : "query";
-  const entries = weightsOf(side, focus.place), open = entries.filter((entry) => entry.weight !== FORBIDDEN);
+  const entries = weightsOf(side, focus.place), open = entries.filter((entry) => entry.weight !== MASKED);
   const isTaken = (entry) => choice.hideSinks && isOfSink(focus, entry);
   const largest = largestOf(open.filter((entry) => !isTaken(entry)))?.weight ?? 0;
   if (pointed?.side !== side) fillList(side, listed(side, focus.place, [])); // else it stays as it is under the pointer
@@ -75,7 +75,7 @@ function fillList(side, places) {
 function markPlaces(side, weights, largest, focus = {}) {
   LISTS[side].setAttribute("aria-activedescendant", `${side}-${choice[side]}`);
   for (const row of LISTS[side].children) {
-    const place = Number(row.dataset.place), { weight, isTaken } = weights.get(place) ?? {}, isMasked = weight === FORBIDDEN;
+    const place = Number(row.dataset.place), { weight, isTaken } = weights.get(place) ?? {}, isMasked = weight === MASKED;
     const part = weight > 0 && !isTaken ? Math.min(1, weight / largest) : 0, digits = largest < 0.1 ? 3 : 2;
     row.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
     row.classList.toggle("current", place === focus.place);
