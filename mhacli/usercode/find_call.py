@@ -344,15 +344,15 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     built, made = like.built, list[dict[str, Any]]()
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
-        made.append(dict(arguments))
-        return arguments
+        made.append(arguments)
+        raise StopIteration  # the call itself is not needed
 
     problem = f"does not call {built.name}"
     try:
         with torch.no_grad():
             assert like.example is not None
             like.example(changed(built.call, note), *[length][: like.is_resizable])
-    except Exception as fault:  # the user's code may raise anything; what it was given is known all the same
+    except Exception as fault:  # the user's code may raise anything
         problem = f"raises {exception_text(fault)}"
     if not made:
         raise _refused(built, f"--example {problem}")
@@ -366,8 +366,10 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     made, again, longer = (arguments_of_example(like, n) for n in (length, length, length + _UNLIKE))
     built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1}
-    ids = [name for name, value in tensors.items() if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)]
+    random = [name for name, value in made.items() if isinstance(value, Tensor) and not torch.equal(value, again[name])]
     vectors = [name for name, value in tensors.items() if value.is_floating_point() and not _is_mask(value)]
+    ids = [name for name, value in tensors.items() if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)]
+    ids = [name for name in ids if name in random or not vectors]  # others may be the numbers of the vectors
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
     found = found or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     if like.ids is not None:
@@ -387,17 +389,25 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
-    others = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in found}
-    fixed = [name for name, value in others.items() if like.is_resizable and value.shape == longer[name].shape]
-    random = [name for name in fixed if not torch.equal(others[name], again[name])]
+    random = [name for name in random if name not in found and like.is_resizable and "column" not in shape]
+    most = arguments_of_example(like, _LONGEST) if random else made
+    shapes = {name: [*zip(made[name].shape, longer[name].shape, strict=True)] for name in random}
     return replace(
         like,
         slots=slots,
         axes=axes,
-        others={name: partial(for_each_text, others[name], n_texts) for name in random},
+        others={name: partial(_beginning, most[name], shapes[name], q_len, n_texts) for name in random},
         sizes=CallSizes(n_texts, q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
         is_forgetful=like.ids is None,
     )
+
+
+def _beginning(most: Tensor, shapes: Sequence[tuple[int, int]], length: int, n_texts: int, sizes: CallSizes) -> Tensor:
+    """A random argument of an example at the length of a call, the same for each text: the beginning of that of the
+    longest text, by its shapes at a length and at a longer one."""
+    for dim, (size, longer) in enumerate(shapes):
+        most = most.narrow(dim, 0, size + (longer - size) * (sizes.q_len - length) // _UNLIKE)
+    return for_each_text(most, n_texts, sizes)
 
 
 def _is_mask(value: Tensor) -> bool:

@@ -167,11 +167,11 @@ _OF_DECODER = ("tgt_mask", "trg_mask")
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
 _FEWEST_IDS, _MOST_IDS = 2, 1 << 18
-_CAUSAL_MASKS = (
-    MaskForm("", ("query", "key"), "bool", "hide"),
-    MaskForm("", ("query", "key"), "bool"),
-    MaskForm("", ("query", "key"), "additive"),
-)
+_CAUSAL_MASKS = [
+    form._replace(axes=axes)
+    for axes in (("query", "key"), ("batch", "query", "key"))
+    for form in (MaskForm("", (), "bool", "hide"), MaskForm("", (), "bool"), MaskForm("", (), "additive"))
+]
 _NO_SIZES = {"n_heads": 1, "d_head": 1, "d_model": 1}
 
 
@@ -247,16 +247,19 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
             return None
     usual = usual_arguments([p for p in others if p.required], _NO_SIZES, 0, causal=False)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in ("targets", "target", "labels", "y")]
-    found: list[UserAttention] = []
+    first = None
     for masks in _required_masks(others):
         like = replace(attention, others={**usual, **attention.others, **masks})
         ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
         ways += [replace(way, is_inside=True) for way in ways]
         for way in (*ways, replace(like, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found.append(with_output(way))
+                found = with_output(way)
+                first = first or found
+                if hides(found, None):
+                    return found
                 break
-    return next((each for each in found if hides(each, None)), next(iter(found), None))
+    return first
 
 
 def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]:
@@ -266,7 +269,7 @@ def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]
     named = tuple(p for p in needed if _is_of_padding(p))
     causal = sorted((p.name for p in needed if p not in named), key=lambda name: name not in _OF_DECODER)
     for of_padding in dict.fromkeys([(), named, needed]):
-        forms = _CAUSAL_MASKS if causal and of_padding in ((), named) else (None,)
+        forms = _CAUSAL_MASKS if causal and of_padding in ((), named) else [None]
         kinds: tuple[MaskKind, ...] = ("whole", "bool") if of_padding else ("whole",)
         for kind, form in product(kinds, forms):
             masks = dict[str, Any].fromkeys(p.name for p in needed)

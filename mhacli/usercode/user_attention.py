@@ -106,7 +106,7 @@ def at_sizes(value: Any, sizes: CallSizes) -> Any:
 
 def for_each_text(tensor: Tensor, n_texts: int, sizes: CallSizes) -> Tensor:
     """An argument of a call of these sizes, of which the first part serves for each text if it has one for each of `n_texts`."""
-    has_parts = tensor.ndim > 0 and len(tensor) == n_texts != sizes.batch and tensor.shape[1:2] != tensor.shape[:1]
+    has_parts = tensor.ndim > 0 and len(tensor) == n_texts and tensor.shape[1:2] != tensor.shape[:1]
     return tensor[:1].expand(sizes.batch, *tensor.shape[1:]) if has_parts else tensor
 
 

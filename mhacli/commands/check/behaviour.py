@@ -474,17 +474,19 @@ class Asker:
         """Whether a shorter text gives the start of a longer one's outputs."""
         if self.answers["causality"].ok is not True:
             return self.unasked("prefix", "only where no output depends on a later token")
+        if self.of.has_source and self.of.attention.example is not None:
+            return self.unasked("prefix", "in the example the text of the encoder may change with the length")
         n = max(1, self.length // 3)
         agrees = "a shorter text gives the start of a longer one's"
         differs = f"the first {n} tokens alone give other outputs than in a text of {self.length}"
         return self.compare("prefix", [self.moved(self.text[:n]).first(n)], agrees, differs, n)
 
     def batch(self) -> Behaviour:
-        """Whether a text gives the same outputs alone and among others of its length."""
-        first, _, last = self.read(self.text, self.changed(1, self.length, 1, alike=True), self.text)
-        pairs = [pair_of(last, self.plain), pair_of(first, self.plain)]
+        """Whether a text gives the same outputs alone and between others of its length."""
+        before, behind = (self.changed(0, self.length, seed, alike=True) for seed in (1, 2))
+        pair = pair_of(self.read(before, self.text, behind)[1], self.plain)
         differs = "the outputs of a text depend on the other texts in its batch"
-        return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
+        return self.compare("batch", [pair], "a text alone gives the same as in a batch", differs)
 
     def padding(self, side: PaddingSide) -> Behaviour:
         """Whether texts padded on a side give the same outputs as each alone, with a mask of the real tokens.

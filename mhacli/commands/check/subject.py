@@ -325,7 +325,10 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """A copy whose weights are parameters, also those that torch computes from others, as with a weight norm."""
     copied_module = copy.deepcopy(module)
     for part in copied_module.modules():
-        for name in [*getattr(part, "parametrizations", ())]:
+        kind, names = type(part), [*getattr(part, "parametrizations", ())]
+        if names:  # their property is one of the class, which the original has too
+            part.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
+        for name in names:
             parametrize.remove_parametrizations(part, name)
         for key, hook in [*part._forward_pre_hooks.items()]:  # the older weight norm and spectral norm
             if isinstance(hook, WeightNorm | SpectralNorm):

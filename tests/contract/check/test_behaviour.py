@@ -48,6 +48,7 @@ WRONG = (
           "batch-leak", "blocks.0 (Block)"),
     Wrong("GPT", ADD, "x = x / (1 + x.abs().amax((0, 2), keepdim=True)); " + ADD,
           "batch-leak", "blocks.0 (Block)"),
+    Wrong("GPT", KEYS, "k = k[:1].expand_as(k); " + KEYS, "batch-leak", "blocks.0.attention (Attention)"),
     Wrong("GPT", ADD, "x = x + F.conv1d(F.pad(x.mT, (0, 1)), x.new_ones(24, 1, 2) / 8, groups=24).mT; " + ADD,
           "sees-the-future", "blocks.0 (Block)"),
     Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // 16; "
@@ -116,9 +117,11 @@ def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
 
 @pytest.mark.real
 def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_length_first(tmp_path: Path) -> None:
-    report = mhacli.check(user_code.load(user_code.ZOO / "models.py").Translation(), length=32)
-    assert report.verdict == "right"
-    assert "tgt_mask=torch.full((T, T), True).triu(1)" in report.called
+    for mask in ("torch.full((T, T), True).triu(1)", "torch.full((2, T, T), True).triu(1)"):
+        each = ("tgt_mask, None", "tgt_mask[0] if tgt_mask.ndim > 2 else 1 / 0, None") if "2" in mask else ("x", "x")
+        path, _ = user_code.write(tmp_path, "models:Translation", each)
+        report = mhacli.check(user_code.load(path).Translation(), length=32)
+        assert (report.verdict, f"tgt_mask={mask}" in report.called) == ("right", True)
     path, _ = user_code.write(tmp_path, "models:Translation", ("src_mask, tgt_mask, None", "src_mask, None, None"))
     (finding,) = mhacli.check(user_code.load(path).Translation(), length=32).findings
     assert finding.code == "sees-the-future"
@@ -216,6 +219,19 @@ class LengthFirst(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.layers(self.tokens(ids))[0])
+
+
+class Timed(LengthFirst):
+    """Beside each token stands another, and its number."""
+
+    def forward(self, ids: Tensor, durations: Tensor, places: Tensor) -> Tensor:
+        return super().forward((ids + durations + 0 * places).T % 40).transpose(0, 1)
+
+
+def test_what_an_example_draws_beside_a_text_begins_alike_at_each_length() -> None:
+    drawn, places = "torch.randint(20, (2, T))", "torch.arange(T).expand(2, T)"
+    report = mhacli.check(Timed(), example=f"lambda m, T: m({drawn}, {drawn}, {places})", length=32)
+    assert (report.verdict, report.called) == ("consistent", "forward(ids, durations=…)")
 
 
 class Sideways(LengthFirst):
@@ -384,6 +400,7 @@ def test_an_attention_that_hides_later_tokens_states_that_none_may_be_seen(tmp_p
 
 def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = user_code.load(user_code.ZOO / "models.py").GPT()
+    nn.utils.parametrizations.weight_norm(model.blocks[0].attention.out)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random, training = torch.get_rng_state(), [part.training for part in model.modules()]
     assert mhacli.check(model).verdict == "right"
@@ -391,6 +408,7 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert [part.training for part in model.modules()] == training
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert model(torch.zeros(1, 4, dtype=torch.long))[0].isfinite().all()
     model.kept = (n for n in ())
     with pytest.raises(mhacli.MhaError, match="cannot be copied"):
         mhacli.check(model)
