@@ -472,8 +472,8 @@ class CheckOfZ:
             v = v.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
         values = v.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
-        apart = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, apart).amax(dim=1))
+        error = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
+        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, error).amax(dim=1))
         self._moved.append(_moved(reduced, place, queries, weights, values))
         self._magnitudes.append((weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax())
 
@@ -511,7 +511,7 @@ def _moved(
     products = q.to(wide).abs() @ k.to(wide).abs().mT
     off = ((q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products).clamp(max=_MOST_OFF)
     least = (weights * (-off).exp()).sum(dim=1)
-    apart = [(values - z).abs().amax(dim=1) for z in weights @ values]
-    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(weights, off, apart, strict=True)])
-    farthest = torch.stack([away.amax() for away in apart])
+    distances = [(values - z).abs().amax(dim=1) for z in weights @ values]
+    sums = torch.stack([(p * e.expm1() * far).sum() for p, e, far in zip(weights, off, distances, strict=True)])
+    farthest = torch.stack([far.amax() for far in distances])
     return torch.minimum(sums / least.clamp(min=torch.finfo(wide).tiny), farthest)

@@ -309,7 +309,7 @@ class EffectStudy:
             outputs = self._read_packed(start, LEAST_ROWS)
         except (MhaError, RuntimeError, ValueError, AttributeError):  # it needs other positions, or cannot be cut
             return 0
-        is_same = len(outputs.vector) == LEAST_ROWS and _apart(outputs, self.untouched) <= self._usual_tolerance
+        is_same = len(outputs.vector) == LEAST_ROWS and _difference(outputs, self.untouched) <= self._usual_tolerance
         return start if is_same else 0
 
     @cached_property
@@ -371,7 +371,7 @@ class EffectStudy:
         for name, noise in changes(last, self.untouched, self.target).items():
             of_first = moved[name][0].abs() if is_packed else 0
             self._floors[name] = max(self._floors.get(name, 0.0), float(noise.abs() + of_first))
-        self._errors.append(_apart(last, self.untouched))  # rows without removals must be right too
+        self._errors.append(_difference(last, self.untouched))  # rows without removals must be right too
         self.n_passes += 1
         for row, item in rows.items():
             of_row = {name: change[row].item() for name, change in moved.items()}
@@ -412,7 +412,7 @@ class EffectStudy:
         if self.settings.verify and dtype != "float64":  # in which models compute only some parts
             for seed in range(_N_SHAKEN):
                 with shaken_parts(self.model, seed):
-                    moved = max(moved, TIMES_SHAKEN[dtype] * _apart(self._read(), self.untouched))
+                    moved = max(moved, TIMES_SHAKEN[dtype] * _difference(self._read(), self.untouched))
             largest = max(_largest(result.vector - self.untouched.vector[0]) for result in self.results.values())
             tolerance = moved if tolerance < moved <= largest * _PART_OF_CHANGE else tolerance
         is_same = torch.equal(self.parts.output.vector, self.untouched.vector)
@@ -511,7 +511,7 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def _apart(one: RowOutputs, other: RowOutputs) -> float:
+def _difference(one: RowOutputs, other: RowOutputs) -> float:
     """The largest difference of two outputs."""
     return _largest(one.vector - other.vector)
 
