@@ -123,10 +123,10 @@ def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[Weig
         if all(letters in by_letters for letters in combination):
             yield [(letters, by_letters[letters]) for letters in combination]
     unnamed = by_letters.get("", [])
-    for part in unnamed:
-        yield from ([("".join(order), [part])] for order in permutations("qkv"))
     for trio in permutations(unnamed, 3) if len(unnamed) in (3, 4) else ():
         yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
+    for part in unnamed:
+        yield from ([("".join(order), [part])] for order in permutations("qkv"))
 
 
 # ------------------------------------------------------------------------------------------------------ queries, keys, values

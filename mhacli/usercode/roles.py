@@ -42,7 +42,7 @@ _OF_BOTH = {
     "d_head": "dhead dk headdim dimhead headsize keydim dimk attentionheadsize dkv",
     "d_model": """dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width inputdim features embdim
         embeddingsize hiddendim hidden emb inchannels channels infeatures dimin nstate units nhiddens querydim querysize
-        keysize valuesize d k contextdim crossattentiondim kdim vdim dimmodel""",
+        keysize valuesize embedsize indim d k contextdim crossattentiondim kdim vdim dimmodel""",
     "scale": "scale scaling softmaxscale scalefactor",
     "dropout": """dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout attnpdrop
         attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob residdropout residpdrop projdrop""",

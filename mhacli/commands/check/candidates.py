@@ -73,8 +73,8 @@ def candidates(examined: Examined, run: Run) -> list[Candidate]:
     layers = [base.having(*design) for base in _base_layers(examined) for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
-        n_not_shown = sum(_READ not in choice.message for choice in candidate.choices)
-        return len(candidate.contradicts(examined.request)), n_not_shown
+        not_shown = {choice.name for choice in candidate.choices if _READ not in choice.message}
+        return len(candidate.contradicts(examined.request)), len(not_shown)
 
     return sorted(layers, key=doubts)
 
@@ -291,7 +291,7 @@ def rotations(examined: Examined, run: Run) -> Iterator[Option]:
     """Every distinct rotation of queries or keys in a run, by position or by head, backward ones last, with the stated pairing;
     none and the usual ones if it only shows tables of numbers that multiply queries or keys."""
     stated, distinct = examined.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
-    pairs = [pair for role in "qk" for pair in combinations(run.vectors(role), 2)]
+    pairs = [pair for role in "qk" for pair in combinations([rows for _, rows in run.vectors(role)], 2)]
     for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
         if x.shape != y.shape or x.shape[-1] % 2:
             continue
@@ -361,8 +361,12 @@ _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 
 def norm_of(run: Run, role: str) -> Change | None:
-    """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain; None without one."""
-    rows = [tensor if tensor.ndim == 4 else tensor[:, None] for tensor in run.vectors(role)]
+    """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain, but without a number below 1,
+    which scales the scores; None without one."""
+    rows, scale = list[Tensor](), 1.0
+    for operation, tensor in run.vectors(role):
+        scale *= min(_factor_of(operation) or 1.0, 1.0) if tensor.shape[-1] > 1 else 1.0
+        rows.append((tensor if tensor.ndim == 4 else tensor[:, None]) / scale)
     for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
         fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
         gaps = [float((norm(x) - y).abs().max()) for norm in fits]

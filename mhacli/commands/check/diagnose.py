@@ -68,8 +68,8 @@ class Diagnosis:
     """The result of a diagnosis. `run` is the recorded first case. `proofs` are the mistakes that together reproduce the outputs,
     each with the largest difference, relative to the tolerance, and the trial that shows it. `likeliest` is the layer that shares
     the most tensors with the run, and `shown` its mistake that makes the run's weighted values, if the output is not explained.
-    `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them;
-    without `explains_masks`, no hypothesis matches a mask. `cache` is what steps behind a cache gave, to which the arguments
+    `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them, and
+    `unexplained` those that no hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments
     `passed` were given, and `notes` are for callers."""
 
     cases: list[InputCase]
@@ -79,7 +79,7 @@ class Diagnosis:
     shown: Mistake | None = None
     proofs: dict[Mistake, tuple[float, Trial]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
-    explains_masks: bool = True
+    unexplained: list[str] = field(default_factory=list)
     not_examined: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     n_hypotheses: int = 0
@@ -101,7 +101,7 @@ class Diagnosis:
     @property
     def is_right(self) -> bool:
         """Whether the plain reference reproduces every output."""
-        return self.candidate is not None and not self.mistakes and self.explains_masks
+        return self.candidate is not None and not self.mistakes and not self.unexplained
 
     @property
     def mask_form(self) -> MaskForm | None:
@@ -110,8 +110,10 @@ class Diagnosis:
         return next(forms, None) if self.is_right else None
 
     def explains(self, case: InputCase, *more: Mistake, **changes: Any) -> bool:
-        """Whether the layer with its mistakes and some more gives the output of a case; `changes` are other fields of it."""
-        return error_of(replace(self.layer, **changes), (*self.mistakes, *more), [case]) <= 1.0
+        """Whether the layer with its mistakes and some more gives the output of a case, whether it hides scores by −∞ or by −10⁹;
+        `changes` are other fields of it."""
+        layer, known = replace(self.layer, **changes), (*self.mistakes, *more)
+        return any(error_of(layer, (*known, *hides), [case]) <= 1.0 for hides in ((), *zip(sentinels(-1e9))))
 
     def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
         """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
@@ -272,7 +274,8 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         run = run_of_case(subject, case)
         if result.finds(Trial(candidate, [case, *unmasked], run, _pool(examined, candidate, run))):
             return
-    result.explains_masks, inputs = False, cases[0].inputs
+    result.unexplained.append(form.parameter)
+    inputs = cases[0].inputs
     allowed, real = (None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real))
     if torch.equal(plain(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
         result.ignored.append(form.parameter)

@@ -78,8 +78,8 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         stage("loading the model", limited=False)
         asker, _ = ask_checkpoint(admitted(subject), request, stage)
         return _of_behaviour(asker, request.model or request.of.target)
-    drawn = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
-    of_ids = partial(sequences_of_ids, drawn, request.of, request.length, means=request.mask_means)
+    built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
+    of_ids = partial(sequences_of_ids, built, request.of, request.length, means=request.mask_means)
     model, subjects = of_ids(), tuple[UserAttention, ...]()
     if model is None:
         try:
@@ -286,6 +286,8 @@ def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) ->
         reason = f"--heads {request.n_heads} does not divide the width {examined.subject.sizes.d_in} of its input"
     elif likeliest is None:
         reason = "the names and shapes of the parameters do not show which project queries, keys and values"
+    elif diagnosis.candidate is not None:
+        reason = f"it is not clear what it does with {first_names(diagnosis.unexplained, _MOST_PARTS)}"
     elif unused:
         reason = f"it is not clear what it does with {first_names(dict.fromkeys(unused), _MOST_PARTS)}"
     elif departure is not None:

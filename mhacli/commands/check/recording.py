@@ -65,14 +65,13 @@ class Run:
         path = first[role].upstream() if role in first else []
         return [operation for operation in self.operations if operation in path]
 
-    def vectors(self, role: str) -> list[Tensor]:
-        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads."""
-        found = []
-        for tensor in [operation.output for operation in self.path(role)]:
+    def vectors(self, role: str) -> Iterator[tuple[Operation, Tensor]]:
+        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads, and by which operation."""
+        for operation in self.path(role):
+            tensor = operation.output
             axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.inputs.lengths[1:]]
             if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
-                found.append(plain(tensor).movedim(axes[-1], -2))
-        return found
+                yield operation, plain(tensor).movedim(axes[-1], -2)
 
     def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
         """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
@@ -190,7 +189,10 @@ class Run:
         there is nothing to compare."""
         if not (self.sites and self.operations):
             return None
-        missing = next((site for site in SITES if site in self.sites and not self.producers(site)), "out")
+        made = {site for site in SITES if self.producers(site)}
+        made |= {"qk"} if "scaled" in made else set()  # queries may be scaled before the products
+        made |= set("qkv") if "q_proj" not in self.sites else set()  # a function is given them
+        missing = next((site for site in SITES if site in self.sites and site not in made), "out")
         before = [site for site in SITES[: SITES.index(missing)] if site in self.sites]
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)
         producer = self._producer(before[-1]) if before else None

@@ -298,6 +298,7 @@ KNOWN = [
     *in_layer(
         "known:MultiHeadedAttention",
         ("values-from-keys|values-of-keys", "attention(query, key, value, mask=mask", "attention(query, key, key, mask=mask"),
+        ("values-of-keys", "(query, key, value), s", "(query, key, key), s"),
         states=KEEP, sizes={"h": 4, "d_model": 32},
     ),
     *in_layer(
@@ -308,7 +309,7 @@ KNOWN = [
     ),
     *in_layer(
         "known:attention",
-        ("scale-not-root", "math.sqrt(d_k)", "d_k"),
+        ("scale-not-root", "math.sqrt(d_k)", "d_k"), ("softmax-axis", "softmax(dim=-1)", "softmax(dim=1)"),
         states=KEEP,
     ),
     *in_layer(
@@ -407,7 +408,8 @@ ROTATED = [
         "positions:HandNormed",
         ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
     ),
-    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k")),
+    *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k"),
+              ("scale-not-root|scale-twice", "q @ k.transpose(-2, -1)", "q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])")),
     *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL, line=False),
     *in_layer(
         "positions:SwinCosine",

@@ -64,7 +64,7 @@ ROWS = (
     Right("functions:attend_with_weights"),
     Right("functions:attend_with_weights_that_are_masked", common=True),
     Right("known:MultiHeadedAttention", "h=4 d_model=32", KEEP),
-    Right("known:ValuesKeysQuery", "embed_size=24 heads=3", KEEP, common=True),
+    Right("known:ValuesKeysQuery", states=KEEP, common=True),
     Right("known:BookAttention", BOOK, CAUSAL, "no-bias"),
     Right("known:InnerAttention", "dim=24 heads=3 dim_head=5"),
     Right("known:TransformerAttention", "n_head=3 d_model=24 d_k=8 d_v=7", KEEP, "d-v"),

@@ -353,9 +353,9 @@ class ViT22B(nn.Module):
     def forward(self, x):
         B, N, C = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        q = F.layer_norm(q, q.shape[-1:], self.q_gain)
+        q = F.layer_norm(q, q.shape[-1:], self.q_gain) / math.sqrt(q.shape[-1])
         k = F.layer_norm(k, k.shape[-1:], self.k_gain)
-        attn = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        attn = q @ k.transpose(-2, -1)
         z = attn.softmax(dim=-1) @ v
         return self.proj(z.transpose(1, 2).reshape(B, N, C))
 
