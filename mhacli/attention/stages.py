@@ -260,13 +260,14 @@ def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, T
 
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
-RIGHT: Stages = {
-    stage.__name__: stage
-    for stage in (
-        project, split, norm, rotate, take, repeat_kv, products, scale, cap, causal_rule, mask_rule,
-        padding_rule, together, mask, softmax, value_weights, weigh, merge, project_out, join, cache, read,
-    )
+_SITES: Mapping[Callable[..., Any], str] = {
+    project: "q_proj", split: "q", norm: "q", rotate: "q", take: "qk", join: "k", cache: "k", read: "k", repeat_kv: "qk",
+    products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores", padding_rule: "scores",
+    together: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z", merge: "concat",
+    project_out: "out",
 }  # fmt: skip
+"""The stages, with the site that each computes."""
+RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 
 
 def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap) -> tuple[Tensor, Tensor | None]:
@@ -383,16 +384,6 @@ def require(is_possible: bool) -> None:
         raise ValueError("this mistake is not possible in this layer")
 
 
-_SITES: Mapping[str, str] = {
-    "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "repeat_kv": "qk", "products": "qk",
-    "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
-    "join": "k", "cache": "k", "read": "k",
-    **dict.fromkeys(("causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
-    **dict.fromkeys(("softmax", "value_weights"), "pattern"),
-}  # fmt: skip
-"""The site that each stage computes."""
-
-
 @dataclass(frozen=True, eq=False)
 class Mistake:
     """One form of a mistake of the catalogue. Its `name` is that of its words in record/mistakes.toml: its code, which is stable,
@@ -428,7 +419,7 @@ class Mistake:
     @property
     def site(self) -> str:
         """The site that it changes."""
-        return self.changes or _SITES[self.stage]
+        return self.changes or _SITES[RIGHT[self.stage]]
 
 
 def wrong_for(letters: str, stage: str, wrong: Callable[..., Any]) -> Stages:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, partialmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -183,11 +183,11 @@ class Asker:
         self.plain = self.read(self.text)[0]
         self._alone: dict[MaskForm | None, list[Reading]] = {}
         dtype = self.plain.output.dtype if self.module is None else dtype_of(self.module)
-        self.dtype = str(dtype).removeprefix("torch.")
-        self.tolerance = self.least = LEAST.get(self.dtype, LEAST["float32"])
+        self.precision = str(dtype).removeprefix("torch.")
+        self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
         for seed in range(_SHAKES if self.module is not None else 0):
             moved = finite(self.moved(within=partial(shaken_parts, self.module, seed)).largest) or 0.0
-            self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.dtype, 8) * moved)
+            self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
 
     def read(self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[Reading]:
         """What one pass gives for each of the texts, with a seed, inside a context."""
@@ -229,31 +229,19 @@ class Asker:
     # ------------------------------------------------------------------------------------------------------ the answers
 
     def all(self, names: Sequence[str] = tuple(CODES)) -> None:
-        """Asks the named behaviours that have no answer yet."""
-        questions: dict[str, Callable[[], Behaviour]] = {
-            "finite": self.finite,
-            "repeat": self.repeat,
-            "causality": self.causality,
-            "prefix": self.prefix,
-            "batch": self.batch,
-            "right-padding": partial(self.padding, "right"),
-            "left-padding": partial(self.padding, "left"),
-            "cache": self.cache,
-            "dtype": self.in_16_bits,
-            "training": self.training,
-            **{name: partial(ask, self) for name, ask in self.more.items()},
-        }
-        for name, ask in questions.items():
-            if name in names and name not in self.answers:
+        """Asks the named behaviours that have no answer yet, each by the method of its name."""
+        for name in ("finite", "repeat", *CODES):  # what the first two ask implies the others
+            ask = self.more.get(name) or getattr(Asker, name.replace("-", "_"), None)
+            if ask is not None and name in names and name not in self.answers:
                 self.answers[name] = self._asked(name, ask)
 
-    def _asked(self, name: str, ask: Callable[[], Behaviour]) -> Behaviour:
+    def _asked(self, name: str, ask: Callable[[Asker], Behaviour]) -> Behaviour:
         """The answer, or why there is none: an earlier failure implies it, or the code raised what it did not raise before."""
         for cause in ("finite", "repeat", *_IMPLIED_BY.get(name, ())):
             if cause in self.answers and self.answers[cause].ok is False:
                 return self.unasked(name, f"{cause} fails, which implies this")
         try:
-            return ask()
+            return ask(self)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as fault:
@@ -367,7 +355,7 @@ class Asker:
         problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
         mask, notes, readings = self.of.mask, list[str](), [*self.alone()]
         sides: tuple[PaddingSide, ...] = ("right",) if self.of.has_source else ("right", "left")
-        for side in sides if self.dtype in NARROW and mask is not None else ():
+        for side in sides if self.precision in NARROW and mask is not None else ():
             readings += self.read(*self.texts, mask=mask, side=side)
         infinite = [reading for reading in readings if not reading.output.isfinite().all()]
         if infinite:
@@ -519,6 +507,8 @@ class Asker:
             return replace(answer, ok=None, at=None)
         return answer
 
+    right_padding, left_padding = partialmethod(padding, "right"), partialmethod(padding, "left")
+
     def _padded(self, mask: MaskForm, side: PaddingSide) -> list[Pair]:
         """The texts padded on a side, each against the text alone."""
         padded = self.read(*self.texts, mask=mask, side=side)
@@ -540,10 +530,10 @@ class Asker:
         differs = "tokens that are read behind a cache give other outputs than in one call"
         return self.compare("cache", [pair_of(Reading(output, dict), self.plain)], agrees, differs, n)
 
-    def in_16_bits(self) -> Behaviour:
+    def dtype(self) -> Behaviour:
         """How far bfloat16 changes outputs of a model in float32."""
-        if self.dtype != "float32":
-            return self.unasked("dtype", f"it computes in {self.dtype}")
+        if self.precision != "float32":
+            return self.unasked("dtype", f"it computes in {self.precision}")
         device = self.text.device.type
         moved = self.moved(within=partial(torch.autocast, device, torch.bfloat16)).largest
         reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"

@@ -51,7 +51,7 @@ from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
 from mhacli.usercode.build import Built
 from mhacli.usercode.process import Stage
-from mhacli.usercode.sequences import Sequences, sequences_of_ids
+from mhacli.usercode.sequences import sequences_of_ids
 from mhacli.usercode.target import TargetRequest
 
 CHECKS = (
@@ -103,8 +103,15 @@ def ask_checkpoint(
     loaded: Loaded, request: CheckRequest, stage: Stage, texts: Sequence[str] = (), names: Sequence[str] = tuple(CODES)
 ) -> tuple[Asker, tuple[str, ...]]:
     """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be finite; all else is asked in
-    float32, where rounding is no excuse, if memory allows. Raises `MhaError` if it reads no text."""
-    model, sequences, notes = loaded.model, _sequences_of(loaded, request.length), list[str]()
+    float32, where rounding is no excuse, if memory allows. Raises `MhaError` where it reads none, or its pass raises."""
+    model, notes, row = loaded.model, list[str](), (_of_ids((0, 1)),)
+    made = make_inputs(model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id)
+    guarded("the model", loaded.source, lambda: outputs_of(model, made.keywords))
+    target = TargetRequest(loaded.source, device=str(device_of(model)))
+    sequences = sequences_of_ids(Built(loaded.source, type(model), model), target, request.length)
+    if sequences is None:
+        raise UsageError(f"it is not known how {type(model).__name__} reads text")
+    sequences = replace(sequences, pad=loaded.pad_id)
     read = random_texts(sequences, request.seed)
     if texts and loaded.tokenizer is None:
         notes.append("there is no tokenizer: the texts are random token ids")
@@ -171,18 +178,6 @@ def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_t
     note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
     loaded = load_model(found, model, allow_nonfinite=True)
     return replace(loaded, notes=(*loaded.notes, note))
-
-
-def _sequences_of(loaded: Loaded, length: int | None) -> Sequences:
-    """The model as a function of texts. Raises `MhaError` where it reads none, or its pass raises."""
-    row = (_of_ids((0, 1)),)
-    made = make_inputs(loaded.model, ModelInputs(row, row if is_pair(loaded.model) else None), "right", loaded.pad_id)
-    guarded("the model", loaded.source, lambda: outputs_of(loaded.model, made.keywords))
-    built = Built(loaded.source, type(loaded.model), loaded.model)
-    found = sequences_of_ids(built, TargetRequest(loaded.source, device=str(device_of(loaded.model))), length)
-    if found is None:
-        raise UsageError(f"it is not known how {type(loaded.model).__name__} reads text")
-    return replace(found, pad=loaded.pad_id)
 
 
 def _of_ids(ids: Sequence[int]) -> TokenSequence:

@@ -180,7 +180,11 @@ def diagnose(examined: Examined) -> Diagnosis:
     _explain_core(result, examined)
     if result.candidate is None:
         return result
-    forms = _mask_forms(examined)
+    of_masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
+    forms, means = [*of_masks, *subject.padding_forms], examined.request.mask_means
+    if means is not None:  # what is added to scores, such as −∞, has no True
+        stated = [form for form in forms if form.kind != "additive" and form.true_means == means]
+        forms = [form for form in forms if form in stated or form.kind == "lengths"]
     for name in dict.fromkeys(form.parameter for form in forms):
         of_name = [form for form in forms if form.parameter == name]
         _explain_masked(result, examined, list(masked_cases(subject, seed, of_name)))
@@ -195,17 +199,6 @@ def diagnose(examined: Examined) -> Diagnosis:
     if not masks:
         _explain_further(result, examined, [unmasked])
     return result
-
-
-def _mask_forms(examined: Examined) -> list[MaskForm]:
-    """The forms of each mask, then of each padding, that agree with what is stated."""
-    subject, means = examined.subject, examined.request.mask_means
-    masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
-    forms = [*masks, *subject.padding_forms]
-    if means is None:
-        return forms
-    # what is added to scores, such as −∞, has no True
-    return [form for form in forms if (form.kind != "additive" and form.true_means == means) or form.kind == "lengths"]
 
 
 def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:

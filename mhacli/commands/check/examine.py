@@ -6,7 +6,7 @@ import platform
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.attention.stages import ReferenceLayer
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asker, is_claimed_causal, random_texts
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
@@ -244,8 +243,19 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
     subject, candidate, form, choices = examined.subject, diagnosis.candidate, diagnosis.mask_form, list[Choice]()
     if candidate is not None:
-        choices += [*candidate.choices, *_weight_choices(candidate.layer)]
-        if candidate.layer.causal and not examined.expects_causal and not diagnosis.mistakes:
+        layer, weights = candidate.layer, candidate.layer.weights
+        choices += candidate.choices
+        if weights is not None:
+            named = zip(("q", "k", "v", "the output"), weights, strict=True)
+            unbiased = ", ".join(name for name, each in named if each is not None and each.bias is None)
+            d_v = len(weights.v.weight) // layer.n_kv_heads
+            if unbiased:
+                choices.append(Choice("no-bias", f"no bias: {unbiased}"))
+            if layer.n_kv_heads != layer.n_heads:
+                choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+            if d_v != layer.d_head:
+                choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
+        if layer.causal and not examined.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if examined.expects_causal and not examined.request.of.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
@@ -253,20 +263,6 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
     if examined.expects_causal and examined.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
-
-
-def _weight_choices(layer: ReferenceLayer) -> Iterator[Choice]:
-    if layer.weights is None:
-        return
-    projections = dict(zip(("q", "k", "v", "the output"), layer.weights, strict=True))
-    unbiased = [name for name, projection in projections.items() if projection is not None and projection.bias is None]
-    if unbiased:
-        yield Choice("no-bias", f"no bias: {', '.join(unbiased)}")
-    if layer.n_kv_heads != layer.n_heads:
-        yield Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")
-    d_v = layer.weights.v.weight.shape[0] // layer.n_kv_heads
-    if d_v != layer.d_head:
-        yield Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}")
 
 
 def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) -> Examination:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhacli.attention.stages import Mistake
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import Candidate, biases_in, counts_of
+from mhacli.commands.check.candidates import biases_in, counts_of
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.recording import Run
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
@@ -31,9 +31,12 @@ from mhacli.usercode.roles import role_of, stated
 
 def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
     """Every mistake found: statements that the code contradicts, proven mistakes, and those that only measurements show."""
-    proven = [*_contradictions(diagnosis, examined), *_proven(diagnosis, examined)]
+    run = diagnosis.run
+    if diagnosis.candidate is not None:
+        run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
+    proven = [*_contradictions(diagnosis, examined, run), *_proven(diagnosis, examined)]
     codes = {finding.code for finding in proven}
-    return (*proven, *(finding for finding in _measured(diagnosis, examined) if finding.code not in codes))
+    return (*proven, *(finding for finding in _measured(diagnosis, examined, run) if finding.code not in codes))
 
 
 def _sentence(mistake: Mistake) -> str:
@@ -67,29 +70,45 @@ def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
         yield replace(finding, fix=in_user_names(finding.fix, names))
 
 
-def _contradictions(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
-    """A finding for each statement, of heads or scale, that the matching layer contradicts, and for each of its biases that is a
-    mistake."""
+def _contradictions(diagnosis: Diagnosis, examined: Examined, run: Run) -> Iterator[Finding]:
+    """A finding for each statement, of heads or scale, that the matching layer contradicts, for each of its biases that is a
+    mistake, and for heads of another width, or in another number, than is stated; not where a width is stated."""
     if diagnosis.candidate is None:
         return
     request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
-    run = diagnosis.run.at_sites(layer, diagnosis.mistakes)
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
-            line, actual, stated = run.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            line, actual, claim = run.line_of("q"), str(layer.n_heads), str(request.n_heads)
             what = f"{actual} heads"
         else:
             scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            line, what, stated = run.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
-        message = f"the code has {what}, and --{option} says {stated}"
-        fix = f"write it for --{option} {stated}, or state --{option} {actual}"
+            line, what, claim = run.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
+        message = f"the code has {what}, and --{option} says {claim}"
+        fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
         yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
     for bias in biases_in(run) if layer.bias is not None else ():
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
+    arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
+    n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
+    if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
+        return
+    query_width = layer.weights.q.weight.shape[0]
+    joins_heads = layer.weights.out is not None
+    sizes = [name for name, value in arguments.items() if type(value) in (int, float)]
+    may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in sizes)  # as by downsample_rate=2
+    is_narrow = query_width * n_heads == width and joins_heads and not may_be_narrow
+    is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
+    evidence = (
+        f"matches exactly with heads of {layer.d_head} columns, {layer.n_heads} of them, where {n_heads} are given"
+    )
+    if joins_heads and layer.n_heads == 1:
+        yield finding_of("heads-missing", evidence, run.line_of("qk"))
+    if is_narrow or is_exchanged:
+        yield finding_of("head-width", evidence, run.line_of("q"))
 
 
 def _user_names(
@@ -121,18 +140,15 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
+def _measured(diagnosis: Diagnosis, examined: Examined, run: Run) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
-    subject, run = examined.subject, diagnosis.run
-    built = subject.built
+    subject, built = examined.subject, examined.subject.built
     if diagnosis.shown is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.shown
-        line = run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
+        line = diagnosis.run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
         evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
-        run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
-        yield from _wrong_heads(diagnosis.candidate, examined, run)
         has_norms = diagnosis.layer.q_norm is not None and all(each.stage != "norm" for each in diagnosis.mistakes)
         if has_norms and (unused := _unused(examined, n_axes=1)):
             yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", run.line_of("k"))
@@ -155,28 +171,6 @@ def _measured(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
     if is_open and (unused := _unused(examined, n_axes=2)):
         evidence = f"no output depends on {first_names(unused, 4)}"
         yield finding_of("unused-parameters", evidence, run.line_for((), "", built))
-
-
-def _wrong_heads(candidate: Candidate, examined: Examined, run: Run) -> Iterator[Finding]:
-    """Heads of another width, or in another number, than is stated; nothing where a width is stated."""
-    arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
-    n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
-    layer = candidate.layer
-    if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
-        return
-    query_width = layer.weights.q.weight.shape[0]
-    joins_heads = layer.weights.out is not None
-    numbers = [name for name, value in arguments.items() if type(value) in (int, float)]
-    may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in numbers)  # as by downsample_rate=2
-    is_narrow = query_width * n_heads == width and joins_heads and not may_be_narrow
-    is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
-    evidence = (
-        f"matches exactly with heads of {layer.d_head} columns, {layer.n_heads} of them, where {n_heads} are given"
-    )
-    if joins_heads and layer.n_heads == 1:
-        yield finding_of("heads-missing", evidence, run.line_of("qk"))
-    if is_narrow or is_exchanged:
-        yield finding_of("head-width", evidence, run.line_of("q"))
 
 
 def _first_that_differs(examined: Examined, code: str) -> SourceLine | None:

@@ -100,17 +100,13 @@ def _named(thing: object) -> Iterator[str | None]:
         yield name
 
 
-def _words(arguments: Mapping[str, object]) -> tuple[str, ...]:
+def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
-    return tuple(f"{name}={_word(name, value)}" for name, value in arguments.items())
-
-
-def _word(name: str, value: Any) -> str:
-    if value is None or isinstance(value, str | int | float | bool | tuple | list | dict):
-        return repr(value)
-    if type(value).__module__ == "torch":  # a dtype or a device
-        return str(value)
-    raise UsageError(
-        f"{name}={value!r:.80} is neither a number, a text, a list nor a dict",
-        hint="give a module that is built already",
-    )
+    words = []
+    for name, value in arguments.items():
+        is_of_torch = type(value).__module__ == "torch"  # a dtype or a device
+        if not (is_of_torch or value is None or isinstance(value, str | int | float | bool | tuple | list | dict)):
+            problem = f"{name}={value!r:.80} is neither a number, a text, a list nor a dict"
+            raise UsageError(problem, hint="give a module that is built already")
+        words.append(f"{name}={value}" if is_of_torch else f"{name}={value!r}")
+    return tuple(words)

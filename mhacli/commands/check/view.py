@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, place
+from mhacli.commands.check.result import Examination, Finding, place
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen
@@ -32,7 +32,11 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The mistakes, the construction and call, what was measured, and last the verdict in a sentence behind its limits."""
     blocks: list[RenderableType] = []
     for finding in examination.findings[:_IN_FULL]:
-        blocks += [_mistake(finding), _grid(_finding(finding), on), Text("")]
+        title = Text(visible(finding.code), style="bold red")
+        if finding.together_with:
+            title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
+        title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
+        blocks += [title, _grid(_finding(finding), on), Text("")]
     others = examination.findings[_IN_FULL:]
     if others:
         blocks += [Text(f"{len(others)} more"), *(_text(f"  {each.code}: {each.message}") for each in others), Text("")]
@@ -52,14 +56,6 @@ def _text(text: str, style: str = "") -> Text:
 def _grid(lines: Iterable[Line], on: Screen) -> RenderableType:
     """A table with labels on the left and wrapped text beside them."""
     return bare(pairs([(f"{label:<{_LABEL}}", text) for label, text in lines], style="dim", gap=0), on.width)
-
-
-def _mistake(finding: Finding) -> Text:
-    """The code of a mistake, and whether it is proven."""
-    title = Text(visible(finding.code), style="bold red")
-    if finding.together_with:
-        title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
-    return title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
 
 
 def _finding(finding: Finding) -> Iterator[Line]:
@@ -110,15 +106,30 @@ def _answers(examination: Examination) -> Iterator[Line]:
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
-    """The comparison, the first difference, the printed output, next steps, the number of parameters, the time and versions."""
-    if examination.comparison is not None:
-        yield "compared", _text(_compared(examination.comparison, examination))
-    if examination.departure is not None:
-        yield from _first_difference(examination.departure, examination)
+    """The comparison, the first difference with its line in each implementation, the printed output, next steps, the number of
+    parameters, the time and versions."""
+    other, comparison = examination.against or "the reference", examination.comparison
+    if comparison is not None:
+        these = " with these mistakes" if any(finding.proven for finding in examination.findings) else ""
+        inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
+        text = f"with {other}{these}, in {comparison.dtype}, {inputs}: largest difference "
+        text += "not finite" if error is None else shown(error, "error")
+        text += f", tolerance {shown(comparison.tolerance, 'error')}"
+        tried = f"; hypotheses: {examination.n_hypotheses:,}" if examination.n_hypotheses else ""
+        yield "compared", _text(f"{text}{tried}")
+    if (difference := examination.departure) is not None:
+        before = "" if difference.last_shared is None else f"; {difference.last_shared} is still the same"
+        yield "differs", _text(f"first at {difference.site}, compared with {other}{before}")
+        lines = [(examination.target, difference.file, difference.line, difference.source)]
+        if examination.against is not None:
+            lines.append((other, difference.other_file, difference.other_line, difference.other_source))
+        for target, file, line, source in lines:
+            at = f"{target}  in library code" if file is None else f"{place(file, line)}  {source.strip()}"
+            yield "", _text(at, "dim")
     printed = [line for line in examination.printed.splitlines() if line.strip()]
     if printed:
-        lines = [fitted(visible(line), 200) for line in printed[-_MOST_PRINTED:]]
-        yield "printed", Text("\n".join(lines), style="dim")
+        last = [fitted(visible(line), 200) for line in printed[-_MOST_PRINTED:]]
+        yield "printed", Text("\n".join(last), style="dim")
     if examination.next_steps:
         yield "next", _text("\n".join(examination.next_steps))
     facts = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
@@ -126,28 +137,3 @@ def _measured(examination: Examination) -> Iterator[Line]:
     facts += [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
     if facts:
         yield "", _text(" · ".join(facts), "dim")
-
-
-def _first_difference(difference: FirstDifference, examination: Examination) -> Iterator[Line]:
-    """The first site that differs, with its line in each implementation."""
-    before = "" if difference.last_shared is None else f"; {difference.last_shared} is still the same"
-    other = "the reference" if examination.against is None else "the other"
-    yield "differs", _text(f"first at {difference.site}, compared with {other}{before}")
-    lines = [(examination.target, difference.file, difference.line, difference.source)]
-    if examination.against is not None:
-        lines.append((examination.against, difference.other_file, difference.other_line, difference.other_source))
-    for target, file, line, source in lines:
-        at = f"{target}  in library code" if file is None else f"{place(file, line)}  {source.strip()}"
-        yield "", _text(at, "dim")
-
-
-def _compared(comparison: OutputComparison, examination: Examination) -> str:
-    """The comparison with the reference, with proven mistakes in it, or with another implementation."""
-    other, error = examination.against or "the reference", comparison.max_abs_difference
-    if any(finding.proven for finding in examination.findings):
-        other += " with these mistakes"
-    difference = "not finite" if error is None else shown(error, "error")
-    inputs, n = count_of(comparison.n_inputs, "input"), examination.n_hypotheses
-    text = f"with {other}, in {comparison.dtype}, {inputs}: largest difference {difference}"
-    tried = f"; hypotheses: {n:,}" if n else ""
-    return f"{text}, tolerance {shown(comparison.tolerance, 'error')}{tried}"
