@@ -317,6 +317,8 @@ def of_projections() -> Iterator[Mistake]:
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
         yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")
+        as_heads = {"take": partial(exchanged, roles)}
+        yield Mistake(f"{name}, as heads", as_heads, changes="z" if taker == "v" else "qk")
     for letter in "qkv":
         shared = {"project": partial(projected, letter * 3, "qkv")}
         yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
@@ -339,9 +341,6 @@ def of_projections() -> Iterator[Mistake]:
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
         yield Mistake("bias-missing", wrong_for(letters, "project", partial(by_changed, unbiased)), ", ".join(letters))
     yield Mistake("projection-transposed", {"project": partial(by_changed, transposed)})
-    for taker, giver in permutations(_NAMES, 2):
-        name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}, as heads", "qkv".replace(taker, giver)
-        yield Mistake(name, {"take": partial(exchanged, roles)}, changes="z" if taker == "v" else "qk")
     yield Mistake("bias-missing, of the output", {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)})
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})

@@ -93,19 +93,14 @@ def is_claimed_causal(module: object) -> bool | None:
     for claim in (getattr(owner, name, None) for name in ("causal", "is_causal") for owner in (module, text)):
         if isinstance(claim, bool):
             return claim
-    names = [*architectures_of(config), *(cls.__name__ for cls in type(module).__mro__)]
+    architectures = re.findall(r"\w+", str(getattr(config, "architectures", "")))
+    names = [*architectures, *(cls.__name__ for cls in type(module).__mro__)]
     if any(_CAUSAL_HEAD.search(name) for name in names):
         return True
     for name in names:
         if _BOTH_WAYS.search(name) or _CAUSAL.search(name):
             return not _BOTH_WAYS.search(name)
     return None
-
-
-def architectures_of(config: Any) -> tuple[str, ...]:
-    """The class names in a config; tolerates any content."""
-    names = getattr(config, "architectures", None)
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, (list, tuple)) else ()
 
 
 # ------------------------------------------------------------------------------------------------------------- readings
@@ -158,15 +153,15 @@ _Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class Asker:
-    """The behaviours of a callable with texts, of which the first is the longest. `is_causal` is what it claims, and `more` are
-    other questions. `findings` are the behaviours that failed, `cautions` what to do where the code raised an exception. `inside`
-    are the attentions that were compared."""
+    """The behaviours of a callable with texts, of which the first is the longest; random ones unless some are given. `is_causal`
+    is what it claims, and `more` are other questions. `findings` are the behaviours that failed, `cautions` what to do where the
+    code raised an exception. `inside` are the attentions that were compared."""
 
     of: Sequences
-    texts: Sequence[Tensor]
     is_causal: bool | None
     seed: int
     stage: Stage
+    texts: Sequence[Tensor] = ()
     more: dict[str, Callable[[Asker], Behaviour]] = field(default_factory=dict)
     n_passes: int = 0
     answers: dict[str, Behaviour] = field(default_factory=dict)
@@ -176,7 +171,9 @@ class Asker:
     inside: tuple[AttentionInside, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reads each text alone, and measures the noise floor."""
+        """Reads the longest text, and measures the noise floor."""
+        shorter = max(1, self.of.length // 2) if self.of.attention.is_resizable else self.of.length
+        self.texts = self.texts or [self.of.draw(self.seed, self.of.length), self.of.draw(self.seed + 1, shorter)]
         self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.of.attention.built.module
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
@@ -549,9 +546,3 @@ class Asker:
 def _part_of(differences: Tensor) -> float:
     """The part of the outputs that differ at all."""
     return (differences > 0).double().mean().item()
-
-
-def random_texts(sequences: Sequences, seed: int) -> list[Tensor]:
-    """Texts of random tokens, of the longest length and, if it takes any, of half of it."""
-    shorter = max(1, sequences.length // 2) if sequences.attention.is_resizable else sequences.length
-    return [sequences.draw(seed, sequences.length), sequences.draw(seed + 1, shorter)]

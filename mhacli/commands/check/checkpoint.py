@@ -21,10 +21,8 @@ from mhacli.commands.check.behaviour import (
     LEAST,
     NARROW,
     Asker,
-    architectures_of,
     is_claimed_causal,
     pair_of,
-    random_texts,
 )
 from mhacli.commands.check.result import (
     AttentionInside,
@@ -112,13 +110,13 @@ def ask_checkpoint(
     if sequences is None:
         raise UsageError(f"it is not known how {type(model).__name__} reads text")
     sequences = replace(sequences, pad=loaded.pad_id)
-    read = random_texts(sequences, request.seed)
+    read = list[Tensor]()
     if texts and loaded.tokenizer is None:
         notes.append("there is no tokenizer: the texts are random token ids")
     elif texts:
         read = _texts(loaded, texts, notes)
     claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
-    asker = Asker(sequences, read, claim, request.seed, stage)
+    asker = Asker(sequences, claim, request.seed, stage, read)
     asker.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
     asker.all(("finite",))
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -169,7 +167,7 @@ def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_t
             raise UsageError(message, hint="mhacli.check examines other modules")
         return Loaded.in_memory(model.eval(), tokenizer)
     found = find(model, needs_tokenizer=needs_tokenizer)
-    has_head = any(_GENERATING.search(name) for name in architectures_of(found.config))
+    has_head = _GENERATING.search(str(getattr(found.config, "architectures", "")))
     try:
         return load_model(found, model, "generate" if has_head else None, allow_nonfinite=True)
     except MhaError as fault:
@@ -188,8 +186,7 @@ def _of_ids(ids: Sequence[int]) -> TokenSequence:
 def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tensor]:
     """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings of the longest."""
     assert loaded.tokenizer is not None
-    most = most_positions(loaded.config) or MOST_TOKENS
-    limit = min(most, MOST_OF_OURS if texts is TEXTS else MOST_TOKENS)
+    limit = min(most_positions(loaded.config) or MOST_TOKENS, MOST_TOKENS)
     begun = [loaded.tokenizer.beginning(words, limit) for words in texts]
     rows = [row.ids for row, _ in begun]
     if not all(rows):
@@ -212,9 +209,9 @@ TEXTS = (
     "Read it again.",
 )
 """The default texts: sentences of several lengths, with numbers and punctuation."""
-MOST_TOKENS, MOST_OF_OURS = 512, 48
-"""The most tokens read of a text: of the user's, and of the default ones."""
-_GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
+MOST_TOKENS = 512
+"""The most tokens read of a text."""
+_GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)\b")
 
 
 # ---------------------------------------------------------------------------------------------------- checks of checkpoints
@@ -269,13 +266,12 @@ def row_sums(asker: Asker) -> Behaviour:
         AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
         for (kind, reason), names in inside.items()
     )
-    if not layers:
-        return asker.unasked("row-sums", "no attention of these texts was captured")
     layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
     checks = [(check, layer) for layer in layers for check in layer.survey.checks]
     sums = [check for check, _ in checks if check.name == ROW_SUMS]
     if not sums:
-        return asker.unasked("row-sums", "mha does not know some keywords of these attention calls")
+        why = "mha does not know some keywords of these attention calls" if inside else "no attention was captured"
+        return asker.unasked("row-sums", why)
     answer = partial(asker.answer, "row-sums", tried=Tried(len(texts[0]), 1))
     bad = [
         (check, layer) for check, layer in checks if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs)

@@ -18,7 +18,7 @@ from torch import nn
 import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import Asker, is_claimed_causal, random_texts
+from mhacli.commands.check.behaviour import Asker, is_claimed_causal
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.result import (
@@ -91,7 +91,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     if model is not None:
         with one_thread() if _n_parameters(model.attention.built.module) < _SMALL else nullcontext():
             claim = True if model.has_source and request.states_causal is None else request.states_causal
-            asker = Asker(model, random_texts(model, request.seed), claim, request.seed, stage)
+            asker = Asker(model, claim, request.seed, stage)
             parts = _ask(asker, claimed=is_claimed_causal(module))
         with one_thread():
             _compare_inside(parts, asker, request, stage)
@@ -131,7 +131,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     choices = {choice.name for choice in report.choices}
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
-    asker = Asker(sequences, random_texts(sequences, request.seed), stated, request.seed, stage)
+    asker = Asker(sequences, stated, request.seed, stage)
     asker.answers |= {answer.name: answer for answer in report.behaviour}
     parts = _ask(asker)
     if report.verdict == "unknown":  # it may be a block around an attention

@@ -30,9 +30,6 @@ P = 0.5
 COPIES, _SIGMAS = 200, 5.0
 _SMALL_SCALE = 0.1
 """The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
-_MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""The relative change from which an output counts as moved, by dtype."""
-_MOVES_16 = 2e-2
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
 
@@ -118,7 +115,8 @@ def moved(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
     """Which numbers of an output differ by more than rounding, relative to the largest."""
     a, b = plain(before), plain(after)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
-    return ~torch.isclose(b, a, rtol=0.0, atol=_MOVES.get(before.dtype, _MOVES_16) * size, equal_nan=True)
+    rounding = TOLERANCES[str(before.dtype).removeprefix("torch.")].runs
+    return ~torch.isclose(b, a, rtol=0.0, atol=rounding * size, equal_nan=True)
 
 
 def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
