@@ -17,16 +17,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import stages
-from mhacli.attention.stages import (
-    Inputs,
-    Mistake,
-    Projection,
-    ReferenceLayer,
-    in_role,
-    require,
-    rotated,
-    wrong_for,
-)
+from mhacli.attention.stages import Inputs, Mistake, Projection, ReferenceLayer, in_role, require, rotated, wrong_for
 
 # ------------------------------------------------------------------------------------- splitting, sharing and merging heads
 

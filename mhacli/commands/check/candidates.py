@@ -25,13 +25,7 @@ from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, make_case
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.projections import (
-    ProjectionReading,
-    Widths,
-    is_norm,
-    parts_of,
-    projection_readings,
-)
+from mhacli.usercode.projections import ProjectionReading, Widths, is_norm, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention

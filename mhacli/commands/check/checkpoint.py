@@ -16,14 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.behaviour import (
-    CODES,
-    LEAST,
-    NARROW,
-    Asker,
-    is_claimed_causal,
-    pair_of,
-)
+from mhacli.commands.check.behaviour import CODES, LEAST, NARROW, Asker, is_claimed_causal, pair_of
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
@@ -186,7 +179,7 @@ def _of_ids(ids: Sequence[int]) -> TokenSequence:
 def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tensor]:
     """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings of the longest."""
     assert loaded.tokenizer is not None
-    limit = min(most_positions(loaded.config) or MOST_TOKENS, MOST_TOKENS)
+    limit = min(most_positions(loaded.config) or MOST_TOKENS, MOST_OF_OURS if texts is TEXTS else MOST_TOKENS)
     begun = [loaded.tokenizer.beginning(words, limit) for words in texts]
     rows = [row.ids for row, _ in begun]
     if not all(rows):
@@ -209,8 +202,8 @@ TEXTS = (
     "Read it again.",
 )
 """The default texts: sentences of several lengths, with numbers and punctuation."""
-MOST_TOKENS = 512
-"""The most tokens read of a text."""
+MOST_TOKENS, MOST_OF_OURS = 512, 48
+"""The most tokens read of a text: of the user's, and of the default ones."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)\b")
 
 

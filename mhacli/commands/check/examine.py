@@ -21,14 +21,7 @@ from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import Asker, is_claimed_causal
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.result import (
-    AttentionInside,
-    CheckRequest,
-    Examination,
-    Finding,
-    OutputComparison,
-    Verdict,
-)
+from mhacli.commands.check.result import AttentionInside, CheckRequest, Examination, Finding, OutputComparison, Verdict
 from mhacli.commands.check.subject import Examined, arguments_without_effect, probe
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite

@@ -15,7 +15,7 @@ from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-_LABEL, _IN_FULL, _MOST_PRINTED = 9, 3, 3
+_LABEL, _MOST_PRINTED = 9, 3
 _VERDICTS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
@@ -31,16 +31,13 @@ Line = tuple[str, Text]
 def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The mistakes, the construction and call, what was measured, and last the verdict in a sentence behind its limits."""
     blocks: list[RenderableType] = []
-    for finding in examination.findings[:_IN_FULL]:
+    for finding in examination.findings:
         title = Text(visible(finding.code), style="bold red")
         if finding.together_with:
             title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
         title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
         blocks += [title, _grid(_finding(finding), on), Text("")]
-    others = examination.findings[_IN_FULL:]
-    if others:
-        blocks += [Text(f"{len(others)} more"), *(_text(f"  {each.code}: {each.message}") for each in others), Text("")]
-    rest = [*_building(examination, on), *_answers(examination), *_measured(examination)]
+    rest = [*_building(examination), *_answers(examination), *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
     target, (words, style) = f"{visible(examination.target + against)}:", _VERDICTS[examination.verdict]
@@ -71,20 +68,15 @@ def _finding(finding: Finding) -> Iterator[Line]:
     yield "proof" if finding.proven else "evidence", _text(finding.evidence)
 
 
-def _building(examination: Examination, on: Screen) -> Iterator[Line]:
+def _building(examination: Examination) -> Iterator[Line]:
     """The construction, the call, and the design choices."""
-    by_origin: dict[str, list[str]] = {"given": [], "guessed": [], "default": []}
-    for argument in examination.arguments:
-        by_origin[argument.origin].append(f"{argument.name}={argument.value}")
-    guessed = [argument for argument in examination.arguments if argument.origin == "guessed"]
     if examination.arguments:
-        name = examination.target.rpartition(":")[2]
-        yield "built", _text(f"{name}({', '.join(by_origin['given'] + by_origin['guessed'])})")
+        name, words = examination.target.rpartition(":")[2], [f"{of.name}={of.value}" for of in examination.arguments]
+        yield "built", _text(f"{name}({', '.join(words)})")
+    guessed = [of for of in examination.arguments if of.origin == "guessed"]
     if guessed:
         lines = [f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}" for of in guessed]
         yield "guessed", _text("\n".join(lines), "yellow")
-    if by_origin["default"]:
-        yield "defaults", Text(fitted(visible(", ".join(by_origin["default"])), on.width - _LABEL), style="dim")
     if examination.called:
         yield "called", _text(examination.called)
     if examination.example:
