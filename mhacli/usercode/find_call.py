@@ -311,13 +311,12 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
 _SHOWN_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
 _SHAPES = (
-    "torch.randn(2, 3, 28, 28)", "torch.randn(2, 3, 32, 32)", "torch.randn(2, 3, 224, 224)", "torch.randn({}, T)",
-    "torch.randn(2, 1, T, {})", "torch.randn(2, {}, T)", "torch.randn(T, {})", "torch.randn(2, T, {})",
+    "torch.randn(2, T, {})", "torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)",
+    "torch.randn(2, 3, 224, 224)", "torch.randn(2, 3, 32, 32)", "torch.randn(2, 3, 28, 28)",
 )  # fmt: skip
-"""The images or vectors of an example that a refusal gives, the last that works."""
-_OTHERS = ("1", "None", "torch.randn(2, 9, {})", "torch.randn(2, {})", "torch.ones(2, dtype=torch.long)")
-"""What it gives for other arguments where they are not like the first: a number, nothing, a memory, or a vector or a number for
-each text."""
+"""The vectors or images of an example that a refusal gives, the first that works."""
+_OTHERS = ("torch.ones(2, dtype=torch.long)", "torch.randn(2, {})", "torch.randn(2, 9, {})", "None", "1", "")
+"""What it gives for other arguments: a number or a vector for each text, a memory, nothing, a number, or what it gives first."""
 _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
 _SEARCH_S = 5.0
@@ -512,11 +511,9 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     hint = f"give a call that works with --example; {attention.example_text} was tried"
     parts = () if built.module is None else built.module.modules()
     n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
-    firsts = dict.fromkeys(shape.format(each.sizes.d_in) for shape in _SHAPES for each, _ in reversed(tried))
-    likeliest = [shape.format(attention.sizes.d_in) for shape in _SHAPES]
-    of_ids, deadline = f"torch.randint({n_ids}, (2, T))", time.monotonic() + _SEARCH_S
-    pairs = [(first, "") for first in (*firsts, of_ids)] + [*itertools.product((*likeliest, of_ids), _OTHERS)]
-    for first, other in reversed(pairs):
+    widths, deadline = dict.fromkeys(each.sizes.d_in for each, _ in tried), time.monotonic() + _SEARCH_S
+    firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
+    for other, first in itertools.product(_OTHERS if len(required) > 1 else [""], firsts):
         if works or time.monotonic() > deadline:
             break
         rest = other.format(attention.sizes.d_in) or first

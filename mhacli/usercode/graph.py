@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from pathlib import Path
 from traceback import walk_stack
 from types import FunctionType
 from typing import Any, Final
@@ -38,9 +37,6 @@ MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
 _PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
-_TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
-_MODULES = os.path.join(_TORCH, "nn", "modules")
-_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @dataclass(eq=False)
@@ -99,7 +95,7 @@ def reached(start: Operation, neighbours: Callable[[Operation], Sequence[Operati
 class Watcher(TorchFunctionMode):
     """Records the torch operations that are called, in order, without those that return their input.
 
-    `file` is the user's source file; each operation's line is the innermost one in it, None if there is none. An operation with
+    `file` is the user's source file; each operation's line is the innermost one in it, empty if there is none. An operation with
     several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. `makers` has the operation that
     made a tensor, `holders` those with an output at an address. Raises `MhaError` for more than `MAX_OPERATIONS`.
     """
@@ -126,15 +122,14 @@ class Watcher(TorchFunctionMode):
         result = func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(overwritten if name == "setitem" else result) if torch.is_tensor(leaf)]
         made = [leaf for leaf in made if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
-        line = _user_line(self.file) if made else None
-        for number, output in enumerate(made if line is not None else ()):
+        for number, output in enumerate(made):
             sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
             is_same = bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
             if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
             numbered = {**arguments, "output": number} if len(made) > 1 else arguments
-            operation = Operation(name, output, numbered, line or SourceLine(), sources)
+            operation = Operation(name, output, numbered, _user_line(self.file), sources)
             self.operations.append(operation)
             self.makers[output] = operation
             self.holders.setdefault(address_of(output), []).append(operation)
@@ -160,16 +155,10 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _user_line(user_file: str | None) -> SourceLine | None:
-    """The innermost running line of user code; None if mha itself made the call."""
-    callers = []  # the files outside torch, the innermost first
-    for frame, number in walk_stack(sys._getframe(2)):
-        file = _real(frame.f_code.co_filename)
-        if file == user_file:
-            return source_line(file, number)
-        if file.startswith(_MODULES) or not file.startswith((_TORCH, __file__)):
-            callers.append(file)
-    return None if callers and callers[0].startswith(_OURS) else SourceLine()
+def _user_line(user_file: str | None) -> SourceLine:
+    """The innermost running line of the user's file; empty in the code of a library."""
+    frames = ((_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2)))
+    return next((source_line(file, number) for file, number in frames if file == user_file), SourceLine())
 
 
 _real = lru_cache(maxsize=4096)(os.path.realpath)
@@ -250,8 +239,8 @@ def recorded(
 ) -> Graph:
     """One recorded call. Raises what the call raises."""
     inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
-    with Watcher(subject.built.file) as watcher:
-        out = subject(inputs, seed=seed, mask=mask, training=training)
+    watcher = Watcher(subject.built.file)
+    out = subject(inputs, seed=seed, mask=mask, training=training, within=watcher)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}

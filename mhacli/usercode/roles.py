@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-ROWS = ("x", "query", "key", "value", "kv", "context")
+ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""
 IN_ORDER: Mapping[int, tuple[str, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
 """What one, two or three arguments without a known name are."""
@@ -21,10 +21,9 @@ _OF_CALLS = {
     "query": "q query queries",
     "key": "k key keys",
     "value": "v value values",
-    "kv": "kv keyvalue keyvalues",
     "x": """x inp input inputs inputsembeds inputseq hidden embedding embeddings embeds emb token tokens sequence seq
         features state states src tensor tgt trg target decoder""",
-    "context": "context ctx memory encoder enc encoderout cross cond source y",
+    "context": "kv keyvalue keyvalues context ctx memory encoder enc encoderout cross cond source y",
     "positions": "positions positionids posids cacheposition",
     "segments": "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids tokentypes tokentypeids",
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
@@ -182,9 +181,9 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
 
 
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
-    """Resolves names that depend on the other parameters: of two like `x` the second is the context; `x` beside a key is the
-    query; a source beside a target is the context; a value without a key serves as both. Without any known name, up to three
-    leading required parameters become inputs by position."""
+    """Resolves names that depend on the other parameters: of two like `x` the second is the context; a source beside a target is
+    the context; a value without a key serves as both. Without any known name, up to three leading required parameters become
+    inputs by position."""
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
         is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
@@ -199,8 +198,6 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     if first is None and "query" not in roles and "context" in roles:
         first = roles.index("context")
         roles[first] = "x"
-    if first is not None and "query" not in roles and ("key" in roles or "kv" in roles):
-        roles[first] = "query"
     if "key" not in roles and "value" in roles and "query" in roles:
-        roles[roles.index("value")] = "kv"
+        roles[roles.index("value")] = "context"
     return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]

@@ -7,7 +7,7 @@ import inspect
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -34,6 +34,7 @@ from mhacli.usercode.find_call import (
 from mhacli.usercode.roles import MASKS, CallParameter, call_role, called_function, signature_of
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.user_attention import (
+    NO_CONTEXT,
     OF_IDS,
     ROW_AXES,
     AxisNames,
@@ -107,7 +108,7 @@ class Sequences:
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
         inputs = Inputs(rows, real=None if mask is None else real)
-        with nullcontext() if note is None else watching(self.attention.built.module, keep):
+        with NO_CONTEXT if note is None else watching(self.attention.built.module, keep):
             result = self.attention.result(inputs, mask=mask, given=given, **how)
         out, wholes = self.attention.read(result, self.attention.sizes_of(inputs)), [None] * len(texts)
         if self.attention.is_inside:  # which returns nothing for each token
@@ -385,9 +386,11 @@ class StepConvention:
         """A description for reports."""
         return ", ".join(self.names) + ("" if self.caches else " and a cache of its own")
 
-    def __call__(self, rows: Tensor, ends: Sequence[int]) -> Tensor:
-        """The outputs for rows `[batch, length, d_in]`, read in steps that end at `ends`. Raises what the call raises, and
-        MhaError if it returns no cache."""
+    def __call__(
+        self, rows: Tensor, ends: Sequence[int], *, within: AbstractContextManager[Any] = NO_CONTEXT
+    ) -> Tensor:
+        """The outputs for rows `[batch, length, d_in]`, read in steps that end at `ends`, within a context. Raises what the call
+        raises, and MhaError if it returns no cache."""
         attention = self.attention
         if not self.caches:
             attention = attention.of(copied(attention.built.call), attention.dtype)
@@ -395,7 +398,7 @@ class StepConvention:
         outs = []
         for start, end in pairwise((0, *ends)):
             inputs = causal_inputs(rows, start, end, self.mask)
-            result = attention.result(inputs, mask=self.mask, given=cache, start=start)
+            result = attention.result(inputs, mask=self.mask, given=cache, start=start, within=within)
             outs.append(attention.read(result, attention.sizes_of(inputs)))
             if self.caches and self.make is None:
                 cache = _caches_in(result, [*self.caches], dict(leaves(result)).get(attention.output[0]))

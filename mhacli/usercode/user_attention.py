@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -33,6 +33,7 @@ OF_TEXTS: AxisNames = ("batch",)
 """The axes of an output that is of a whole text, whatever else it has."""
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 NOTHING: Mapping[str, Any] = {}
+NO_CONTEXT = nullcontext[Any]()
 
 
 # ---------------------------------------------------------------------------------------------- the inputs of a call
@@ -290,9 +291,10 @@ class UserAttention:
         training: bool = False,
         given: Mapping[str, Any] = NOTHING,
         start: int = 0,
+        within: AbstractContextManager[Any] = NO_CONTEXT,
     ) -> Any:
         """What the call returns. `inputs.allowed` and `inputs.real` need a `mask`. The arguments that are `given` are passed
-        instead of its own; the first token has the position `start`."""
+        instead of its own; the first token has the position `start`. The user's code runs `within` a context."""
         sizes = self.sizes_of(inputs)._replace(start=start, training=training)
         others = {name: at_sizes(value, sizes) for name, value in self.others.items() if name not in given}
         is_masked = inputs.allowed is not None or inputs.real is not None
@@ -307,7 +309,7 @@ class UserAttention:
             inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
         watched = self.built.module if self.is_inside else None
-        with _quietly(self.built, call, training=training), watching(watched, note):
+        with _quietly(self.built, call, training=training), watching(watched, note), within:
             result = self._of_arguments(call, arguments, sizes)
         return (result, inside[-1]) if self.is_inside else result
 

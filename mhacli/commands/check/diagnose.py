@@ -367,8 +367,8 @@ def _judged(
     takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
     watcher = Watcher(convention.attention.built.file)
-    with suppress(Exception), watcher:  # the call cannot be recorded
-        convention(differing[0].inputs.queries, differing[0].inputs.ends)
+    with suppress(Exception):  # the call cannot be recorded
+        convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
     run = Run(Graph(differing[0].output, {}, watcher.operations), differing[0].inputs)
     is_of_torch = any("is_causal" in operation.at.source for operation in run.operations)
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
