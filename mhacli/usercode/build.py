@@ -171,7 +171,9 @@ def _arguments(
     required = [name for name, default in defaults.items() if default is _EMPTY and name not in values]
     configs = dict.fromkeys([*(name for name in required if _is_config(parameters[name])), *fields])
     roles = {name: role_of(name) for name in required if name not in configs}
-    large = {} if request.keeps_sizes or any(map(_is_width, values)) else _large_widths(defaults)
+    widths = {name: value for name, value in defaults.items() if type(value) is int and _is_width(name)}
+    are_free = not request.keeps_sizes and not any(map(_is_width, values))
+    large = widths if are_free and max(widths.values(), default=0) >= _WIDE else {}
     usual_sizes = {name: default for name, default in defaults.items() if name not in large}
     stated = [item for group in (values, *fields.values(), usual_sizes) for item in group.items()]
     known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
@@ -200,17 +202,11 @@ def _arguments(
 
 
 _WIDE: Final = 1024
-"""The least default width in whose place a narrow one is used."""
+"""The least default width in whose place a narrow one is used, because calls would be slow."""
 
 
 def _is_width(name: str) -> bool:
     return role_of(name) in ("d_model", "d_head", "d_v", "d_out")
-
-
-def _large_widths(defaults: Mapping[str, Any]) -> dict[str, int]:
-    """The widths among the defaults of a constructor, if one is so large that calls would be slow."""
-    widths = {name: value for name, value in defaults.items() if type(value) is int and _is_width(name)}
-    return widths if max(widths.values(), default=0) >= _WIDE else {}
 
 
 def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mhacli.attention.layer import rates
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
@@ -173,8 +174,6 @@ _LENGTHS = ((3, 4, 6, 9, 15), (5, 7, 9, 6, 15), (7, 5, 9, 6, 15), (11, 13, 10, 9
 _LONGEST, _MAP_CELLS = 4096, 12
 _MAP: AxisNames = ("batch", "width", "row", "column")
 _OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
-ROPE_BASE = 10000.0
-"""Source: Su et al. 2021, "RoFormer", section 3.2.2."""
 
 
 def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
@@ -294,8 +293,7 @@ def in_call(role: str, shape: int, sizes: CallSizes) -> Any:
 
 def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
     """A table of rotations: complex, or cosines and sines of all columns, or in pairs."""
-    column = torch.arange(0, d_head - 1, 2, dtype=torch.float64)
-    angle = torch.outer(in_call("positions", 1, sizes).double(), ROPE_BASE ** (-column / d_head))
+    angle = torch.outer(in_call("positions", 1, sizes).double(), rates(d_head, 10_000.0, torch.device("cpu")))
     turns = torch.polar(torch.ones_like(angle), angle)
     whole = torch.cat([turns, turns], -1)
     if "cos" in name.lower() or "sin" in name.lower():

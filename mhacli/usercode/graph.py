@@ -83,6 +83,20 @@ class Operation:
 
         return [*reached(self, before)]
 
+    def weights(self) -> dict[str, Tensor]:
+        """The learned tensors that an operation on the inputs reads, directly or through views, by name."""
+        if not self.live:
+            return {}
+        fixed = [source for source in self.sources if not source.live]
+        readers = [self, *(each for source in fixed for each in source.upstream())]
+        read = [source for reader in readers for source in reader.sources]
+        return {leaf.site: leaf.output for leaf in read if not leaf.name and leaf.output.requires_grad}
+
+    def transposes(self) -> bool:
+        """Whether it swaps the last two axes."""
+        before, after = (self.sources or (self,))[0].output, self.output
+        return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)
+
 
 def reached(start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]) -> Iterator[Operation]:
     """An operation and those that its neighbours lead to, the nearest first."""
@@ -221,16 +235,6 @@ class Graph:
         return tensors | {"out": (line, [self.out])}
 
 
-def weights_of(operation: Operation) -> dict[str, Tensor]:
-    """The learned tensors that an operation on the inputs reads, directly or through views, by name."""
-    if not operation.live:
-        return {}
-    fixed = [source for source in operation.sources if not source.live]
-    readers = [operation, *(each for source in fixed for each in source.upstream())]
-    read = [source for reader in readers for source in reader.sources]
-    return {leaf.site: leaf.output for leaf in read if not leaf.name and leaf.output.requires_grad}
-
-
 # ------------------------------------------------------------------------------------------------------------- recording
 
 
@@ -325,7 +329,7 @@ def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
     q, k = qk.live_sources[-2:]
     if (_letter(q), _letter(k)) == ("k", "q"):
         q, k = k, q
-    if is_transpose(k):
+    if k.transposes():
         k.site = "kᵀ"
         k = k.sources[0]
     pattern, v = z.live_sources[-2:]
@@ -337,12 +341,6 @@ def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
 
 def _letter(operand: Operation) -> str:
     """The role in the names of the parameters that an operand is made from; empty unless there is exactly one."""
-    names = [name for operation in operand.upstream() for name in weights_of(operation)]
+    names = [name for operation in operand.upstream() for name in operation.weights()]
     letters = {read_name(name)[0] for name in names} - {""}
     return letters.pop() if len(letters) == 1 else ""
-
-
-def is_transpose(operation: Operation) -> bool:
-    """Whether an operation swaps the last two axes."""
-    before, after = (operation.sources or (operation,))[0].output, operation.output
-    return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)

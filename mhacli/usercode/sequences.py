@@ -37,10 +37,8 @@ from mhacli.usercode.user_attention import (
     NO_CONTEXT,
     OF_IDS,
     ROW_AXES,
-    AxisNames,
     CallSizes,
     MaskForm,
-    MaskKind,
     UserAttention,
     forms_of,
     leaves,
@@ -52,7 +50,7 @@ from mhacli.usercode.user_attention import (
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
 _BATCH, _LEAST, _SHOWN = 2, 4, 7
-_OF_TOKENS: tuple[AxisNames, ...] = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
+_OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
 
@@ -136,7 +134,9 @@ class Sequences:
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
 
     def at_longest(self, length: int | None) -> Sequences | None:
-        """The same with the length of the longest text that works: the requested one, or half as long again and again."""
+        """The same with the length of the longest text that works: that of an example for one length, the requested one, or half
+        as long again and again."""
+        length = length if self.attention.is_resizable else self.attention.sizes.q_len
         tried = LENGTH if length is None else length
         while tried >= (_LEAST if length is None else 1):
             try:
@@ -156,8 +156,7 @@ def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequen
     mask = next(iter(attention.padding_forms), None)
     # beside a memory, one mask alone leaves padding in the other rows
     hides_padding = attention.n_rows == 1 and mask is not None and call_role(mask.parameter) == "padding"
-    sequences = Sequences(attention=attention, mask=mask, hides_padding=hides_padding)
-    return sequences.at_longest(length if attention.is_resizable else attention.sizes.q_len)
+    return Sequences(attention=attention, mask=mask, hides_padding=hides_padding).at_longest(length)
 
 
 # ------------------------------------------------------------------------------------------------------------ token ids
@@ -168,6 +167,7 @@ _OF_DECODER = ("tgt_mask", "trg_mask")
 _OF_SOURCE = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
 _FEWEST_IDS, _MOST_IDS = 2, 1 << 18
+_OPEN_MASKS = (MaskForm("", ("batch", "key"), "whole"), MaskForm("", ("batch", "key"), "bool"))
 _CAUSAL_MASKS = [
     form._replace(axes=axes)
     for axes in (("query", "key"), ("batch", "query", "key"))
@@ -208,14 +208,14 @@ def sequences_of_ids(
         return None
     n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
     attention = with_independent_rows(found)
-    mask = _mask_of_padding(attention, decoder, means)
-    if mask is not None and mask.parameter in attention.others:
-        no_padding = {mask.parameter: partial(mask_of, mask, causal=False)}
-        attention = replace(attention, others={**attention.others, **no_padding})
+    mask, given = _mask_of_padding(attention, decoder, means), dict(attention.others)
+    if mask is not None and mask.parameter in given:
+        given[mask.parameter] = partial(mask_of, mask, causal=False)
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
-    attention = replace(attention, ids=torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device))
+    ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device)
+    attention = replace(attention, ids=ordinary, others=given)
     return Sequences(
         attention=attention,
         n_ids=n_ids,
@@ -225,7 +225,7 @@ def sequences_of_ids(
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
-    ).at_longest(length if attention.is_resizable else attention.sizes.q_len)
+    ).at_longest(length)
 
 
 def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttention]:
@@ -271,12 +271,10 @@ def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]
     causal = sorted((p.name for p in needed if p not in named), key=lambda name: name not in _OF_DECODER)
     for of_padding in dict.fromkeys([(), named, needed]):
         forms = _CAUSAL_MASKS if causal and of_padding in ((), named) else [None]
-        kinds: tuple[MaskKind, ...] = ("whole", "bool") if of_padding else ("whole",)
-        for kind, form in product(kinds, forms):
+        for padding, form in product(_OPEN_MASKS if of_padding else _OPEN_MASKS[:1], forms):
             masks = dict[str, Any].fromkeys(p.name for p in needed)
             for p in of_padding:
-                open_form = MaskForm(p.name, ("batch", "key"), kind) if p.role != "lengths" else forms_of(p)[0]
-                masks[p.name] = partial(mask_of, open_form, causal=False)
+                masks[p.name] = partial(mask_of, forms_of(p)[0] if p.role == "lengths" else padding, causal=False)
             if form is not None:
                 masks[causal[0]] = partial(mask_of, form, causal=True)
             yield masks
@@ -380,11 +378,6 @@ class StepConvention:
     make: Callable[[], Any] | None
     mask: MaskForm | None
     names: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """A description for reports."""
-        return ", ".join(self.names) + ("" if self.caches else " and a cache of its own")
 
     def __call__(
         self, rows: Tensor, ends: Sequence[int], *, within: AbstractContextManager[Any] = NO_CONTEXT

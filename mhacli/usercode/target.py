@@ -212,9 +212,5 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses need their module while it runs
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on disk may be out of date
-    except BaseException:
-        del sys.modules[name]
-        raise
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on disk may be out of date
     return module

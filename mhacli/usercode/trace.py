@@ -29,9 +29,7 @@ from mhacli.usercode.graph import (
     Graph,
     Operation,
     address_of,
-    is_transpose,
     recorded,
-    weights_of,
     writes_into_input,
 )
 from mhacli.usercode.process import Stage
@@ -151,7 +149,7 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
         axes[operation] = _axes_of(operation.output, names, operation.site)
         are_first = any(source in keys_first for source in operation.sources)
         is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")
-        is_turned = is_swapped or is_transpose(operation)
+        is_turned = is_swapped or operation.transposes()
         if are_first != is_turned and {"query", "key"} <= {*axes[operation]} and sizes["query"] == sizes["key"]:
             keys_first.add(operation)
             axes[operation] = tuple({"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation])
@@ -171,7 +169,7 @@ def _step(
     remark, is_of_one_head = _remark(operation, axes_of), site.endswith("_proj") and axes[-1:] == ("d_head",)
     known = SITES.get(site.replace("_proj", "_per_head") if is_of_one_head else site)
     explanation = "" if known is None else known.words.explanation
-    weights = [weight for each in group for weight in weights_of(each).items()]
+    weights = [weight for each in group for weight in each.weights().items()]
     step = step_of(
         site,
         output,

@@ -254,18 +254,18 @@ class UserAttention:
         """The arguments that always keep their defaults, though they may change the output."""
         passed = {slot.name for slot in self.slots} | {form.parameter for form in self.forms}
         passed |= {name for name, value in self.others.items() if value is not None}
-        names = [name for name, role in self._effective if name not in passed or role == "offset"]  # which is 0
-        return tuple(names) if self.example is None else ()
+        others = [p for p in self._effective if p.name not in passed or p.role == "offset"]  # which is 0
+        return tuple(p.name for p in others) if self.example is None else ()
 
     @property
     def unread(self) -> tuple[str, ...]:
         """The arguments that its source never reads."""
-        return tuple(name for name, _ in self._effective if name in never_read(self.built.call))
+        return tuple(p.name for p in self._effective if p.name in never_read(self.built.call))
 
     @property
-    def _effective(self) -> list[tuple[str, str]]:
-        """The parameters whose values may change the output, with their roles."""
-        return [(p.name, p.role) for p in signature_of(self.built.call) if p.role not in WITHOUT_EFFECT]
+    def _effective(self) -> list[CallParameter]:
+        """The parameters whose values may change the output."""
+        return [p for p in signature_of(self.built.call) if p.role not in WITHOUT_EFFECT]
 
     @property
     def canonical(self) -> AxisNames:
@@ -322,7 +322,8 @@ class UserAttention:
             def given(theirs: dict[str, Any]) -> dict[str, Any]:
                 torch.set_rng_state(state)
                 fitted = partial(for_each_text, n_texts=self.sizes.batch, sizes=sizes)
-                return {**tree_map_only(Tensor, lambda tensor: self._here(fitted(tensor)), theirs), **arguments}
+                with torch._C.DisableTorchFunction():  # these copies are no part of the user's code
+                    return {**tree_map_only(Tensor, lambda tensor: self._here(fitted(tensor)), theirs), **arguments}
 
             torch.default_generator.manual_seed(0)
             return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])

@@ -324,8 +324,8 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
     convention, cases, differing = min(tried, key=lambda each: bool(each[2]))
     ok, reason = _judged(convention, cases, differing, diagnosis)
     largest = max(largest_difference(case.output, whole) for case in cases)
-    diagnosis.passed = convention.names
-    diagnosis.cache = Behaviour(name="cache", ok=ok, reason=f"{reason} ({convention.text})", largest=finite(largest))
+    diagnosis.passed, reason = convention.names, f"{reason} ({', '.join(convention.names)})"
+    diagnosis.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(largest))
 
 
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
