@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,16 @@ def folder(name: str, *, tokenizer: Mapping[str, Any] | None = None, **config: A
 def copy_of(name: str, to: Path, **choices: Any) -> Path:
     """A copy of `folder(name)` at `to`, which may be changed."""
     return Path(shutil.copytree(folder(name, **choices), to))
+
+
+def change(place: Path, spoil: Callable[[dict[str, Any]], Any]) -> Path:
+    """Changes the tensors of a checkpoint in a folder."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(place / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    return place
 
 
 def save(place: Path, name: str, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> None:

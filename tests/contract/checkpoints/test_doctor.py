@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support import checkpoints
 from support.checkpoints import BEGIN, BEGIN_ID, FAMILIES, OF_TEXT, TEXT
 from torch import nn
@@ -121,7 +120,7 @@ def test_a_checkpoint_without_tokenizer_reads_random_ids(mha: Any, tmp_path: Pat
 
 @pytest.mark.real
 def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(mha: Any, tmp_path: Path) -> None:
-    change(
+    checkpoints.change(
         checkpoints.copy_of("gpt_neox", tmp_path / "m"),
         lambda tensors: [tensors.pop(n) for n in [*tensors] if "embed_out" in n],
     )
@@ -305,18 +304,11 @@ def test_a_weight_that_is_no_number_is_named(number: float, mha: Any, tmp_path: 
     def spoil(tensors: dict[str, Any]) -> None:
         next(each for name, each in tensors.items() if "h.1.attn.c_attn.weight" in name).view(-1)[5] = number
 
-    change(checkpoints.copy_of("gpt2", tmp_path / "m"), spoil)
+    checkpoints.change(checkpoints.copy_of("gpt2", tmp_path / "m"), spoil)
     report = doctor(mha, "m", code=3)
     assert failed(report) == ["finite"]
     assert "h.1.attn.c_attn.weight" in named(report, "finite")["message"]
     assert "1" in named(report, "finite")["layer"]
-
-
-def change(place: Path, spoil: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes the tensors of a checkpoint."""
-    tensors = load_file(place / "model.safetensors")
-    spoil(tensors)
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.real

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from support import checkpoints
 from support.checkpoints import FAMILIES, N_HEADS, N_LAYERS, TEXT, VOCABULARY
 
@@ -24,14 +24,6 @@ def rows(mha: Any, place: Path | str, *words: str) -> list[list[float]]:
     document = mha("heads", "--model", place, TEXT, *words, "--json").json
     assert document["self_check"]["ok"]
     return [[head[name] for name in ("entropy", "distance", "sink", "max_score")] for head in document["heads"]]
-
-
-def change(place: Path, spoil: Callable[[dict[str, Any]], Any]) -> Path:
-    """Changes the tensors of a checkpoint."""
-    tensors = load_file(place / "model.safetensors")
-    spoil(tensors)
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    return place
 
 
 def saved(name: str, place: Path, model: Any = None, **choices: Any) -> Path:
@@ -69,7 +61,7 @@ def linked(name: str, tmp: Path) -> Path:
 
 def with_more_tensors(name: str, tmp: Path) -> Path:
     more = {"model.layers.9.extra.weight": torch.ones(3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    return change(checkpoints.copy_of(name, tmp / "m"), lambda tensors: tensors.update(more))
+    return checkpoints.change(checkpoints.copy_of(name, tmp / "m"), lambda tensors: tensors.update(more))
 
 
 def without_its_head(name: str, tmp: Path) -> Path:
@@ -109,7 +101,7 @@ def test_weights_of_16_bits_stay_in_their_dtype_until_another_is_chosen(dtype: s
 
 def test_a_part_that_no_attention_depends_on_may_be_missing_and_is_a_note(mha: Any, tmp_path: Path) -> None:
     place = saved("bert", tmp_path / "m", checkpoints.from_config("bert", FAMILIES["bert"].config))
-    change(place, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("pooler.")])
+    checkpoints.change(place, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("pooler.")])
     ended = mha("heads", "--model", "m", TEXT, "--json")
     assert ended.json["self_check"]["ok"]
     assert "pooler.dense.weight" in ended.stderr
@@ -123,12 +115,14 @@ def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) 
 
 def test_weights_that_are_not_finite_need_an_option(mha: Any, tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
-    change(checkpoints.copy_of("llama", tmp_path / "m"), lambda tensors: tensors[name].view(-1)[[7, 48]].fill_(0))
+    checkpoints.change(
+        checkpoints.copy_of("llama", tmp_path / "m"), lambda tensors: tensors[name].view(-1)[[7, 48]].fill_(0)
+    )
 
     def spoil(tensors: dict[str, Any]) -> None:
         tensors[name][3, 7] = tensors[name][5, 0] = torch.nan
 
-    change(tmp_path / "m", spoil)
+    checkpoints.change(tmp_path / "m", spoil)
     ended = mha("heads", "--model", "m", TEXT, "--json", code=1)
     assert ended.error["code"] == "not-finite"
     for piece in (name.removeprefix("model."), "2", "[3, 7]", "--allow-nonfinite"):

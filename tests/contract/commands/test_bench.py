@@ -293,8 +293,6 @@ def test_a_number_where_the_function_takes_a_list_is_refused() -> None:
         mhacli.bench(lengths)
 
 
-def test_a_missing_baseline_and_missing_devices_are_named(mha: Mha) -> None:
-    done = mha("bench", "--compare", "gone.json", "--json", code=1)
-    assert (done.error["code"], done.error["path"]) == ("unreadable", "gone.json")
+def test_a_missing_device_and_heads_that_do_not_fit_are_named(mha: Mha) -> None:
     assert "cuda:99" in mha("bench", "--device", "cuda:99", "--lengths", "8", code=1).said
     assert "--kv-heads" in mha("bench", "--kv-heads", "3", "--device", "cpu", code=2).said

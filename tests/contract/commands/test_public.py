@@ -53,20 +53,6 @@ def test_an_error_has_a_message_a_code_and_an_exit_code(call: Callable[[], Any],
     assert fault.message in str(fault)
 
 
-def test_a_saved_record_is_loaded_with_the_same_document_and_arrays(tmp_path: Path) -> None:
-    record = mhacli.inspect("the cat sat", mhacli.Config(n_heads=2, device="cpu"))
-    record.save(str(tmp_path / "r"))
-    loaded = mhacli.load(str(tmp_path / "r"))
-    assert isinstance(loaded, mhacli.Record)
-    assert loaded.arrays.keys() == record.arrays.keys()
-    for name, array in record.arrays.items():
-        assert (loaded.arrays[name] == array).all(), name
-    with pytest.raises(mhacli.MhaError) as caught:
-        record.save(str(tmp_path / "r"))
-    assert caught.value.code == "exists"
-    assert "force" in str(caught.value.hint)
-
-
 def test_a_path_of_a_record_is_a_text_or_a_path_object(tmp_path: Path) -> None:
     record = mhacli.inspect("the cat sat", mhacli.Config(n_heads=2, device="cpu"))
     record.save(str(tmp_path / "r"))

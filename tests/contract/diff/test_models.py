@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support import checkpoints
 from torch import nn
 from torch.nn import functional as F
@@ -329,9 +328,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A checkpoint, and one with another weight in layer 1."""
     folder = tmp_path_factory.mktemp("models")
     paths = [str(checkpoints.copy_of("llama", folder / name)) for name in ("a", "b")]
-    weights = load_file(f"{paths[1]}/model.safetensors")
-    weights[f"{ATTENTION}k_proj.weight"][9] += 1.0
-    save_file(weights, f"{paths[1]}/model.safetensors", metadata={"format": "pt"})
+    checkpoints.change(Path(paths[1]), lambda weights: weights[f"{ATTENTION}k_proj.weight"][9].add_(1.0))
     return paths[0], paths[1]
 
 

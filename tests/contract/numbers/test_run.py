@@ -26,36 +26,26 @@ BIASES = {
 
 VARIANTS = {
     "plain": "",
-    "plain, left": LEFT,
-    "causal": "--causal",
     "causal, left": f"--causal {LEFT}",
     "causal, documents": f"--causal {PACKED}",
     "window before": "--window 2",
     "window both sides": f"--window 1,2 {LEFT}",
     "window, causal": f"--window 1,1 --causal {PACKED} {LEFT}",
     "prefix": "--prefix 2",
-    "prefix, left": f"--prefix 3 --causal {LEFT}",
     "prefix, documents": f"--prefix 2 {PACKED}",
-    "prefix and window": "--prefix 1 --window 1,9",
-    "sink window": "--window 0,1 --sink-window 1",
     "sink window, left": f"--window 1,1 --sink-window 2 --causal {LEFT}",
     "sink window, documents": f"--window 1,0 --sink-window 1 {PACKED} {LEFT}",
     "prefix, window and sink": f"--prefix 2 --window 0,0 --sink-window 1 {LEFT}",
-    "documents": PACKED,
     "no positions": "--positions none --causal",
     "learned": "--positions learned --max-positions 7",
     "learned, left, documents": f"--positions learned --max-positions 7 {LEFT} {PACKED}",
-    "sinusoidal, left, documents": f"{LEFT} {PACKED}",
     "rope": "--positions rope --rope-theta 50 --causal",
     "rope, left": f"--positions rope --rope-theta 50 {LEFT} --window 2,1",
     "rope, documents": f"--positions rope {PACKED} --prefix 2",
-    "interleaved": "--positions rope-interleaved --rope-theta 50",
     "interleaved, left, documents": f"--positions rope-interleaved {LEFT} {PACKED} --causal",
-    "alibi": "--positions alibi",
     "alibi, left, causal": f"--positions alibi {LEFT} --causal",
     "alibi, documents": f"--positions alibi {PACKED} --window 1,2 --sink-window 1",
     "alibi, softcap, bias": "--positions alibi --softcap 1.25 --scale 4 --score-bias b.st:heads",
-    "scale": "--scale -3",
     "softcap": "--softcap 0.5 --scale 1.5",
     "large scores": f"--scale 1000 {LEFT} --causal",
     "bias of one number": "--score-bias b.st:cell",
@@ -79,9 +69,7 @@ VARIANTS = {
     "uniform random rows": "--random 3,4 --distribution uniform --positions alibi --causal",
 }
 CROSS = {
-    "cross": "",
     "cross, left": LEFT,
-    "cross, documents": PACKED,
     "cross, documents, left": f"{PACKED} {LEFT} --positions none",
     "cross, learned": f"--positions learned --max-positions 7 {LEFT}",
     "cross, bias": "--score-bias b.st:cross --softcap 2",
@@ -104,8 +92,7 @@ def words_of(name: str, options: str) -> list[str]:
     texts = [] if "--random" in options else TEXTS
     contexts = [] if "cross" not in name and "context" not in name else CONTEXTS
     contexts = contexts[:1] if "one context" in name else contexts
-    given = SIZES if "--random" not in options else SIZES.replace("--d-input 9", "--d-input 9")
-    words = [*given.split(), "--init", "uniform", "--seed", "5", *options.split()]
+    words = [*SIZES.split(), "--init", "uniform", "--seed", "5", *options.split()]
     return [*texts, *(word for text in contexts for word in ("--context", text)), *words]
 
 
@@ -157,10 +144,8 @@ def require_rows(document: Any, right: Any, tolerance: float) -> None:
 
 
 RARE = {
-    "causal", "plain, left", "window before", "prefix, left", "prefix and window", "sink window", "documents", "rope, left",
-    "interleaved", "alibi", "sinusoidal, left, documents", "scale", "bias of one number", "bias of head alone", "bias of keys",
-    "all key heads", "widths derived", "normal weights", "uniform random rows", "cross", "cross, documents",
-    "one context for all",
+    "window before", "rope, left", "bias of one number", "bias of head alone", "bias of keys", "all key heads", "widths derived",
+    "normal weights", "uniform random rows", "one context for all",
 }  # fmt: skip
 """Variants whose parts others have together."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import checkpoints
 from support.mha import run
 
 SMALL = ("--heads", "1", "--d-model", "2", "--positions", "none", "--keep", "ids", "--repeat", "1", "--json")
@@ -219,8 +220,6 @@ def test_byte_level_tokens_have_the_ids_and_characters_of_the_library(mha: Any, 
 
 
 def test_the_pieces_of_a_character_are_distinct_and_lie_at_it(mha: Any) -> None:
-    from support import checkpoints
-
     words = ("--model", str(checkpoints.folder("gpt2")), "--keep", "pattern", "--json")
     (sequence,) = mha("run", "a日b", *words).json["sequences"]
     first, *pieces, last = sequence["tokens"]
@@ -233,8 +232,6 @@ def test_the_pieces_of_a_character_are_distinct_and_lie_at_it(mha: Any) -> None:
 
 
 def test_a_span_holds_the_tokens_that_share_a_character_with_it(mha: Any) -> None:
-    from support import checkpoints
-
     text = "The Eiffel Tower is in Paris."
     spans = ["subject=4:16", "i=/i/", "either=/Eiffel|Paris/", "end=23:", "case=/(?i)the|paris/"]
     ranges = [[(4, 16)], [(m.start(), m.end()) for m in re.finditer("i", text)], [(4, 10), (23, 28)], [(23, 29)],
@@ -257,8 +254,6 @@ def test_a_span_holds_the_tokens_that_share_a_character_with_it(mha: Any) -> Non
     ],
 )  # fmt: skip
 def test_what_names_no_span_is_refused(mha: Any, span: str, code: str) -> None:
-    from support import checkpoints
-
     text = "The Eiffel Tower is in Paris."
     ended = mha("run", text, "--model", str(checkpoints.folder("gpt2")), "--span", span, "--json", code=2)
     assert ended.error["code"] == code
@@ -267,7 +262,5 @@ def test_what_names_no_span_is_refused(mha: Any, span: str, code: str) -> None:
 
 @pytest.mark.real
 def test_an_expression_that_takes_too_long_is_stopped(mha: Any) -> None:
-    from support import checkpoints
-
     words = ("--model", str(checkpoints.folder("gpt2")), "--span", "a=/(a|aa)+$/", "--max-tokens", "9", "--json")
     assert mha("run", "a" * 3000 + "!", *words, code=1).error["code"] == "too-slow"

@@ -113,10 +113,6 @@ def test_the_csv_of_effects_has_a_line_for_every_removal(mha: Run, name: str) ->
             assert line[column] == shown, column
 
 
-def test_csv_of_weights_that_were_not_kept_is_refused(mha: Run) -> None:
-    assert "pattern" in mha("show", saved("bare"), "--csv", code=1).said
-
-
 # --------------------------------------------------------------------------------------------------------------------- JSON
 
 

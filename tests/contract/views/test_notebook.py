@@ -149,8 +149,9 @@ def test_a_record_is_saved_and_loaded_and_has_its_steps(tmp_path: Path) -> None:
     assert [(step.site, list(step.axes), list(step.shape)) for step in again.trace] == [
         (step["site"], step["axes"], step["shape"]) for step in held
     ]
-    with pytest.raises(mhacli.MhaError):
+    with pytest.raises(mhacli.MhaError) as caught:
         record("traced").save(str(tmp_path / "again.safetensors"))
+    assert (caught.value.code, "force" in str(caught.value.hint)) == ("exists", True)
 
 
 # ------------------------------------------------------------------------------------------------------------------ displays
@@ -257,6 +258,8 @@ def test_a_comparison_is_displayed_as_the_command_prints_it(tmp_path: Path) -> N
     difference = mhacli.diff(record("plain"), str(saved("bare")))
     assert "\n" not in repr(difference)
     html = difference._repr_html_()
+    assert difference.summary in repr(difference)
+    assert difference.summary in html
     assert len(html.encode()) < LIMIT
     assert not re.search(r"<script|<iframe|<img|<link|https?:", html)
     document_of_command = run(tmp_path, "diff", saved("plain"), saved("bare"), "--json", code=3).json

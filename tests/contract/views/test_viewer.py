@@ -589,10 +589,6 @@ def require_refusal(folder: Path, words: tuple[str | Path, ...], env: dict[str, 
     assert b"\x1b[?1049h" not in session.written
 
 
-def test_a_missing_terminal_is_refused(mha: Any) -> None:
-    assert "terminal" in mha("view", saved("plain"), code=1).said
-
-
 @pytest.mark.real
 def test_a_text_and_a_checkpoint_are_computed_explored_and_saved(tmp_path: Path) -> None:
     words = ("the cat sat on", "--heads", "2", "--head", "1", "--save", "cat.safetensors")
