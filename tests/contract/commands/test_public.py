@@ -37,7 +37,7 @@ def test_every_public_name_is_listed_and_documented() -> None:
         (lambda: mhacli.bench([8.5]), 2, "--lengths"),
         (lambda: mhacli.bench([8], repeat=0), 2, "--repeat"),
         (lambda: mhacli.doctor(device="cuda:99"), 1, "cuda:99"),
-        (lambda: mhacli.check("nowhere"), 2, "nowhere"),
+        (lambda: mhacli.check(7), 2, "int"),
         (lambda: mhacli.MultiHeadAttention(7, 2), 2, "7"),
     ],
     ids=["load", "inspect", "empty", "bench", "lengths", "repeat", "doctor", "check", "layer"],
