@@ -98,6 +98,10 @@ class Axes:
     id_of: Callable[[str], int]
     dtype: str
 
+    def ahead(self, sequence: int) -> int:
+        """How many columns the queries of a text begin after its keys, in whose distances they do not count."""
+        return 0 if self.is_self else self.queries.first(sequence) - self.keys.first(sequence)
+
 
 def make_statistics_request(
     axes: Axes, patterns: Sequence[Condition] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()

@@ -58,7 +58,7 @@ class Block:
     def steps(self) -> Float[Tensor, "query key"]:
         """|query − key| of each cell."""
         queries, keys = self._indices()
-        return (queries[:, None] - keys).abs().to(self.attention.dtype)
+        return (queries[:, None] - keys - self.request.axes.ahead(self.batch)).abs().to(self.attention.dtype)
 
     @cached_property
     def duplicate(self) -> Float[Tensor, "query key"]:
@@ -253,7 +253,9 @@ def reduce_heads(
             block = Block(attention, request, b, queries, keys)
             for block.heads in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
                 place, rows = (b, reduced.span(block.heads), block.rows), of_torch
-                weights = None if compiled is None else compiled.weights_of((b, block.heads, queries, keys), hidden)
+                weights = None
+                if compiled is not None and not request.axes.ahead(b):
+                    weights = compiled.weights_of((b, block.heads, queries, keys), hidden)
                 if weights is None:
                     _fill(block, hidden(), reduced.lse[place])
                 else:
@@ -263,6 +265,8 @@ def reduce_heads(
                 if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
         report_progress(queries.stop / n_queries, "statistics of the heads")
+    for b, profile in enumerate(reduced.statistics["profile"]):
+        profile.copy_(profile.roll(request.axes.ahead(b), dims=1))
     reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
     return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
 

@@ -111,15 +111,15 @@ def require_heads(heads: list[dict[str, Any]], right: Expected, tolerance: float
         kind, certainty = oracle.head_type(head, head["uniform"])
         assert head["kind"] == kind
         assert abs(head["certainty"] - certainty) <= 1e-9
-        require_offset(head, p - even, tolerance)
+        require_offset(head, p - even, marks["signed"], tolerance)
         require_extremes(head, p, scores[:, h], allowed, right, tolerance)
 
 
-def require_offset(head: dict[str, Any], excess: np.ndarray, tolerance: float) -> None:
+def require_offset(head: dict[str, Any], excess: np.ndarray, signed: np.ndarray, tolerance: float) -> None:
     """The distance with the largest excess over uniform attention, 0 and −1 left out."""
     n_queries, n_keys = excess.shape[1:]
     offsets = [offset for offset in range(1 - n_queries, n_keys) if offset not in (0, -1)]
-    sums = {offset: np.trace(excess, offset, axis1=1, axis2=2).sum() for offset in offsets}
+    sums = {offset: excess[signed == offset].sum() for offset in offsets}
     largest = max(sums.values(), default=0.0)
     if head["offset"] is None:
         assert largest <= 2e-6 * len(excess) * n_queries

@@ -251,20 +251,23 @@ def entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 def marked(queries: Side, keys: Side, *, is_self: bool = True) -> dict[str, np.ndarray]:
-    """The cells `[batch, query, key]` whose weights each of these statistics adds up."""
-    i, j = np.arange(queries.ids.shape[1])[:, None], np.arange(keys.ids.shape[1])
+    """The cells `[batch, query, key]` whose weights each of these statistics adds up, and the `signed` distance of each cell:
+    columns of one text are those of its tokens, of two texts each is counted from its own first token."""
+    first_q, first_k = (0 if is_self else np.argmax(side.real, axis=1)[:, None, None] for side in (queries, keys))
+    signed = (np.arange(keys.ids.shape[1]) - first_k) - (np.arange(queries.ids.shape[1])[:, None] - first_q)
     token = np.where(queries.real, queries.ids, -2)[:, :, None]
     before = np.where(keys.real & (keys.places > 0), np.roll(keys.ids, 1, axis=1), -1)
     marks = {
         "sink": (keys.places == 0)[:, None, :],
         "leading": (keys.places < 4)[:, None, :],
-        "diagonal": i == j,
-        "previous": j == i - 1,
-        "duplicate": (keys.ids[:, None, :] == token) & ~(is_self & (i == j)),
-        "induction": (before[:, None, :] == token) & ~(is_self & (i == j - 1)),
-        "near": abs(i - j) <= 8,
+        "diagonal": signed == 0,
+        "previous": signed == -1,
+        "duplicate": (keys.ids[:, None, :] == token) & ~(is_self & (signed == 0)),
+        "induction": (before[:, None, :] == token) & ~(is_self & (signed == 1)),
+        "near": abs(signed) <= 8,
+        "signed": signed,
     }
-    shape = (len(keys.ids), len(i), len(j))
+    shape = (len(keys.ids), *signed.shape[-2:])
     return {name: np.broadcast_to(cells, shape) for name, cells in marks.items()}
 
 
@@ -282,10 +285,11 @@ def head_statistics(
     millionth. A learned sink gets what is left of each row, as one more key;
     the distance is a mean over what the other keys get.
     """
-    seen, far = allowed.any(axis=-1), abs(np.arange(pattern.shape[1])[:, None] - np.arange(pattern.shape[2]))
+    seen, signed = allowed.any(axis=-1), marks["signed"]
+    marks = {name: cells for name, cells in marks.items() if name != "signed"}
     if not seen.any():
         return dict.fromkeys((*MEANS, *QUANTILES, *marks, "at_offset"))
-    p, far, counts = pattern[seen], np.broadcast_to(far, pattern.shape)[seen], allowed[seen].sum(axis=-1) + has_sink
+    p, far, counts = pattern[seen], abs(signed[seen]), allowed[seen].sum(axis=-1) + has_sink
     rows = np.column_stack([p, 1 - p.sum(axis=-1)]) if has_sink else p
     h, choice = entropy(rows), counts > 1
     distances = (p * far).sum(axis=-1) / (p.sum(axis=-1) if has_sink else 1)
@@ -299,7 +303,7 @@ def head_statistics(
         **{name: None if mean is None else float(mean) for name, mean in zip(MEANS, means, strict=True)},
         **{name: int(np.argmax(within >= (part - 1e-6) * within[-1])) for name, part in QUANTILES.items()},
         **mass,
-        "at_offset": None if offset is None else float(np.trace(pattern, offset, axis1=1, axis2=2).sum() / len(p)),
+        "at_offset": None if offset is None else float(pattern[signed == offset].sum() / len(p)),
     }
 
 

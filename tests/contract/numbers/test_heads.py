@@ -100,7 +100,7 @@ def require_arrays(document: Any, right: Expected) -> None:
     has_key, even = allowed.any(axis=-1), oracle.uniform(allowed)
     shape = np.broadcast_shapes(has_key.shape)
     first = (right.keys.places == 0)[:, None, None, :]
-    far = abs(np.arange(pattern.shape[2])[:, None] - np.arange(pattern.shape[3]))
+    far = abs(right.marks["signed"])[:, None]
     rows = {
         "entropy": oracle.entropy(pattern), "distance": (pattern * far).sum(axis=-1),
         "participation": 1 / np.where(has_key, (pattern**2).sum(axis=-1), 1), "sink": (pattern * first).sum(axis=-1),
@@ -117,8 +117,8 @@ def require_arrays(document: Any, right: Expected) -> None:
     block, steps = document["survey"]["block"], document["survey"]["steps"]
     require_near(document["map"], blocks_of(pattern, has_key, block), 1e-11, "map")
     require_near(full(document["uniform_map"], N_HEADS), blocks_of(even, has_key, block), 1e-11)
-    require_near(document["profile"], profile_of(pattern, steps), 1e-11, "profile")
-    require_near(full(document["uniform_profile"], N_HEADS), profile_of(even, steps), 1e-11)
+    require_near(document["profile"], profile_of(pattern, far, steps), 1e-11, "profile")
+    require_near(full(document["uniform_profile"], N_HEADS), profile_of(even, far, steps), 1e-11)
 
 
 def full(nested: Any, n_heads: int) -> np.ndarray:
@@ -135,9 +135,8 @@ def blocks_of(pattern: np.ndarray, has_key: np.ndarray, block: int) -> np.ndarra
     return sums / np.maximum(np.add.reduceat(has_key.astype(int), starts[0], axis=2), 1)[..., None]
 
 
-def profile_of(pattern: np.ndarray, steps: list[int]) -> np.ndarray:
+def profile_of(pattern: np.ndarray, distance: np.ndarray, steps: list[int]) -> np.ndarray:
     """The part of the attention at distances up to each step and beyond the one before."""
-    distance = abs(np.arange(pattern.shape[2])[:, None] - np.arange(pattern.shape[3]))
     total = np.maximum(pattern.sum(axis=(2, 3)), 1e-300)
     bins = [(distance <= step) & (distance > before) for before, step in pairwise((-1, *steps))]
     return np.stack([(pattern * inside).sum(axis=(2, 3)) / total for inside in bins], axis=-1)
@@ -244,7 +243,8 @@ def test_a_long_text_has_the_numbers_of_its_pattern(name: str, mha: Any, tmp_pat
         assert head["kind"] == oracle.head_type(head, head["uniform"])[0]
     require_near(document["received"], pattern.sum(axis=2), 10 * tolerance)
     require_near(document["map"], blocks_of(pattern, allowed.any(axis=-1), 8), 10 * tolerance)
-    require_near(document["profile"], profile_of(pattern, document["survey"]["steps"]), 10 * tolerance)
+    far = abs(right.marks["signed"])[:, None]
+    require_near(document["profile"], profile_of(pattern, far, document["survey"]["steps"]), 10 * tolerance)
     if of_cells:
         corner, part = cells(document["corner"]), np.s_[:, :, 500:530, 240:280]
         assert np.array_equal(np.isfinite(corner), allowed[part])
