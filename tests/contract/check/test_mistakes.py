@@ -355,7 +355,7 @@ BIASED = [
     ),
     *in_layer(
         "positions:CappedAttention",
-        ("softcap-not-scaled-back", "self.softcap * torch.tanh", "torch.tanh", True),
+        ("softcap-not-scaled-back", "self.softcap * torch.tanh", "torch.tanh"),
         ("softcap-missing", "scores = self.softcap * torch.tanh(scores / self.softcap)", "scores = scores"),
         ("softcap-after-mask", 'scores.masked_fill(future, float("-inf"))', "scores",
          "self.softcap * torch.tanh(scores / self.softcap)",
@@ -433,7 +433,7 @@ CACHED = [
     *in_layer(
         "cached:OwnRotations",
         ("cache-position", "self.cos[start_pos : start_pos + t], self.sin[start_pos : start_pos + t]",
-         "self.cos[:t], self.sin[:t]", True),
+         "self.cos[:t], self.sin[:t]"),
         ("cache-position", "self.rotate(k, cos, sin)", "self.rotate(k, self.cos[:t], self.sin[:t])"),
         ("cache-mask", ".triu(start_pos + 1)", ".triu(1)", True),
     ),

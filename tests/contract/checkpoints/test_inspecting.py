@@ -504,6 +504,7 @@ def test_what_hides_its_parts_is_refused(make: Callable[[], Any]) -> None:
         pass
 
 
+@pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
 def test_a_call_through_a_wrapper_that_compiles_is_refused() -> None:
     model = Written()

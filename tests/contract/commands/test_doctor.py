@@ -96,7 +96,7 @@ def test_the_block_that_computes_statistics_is_named(mha: Mha) -> None:
     assert (check["status"], check["message"].split()[0]) == ("pass", "torch")
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy"])
+@pytest.mark.parametrize("name", ["torch", pytest.param("numpy", marks=pytest.mark.real)])
 def test_a_library_that_cannot_be_imported_is_a_failure(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, "doctor", "--json", code=3, modules={name: MISSING})
     document = done.json

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -214,15 +212,6 @@ def test_the_largest_estimates_are_removed_and_as_many_others_and_their_order_co
 
 
 # -------------------------------------------------------------------------------------------------------------- other forms
-
-
-def test_a_line_of_csv_has_the_numbers_of_the_document(mha: Any) -> None:
-    words = ("--head", "1.2,0.3")
-    rows = [*csv.DictReader(io.StringIO(effect(mha, *words, "--csv").stdout))]
-    changes = document(mha, *words)["effects"]
-    assert [[float(row[name]) for name in MEASURES] for row in rows] == [
-        [row[name] for name in MEASURES] for row in changes
-    ]
 
 
 def test_a_saved_record_is_shown_again(mha: Any) -> None:

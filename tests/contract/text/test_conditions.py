@@ -108,22 +108,6 @@ def test_a_condition_selects_the_cells_that_python_selects(tmp_path: Path, patte
             assert weights[number] == pytest.approx((pattern[head] * holds).sum(axis=1).mean(), abs=1e-6), condition
 
 
-@pytest.mark.parametrize(
-    ("condition", "holds"),
-    [
-        ("q // k == 1", lambda q, k: k != 0 and q // k == 1),
-        ("q % k != 5", lambda q, k: k != 0 and q % k != 5),
-        ("not q // k == 1", lambda q, k: not (k != 0 and q // k == 1)),
-        ("tok[7 // (q - 2)] == 'the'", lambda q, k: q > 2 and TEXT.split()[7 // (q - 2)] == "the"),
-        ("not tok[k - 3] == 'the'", lambda q, k: not (k >= 3 and TEXT.split()[k - 3] == "the")),
-    ],
-)
-def test_what_has_no_value_fulfils_no_comparison(tmp_path: Path, condition: str, holds: Any) -> None:
-    n = len(TEXT.split())
-    fraction = sum(holds(q, k) for q in range(n) for k in range(n)) / n**2
-    assert selected(tmp_path, [condition])[1] == [pytest.approx(fraction, abs=1e-6)]
-
-
 def _number(dice: random.Random, names: str, depth: int = 2) -> str:
     if depth == 0 or dice.random() < 0.4:
         return dice.choice([*names, str(dice.randrange(12))])
