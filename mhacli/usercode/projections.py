@@ -149,12 +149,11 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
         width, rows = matrix.shape[1], matrix
         if part.bias is not None and part.bias.numel() == len(matrix):  # it is cut as the matrix is
             rows = torch.cat([matrix, part.bias.reshape(-1, 1)], dim=1)
-        for layout, pieces in _pieces(rows, letters, widths):
+        for fused, pieces in _pieces(rows, letters, widths):
             roles = {}
             for letter, piece in zip(letters, pieces, strict=True):
                 bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
                 roles[letter] = Projection(piece[:, :width], bias)
-            fused = [] if layout == "3hd" else [_fused(layout)]
             yield roles, (*choices, *fused, *unnamed)
 
 
@@ -197,20 +196,14 @@ _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
 """The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
 
 
-def _fused(layout: str) -> Choice:
-    """The choice that a row order is."""
-    if layout == "h3d":
-        return Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
-    return Choice("fused-layout", f"the fused projection's rows are numbered ({' '.join(layout)})")
-
-
-def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[str, Sequence[Tensor]]]:
-    """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout. If the number of kv heads is
-    unknown, those that the rows of a fused matrix imply come first, for queries as wide as the input; then as many as query
-    heads."""
+def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[tuple[Choice, ...], Sequence[Tensor]]]:
+    """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout, with the choice that it is. If the
+    number of kv heads is unknown, those that the rows of a fused matrix imply come first, for queries as wide as the input; then
+    as many as query heads."""
     if len(letters) == 1:
-        yield "3hd", [rows]
+        yield (), [rows]
         return
+    in_turn = Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
     n_heads, d_in = widths.n_heads, widths.d_in
     known = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
@@ -226,12 +219,13 @@ def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[str, S
                 continue
             if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
                 groups = rows.unflatten(0, (n_groups, -1)).split([share * unit for share in shares], dim=1)
-                yield layout, [group.flatten(0, 1) for group in groups]
+                yield (in_turn,) * (layout == "h3d"), [group.flatten(0, 1) for group in groups]
             elif len(set(counts)) == 1:
                 sizes = {"3": len(letters), "h": n_groups, "d": unit}
                 numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
                 axes = [layout.index(axis) for axis in "3hd"]
-                yield layout, [piece.flatten(0, 1) for piece in numbered.permute(*axes, 3)]
+                words = f"the fused projection's rows are numbered ({' '.join(layout)})"
+                yield (Choice("fused-layout", words),), [piece.flatten(0, 1) for piece in numbered.permute(*axes, 3)]
 
 
 # ------------------------------------------------------------------------------------------------------------ the output

@@ -175,9 +175,7 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         return "weight"
     if known:
         return known[0]
-    if telling[0] in ("encoder", "enc", "context", "memory", "cross"):
-        return "context"
-    return "rope" if words[0] in ("rope", "rotary", "freqs", "cos", "sin") else "unknown"
+    return next((role for role in _roles_of(telling[0], _OF_CALLS) if role in ("context", "rope")), "unknown")
 
 
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
