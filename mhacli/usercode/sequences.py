@@ -419,13 +419,13 @@ def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> 
         return
     made = {p.name: partial(in_call, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
     attention = replace(attention, others={**made, **attention.others, **dict.fromkeys(switches, True)})
-    forms: list[MaskForm | None] = [mask]
-    if mask is not None:  # a step may take one kind of mask alone
-        forms += [form for form in attention.mask_forms if form.parameter == mask.parameter and form.kind != mask.kind]
-        forms += [None]
-    for make in (None, *_cache_classes(attention.built.call)) if caches and attention.ids is None else (None,):
-        for form in forms:
-            yield StepConvention(attention, caches, make, form, names)
+    of_mask = [form for form in attention.mask_forms if mask and form.parameter == mask.parameter]
+    other_kinds = [
+        form for form in of_mask if mask and form.kind != mask.kind
+    ]  # a step may take one kind of mask alone
+    makes = (None, *_cache_classes(attention.built.call)) if caches and attention.ids is None else (None,)
+    for make, form in product(makes, dict.fromkeys([mask, *other_kinds, None])):
+        yield StepConvention(attention, caches, make, form, names)
 
 
 def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
