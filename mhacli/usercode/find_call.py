@@ -439,9 +439,8 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     needed = [p for p in free if p.role in MASKS and (p.required or p.name in empty)]
     masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
     for row in itertools.zip_longest(*map(forms_of, needed)):
-        masks.append(
-            masks[-1] | {form.parameter: partial(mask_of, form, causal=False) for form in row if form is not None}
-        )
+        made = {form.parameter: partial(mask_of, form, causal=False) for form in row if form is not None}
+        masks.append(masks[-1] | made)
     return masks
 
 
@@ -480,9 +479,8 @@ def hides(attention: UserAttention, form: MaskForm | None) -> bool:
     out = attention(inputs, mask=form, seed=0)
     if inputs.keys is None and not attention.is_pooled:  # the query of this key changes too
         out = out[..., keep, :]
-    are_alike, is_constant = (
-        torch.allclose(out, one.expand_as(out), rtol=1e-4, atol=1e-6) for one in (out[:1], out[..., :1, :])
-    )
+    of_first, of_one_query = out[:1].expand_as(out), out[..., :1, :].expand_as(out)
+    are_alike, is_constant = (torch.allclose(out, one, rtol=1e-4, atol=1e-6) for one in (of_first, of_one_query))
     return bool(out.isfinite().all()) and are_alike and (attention.is_pooled or not is_constant)
 
 

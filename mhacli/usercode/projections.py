@@ -140,9 +140,8 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     if len(group) > 1:  # the matrices of all heads as one with an axis for heads
         ordered = sorted(group, key=lambda part: part.number or 0)
         bias = None if part.bias is None else torch.cat([each.bias for each in ordered if each.bias is not None])
-        part = replace(
-            part, weight=torch.stack([each.weight for each in ordered]), bias=bias, number=0, orientation="free"
-        )
+        weight = torch.stack([each.weight for each in ordered])
+        part = replace(part, weight=weight, bias=bias, number=0, orientation="free")
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
     unnamed = () if part.letters else (Choice("unnamed", words),)
     for matrix, choices in _matrices(part, letters, widths):

@@ -407,9 +407,7 @@ def causal_inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> 
 def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> Iterator[StepConvention]:
     """The ways to call attention step by step, the likeliest first; none without any sign of a cache. Models of token ids make
     their caches and count their positions."""
-    fixed = {
-        name for name, value in attention.others.items() if not (value is None or isinstance(value, bool | partial))
-    }
+    fixed = {name for name, value in attention.others.items() if not isinstance(value, bool | partial | None)}
     free = [p for p in signature_of(attention.built.call) if p.name not in fixed]
     switches = [p.name for p in free if p.role == "caching"]
     caches = {p.name: p.default for p in free if p.role == "cache"}
@@ -420,9 +418,8 @@ def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> 
     made = {p.name: partial(in_call, p.role, int(p.role == "positions" and "ids" not in p.name)) for p in places}
     attention = replace(attention, others={**made, **attention.others, **dict.fromkeys(switches, True)})
     of_mask = [form for form in attention.mask_forms if mask and form.parameter == mask.parameter]
-    other_kinds = [
-        form for form in of_mask if mask and form.kind != mask.kind
-    ]  # a step may take one kind of mask alone
+    # a step may take one kind of mask alone
+    other_kinds = [form for form in of_mask if mask and form.kind != mask.kind]
     makes = (None, *_cache_classes(attention.built.call)) if caches and attention.ids is None else (None,)
     for make, form in product(makes, dict.fromkeys([mask, *other_kinds, None])):
         yield StepConvention(attention, caches, make, form, names)

@@ -186,10 +186,8 @@ def _import(location: str) -> ModuleType:
         if f"{location}.".startswith(f"{missing}."):
             code, advice = "no-target", "a file is named by its path, such as folder/file.py:NAME"
         elif missing:
-            advice = (
-                f"{sys.executable} -m pip install {missing.partition('.')[0]} may install it for mha; "
-                "for a module of your own set PYTHONPATH to the folder that holds it"
-            )
+            install = f"{sys.executable} -m pip install {missing.partition('.')[0]}"
+            advice = f"{install} may install it for mha; for your own module set PYTHONPATH to the folder that holds it"
         path = os.path.abspath(location) if _is_file(location) else None
         raise user_code_error(f"{location} could not be imported", fault, path, code=code, advice=advice) from fault
 
