@@ -216,7 +216,7 @@ VISION = in_layer(
      "reshape(B, 3, self.num_heads, N, C // self.num_heads).transpose(0, 1)"),
     ("merge-without-transpose", "(attn @ v).transpose(1, 2)", "(attn @ v)"),
     ("attention-over-heads", ".permute(2, 0, 3, 1, 4)", ".permute(2, 0, 1, 3, 4)"),
-    ("qkv-order", "q, k, v = qkv.unbind(0)", "k, q, v = qkv.unbind(0)", True),
+    ("qkv-order", "q, k, v = qkv.unbind(0)", "k, q, v = qkv.unbind(0)"),
     ("values-from-keys", "qkv.unbind(0)", "qkv[0], qkv[1], qkv[1]"),
     ("softmax-axis", "attn.softmax(dim=-1)", "attn.softmax(dim=0)"),
     ("value-not-split|heads-averaged|pattern-of-one-head", "x = (attn @ v).transpose(1, 2).reshape(B, N, C)",

@@ -135,7 +135,7 @@ def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled,
     [
         ("OddName", {}, {"d_model", "n_heads"}),
         ("OddName", {"n_heads": 3}, {"d_model"}),
-        ("OfConfig", {"config.hidden_size": 60}, {"config.num_attention_heads"}),
+        pytest.param("OfConfig", {"config.hidden_size": 60}, {"config.num_attention_heads"}, marks=pytest.mark.real),
         pytest.param("OfMapping", {}, {"cfg.emb_dim", "cfg.n_heads"}, marks=pytest.mark.real),
         ("OfDataclass", {}, {"args.n_embd"}),
         ("build", {}, set()),
@@ -166,7 +166,9 @@ MEANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "meaning"), MEANS)
+@pytest.mark.parametrize(
+    ("name", "meaning"), [pytest.param(*row, marks=[pytest.mark.real] * (row[0] == "HideMask")) for row in MEANS]
+)
 def test_what_true_means_in_a_mask_can_be_stated(name: str, meaning: str) -> None:
     examination = mhacli.check(getattr(user_code.load(TARGETS), name), arguments=SIZES, mask_means=meaning)
     code = MEANS[name, meaning]
