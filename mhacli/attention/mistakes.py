@@ -61,9 +61,8 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
 
     repeating = (r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\(")
-    yield Mistake("gqa-tiled", wrong_for("kv", "repeat_kv", tiled), at=repeating)
-    yield Mistake("gqa-tiled", wrong_for("k", "repeat_kv", tiled), "of the keys alone", at=repeating)
-    yield Mistake("gqa-tiled", wrong_for("v", "repeat_kv", tiled), "of the values alone", "z", at=repeating)
+    for letters, detail, site in (("kv", "", ""), ("k", "of the keys alone", ""), ("v", "of the values alone", "z")):
+        yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
     yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
     yield Mistake("value-of-one-head", wrong_for("v", "repeat_kv", first_for_all), changes="z")
     yield Mistake("key-of-one-head", wrong_for("k", "repeat_kv", first_for_all))

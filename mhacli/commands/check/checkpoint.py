@@ -39,7 +39,7 @@ from mhacli.record.checks import ROW_SUMS
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
-from mhacli.text.tokens import TokenSequence
+from mhacli.text.tokens import named_by_ids
 from mhacli.usercode.build import Built
 from mhacli.usercode.process import Stage
 from mhacli.usercode.sequences import sequences_of_ids
@@ -95,7 +95,7 @@ def ask_checkpoint(
 ) -> tuple[Asker, tuple[str, ...]]:
     """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be finite; all else is asked in
     float32, where rounding is no excuse, if memory allows. Raises `MhaError` where it reads none, or its pass raises."""
-    model, notes, row = loaded.model, list[str](), (_of_ids((0, 1)),)
+    model, notes, row = loaded.model, list[str](), (named_by_ids((0, 1)),)
     made = make_inputs(model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(model, made.keywords))
     target = TargetRequest(loaded.source, device=str(device_of(model)))
@@ -171,11 +171,6 @@ def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_t
     return replace(loaded, notes=(*loaded.notes, note))
 
 
-def _of_ids(ids: Sequence[int]) -> TokenSequence:
-    """Ids as a text without words."""
-    return TokenSequence("", tuple(f"<{i}>" for i in ids), tuple(ids), ((0, 0),) * len(ids))
-
-
 def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tensor]:
     """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings of the longest."""
     assert loaded.tokenizer is not None
@@ -246,7 +241,7 @@ def row_sums(asker: Asker) -> Behaviour:
     model: Any = asker.module
     texts = [text[:MOST_TOKENS] for text in asker.texts][: 1 if asker.of.mask is None else len(asker.texts)]
     side: PaddingSide = "right" if asker.of.has_source or asker.is_causal is False else "left"
-    inputs = ModelInputs(tuple(_of_ids(text[:, 0].tolist()) for text in texts), side=side)
+    inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
     inspection = PassInspection(model, inputs, settings, any_length=asker.of.has_source)
     with captured(model, inspection.take, batch=len(texts)):

@@ -49,18 +49,17 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, An
 def examined(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
-    if request.against is not None:
-        with one_thread():
-            examination = compare(request, stage)
-    else:
-        examination = examine(request, stage)
+    examination = examine(request, stage)
     environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
     return replace(examination, time_s=time.perf_counter() - started, environment=environment)
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
-    """The behaviour of a checkpoint, or of a target that takes token ids; else probes, compares and diagnoses the attention in
-    each of its modes."""
+    """The comparison of two implementations, or the behaviour of a checkpoint, or of a target that takes token ids; else probes,
+    compares and diagnoses the attention in each of its modes."""
+    if request.against is not None:
+        with one_thread():
+            return compare(request, stage)
     built = None if request.model is not None else load_built(request.of, stage)
     module = None if built is None else built.module
     if built is None or config_of(module) is not None:

@@ -208,7 +208,7 @@ def with_dropout(module: nn.Module | None, p: float) -> nn.Module | None:
     for part in twin.modules() if twin is not None and twin is not module else ():
         numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
         names = [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]
-        for name in ["p"] if isinstance(part, nn.modules.dropout._DropoutNd) else names:
+        for name in names:
             setattr(part, name, p)
             is_changed = True
     return twin if is_changed else None
