@@ -285,17 +285,35 @@ def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
             keys, values = stages["join"](layer, cached[0], keys, "k"), stages["join"](layer, cached[1], values, "v")
             cached = stages["cache"](layer, keys, values, end - start)
             keys, values = stages["read"](layer, keys, values)
-        qkv = [stages["take"](layer, (queries, keys, values), role) for role in "qkv"]
-        for site, tensor in zip("qkv", qkv, strict=True):
+        queries, keys, values = (stages["take"](layer, (queries, keys, values), role) for role in "qkv")
+        for site, tensor in zip("qkv", (queries, keys, values), strict=True):
             tap(site, tensor)
-        is_causal, sizes = layer.causal or inputs.ends, (qkv[0].shape[2], qkv[1].shape[2])
+        is_causal, sizes = layer.causal or inputs.ends, (queries.shape[2], keys.shape[2])
         layer_rule = stages["causal_rule"](layer, *sizes) if is_causal else layer.sees
         caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
         padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
         keep = stages["together"](layer, (layer_rule, caller_mask, padding))
         keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-        step = inputs._replace(queries=inputs.queries[:, start:end]) if inputs.ends else inputs
-        outs.append(attend_and_merge(stages, layer, qkv, keep, step, tap))
+        qk = stages["products"](layer, queries, stages["repeat_kv"](layer, keys, "k"))
+        tap("qk", qk)
+        scaled = stages["cap"](layer, stages["scale"](layer, qk, queries.shape[-1]))
+        tap("scaled", scaled)
+        bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
+        scaled = scaled if bias is None else scaled + bias
+        scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
+        tap("scores", scores)
+        pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
+        tap("pattern", pattern)
+        out = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, values, "v"))
+        tap("z", out)
+        if layer.weights is not None:
+            concat = stages["merge"](layer, out)
+            tap("concat", concat)
+            out = stages["project_out"](layer, concat)
+            tap("out", out)
+            read = inputs.queries[:, start:end] if inputs.ends else inputs.queries
+            out = out if layer.after is None else layer.after(out, read)
+        outs.append(out)
     return torch.cat(outs, dim=-2), None if inputs.ends else keep
 
 
@@ -307,32 +325,6 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
         tap(f"{role}_proj", rows)
         rows = stages["split"](layer, rows, role)
     return rows if role == "v" else stages["norm"](layer, rows, role)
-
-
-def attend_and_merge(
-    stages: Stages, layer: ReferenceLayer, qkv: Sequence[Tensor], keep: Tensor | None, inputs: Inputs, tap: Tap
-) -> Tensor:
-    """The output from heads of queries, keys and values."""
-    q, k, v = qkv
-    qk = stages["products"](layer, q, stages["repeat_kv"](layer, k, "k"))
-    tap("qk", qk)
-    scaled = stages["cap"](layer, stages["scale"](layer, qk, q.shape[-1]))
-    tap("scaled", scaled)
-    bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
-    scaled = scaled if bias is None else scaled + bias
-    scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
-    tap("scores", scores)
-    pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
-    tap("pattern", pattern)
-    z: Tensor = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, v, "v"))
-    tap("z", z)
-    if layer.weights is None:
-        return z
-    concat = stages["merge"](layer, z)
-    tap("concat", concat)
-    out: Tensor = stages["project_out"](layer, concat)
-    tap("out", out)
-    return out if layer.after is None else layer.after(out, inputs.queries)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rotation

@@ -226,28 +226,26 @@ class Asker:
     # ------------------------------------------------------------------------------------------------------ the answers
 
     def all(self, names: Sequence[str] = tuple(CODES)) -> None:
-        """Asks the named behaviours that have no answer yet, each by the method of its name."""
+        """Asks the named behaviours that have no answer yet, each by the method of its name: an earlier failure may imply it, or
+        the code may raise an exception."""
         for name in ("finite", "repeat", *CODES):  # what the first two ask implies the others
             ask = self.more.get(name) or getattr(Asker, name.replace("-", "_"), None)
-            if ask is not None and name in names and name not in self.answers:
-                self.answers[name] = self._asked(name, ask)
-
-    def _asked(self, name: str, ask: Callable[[Asker], Behaviour]) -> Behaviour:
-        """The answer, or why there is none: an earlier failure implies it, or the code raised what it did not raise before."""
-        for cause in ("finite", "repeat", *_IMPLIED_BY.get(name, ())):
-            if cause in self.answers and self.answers[cause].ok is False:
-                return self.unasked(name, f"{cause} fails, which implies this")
-        try:
-            return ask(self)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as fault:
-            if isinstance(fault, MhaError) and fault.code == "out-of-memory":
+            if ask is None or name not in names or name in self.answers:
+                continue
+            failed = {cause for cause, answer in self.answers.items() if answer.ok is False}
+            cause = next((each for each in ("finite", "repeat", *_IMPLIED_BY.get(name, ())) if each in failed), None)
+            try:
+                answer = ask(self) if cause is None else self.unasked(name, f"{cause} fails, which implies this")
+            except (MemoryError, torch.OutOfMemoryError):
                 raise
-            if isinstance(fault, MhaError):
-                return self.unasked(name, fault.message)
-            self.cautions[name] = f"test {name} in a script of your own"
-            return self.unasked(name, f"the code raised {exception_text(fault):.200}")
+            except MhaError as fault:
+                if fault.code == "out-of-memory":
+                    raise
+                answer = self.unasked(name, fault.message)
+            except Exception as fault:  # which it did not raise before
+                self.cautions[name] = f"test {name} in a script of your own"
+                answer = self.unasked(name, f"the code raised {exception_text(fault):.200}")
+            self.answers[name] = answer
 
     @property
     def behaviours(self) -> tuple[Behaviour, ...]:

@@ -102,9 +102,7 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined, run: Run) -> Itera
     may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in sizes)  # as by downsample_rate=2
     is_narrow = query_width * n_heads == width and joins_heads and not may_be_narrow
     is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
-    evidence = (
-        f"matches exactly with heads of {layer.d_head} columns, {layer.n_heads} of them, where {n_heads} are given"
-    )
+    evidence = f"matches exactly with {layer.n_heads} × {layer.d_head} columns, where {n_heads} heads are given"
     if joins_heads and layer.n_heads == 1:
         yield finding_of("heads-missing", evidence, run.line_of("qk"))
     if is_narrow or is_exchanged:

@@ -296,8 +296,12 @@ def masked_cases(
         masked = inputs._replace(allowed=allowed[:n_masks].repeat(form.n_shared, 1, 1, 1))
         if form.is_padding:
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
+        of_true = (
+            f"{'True' if form.kind == 'bool' else '1'} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
+        )
+        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, of_true)
         with suppress(Exception):  # the form does not fit these sizes
-            yield make_case(_mask_text(form), subject, masked, form)
+            yield make_case(f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form)
 
 
 def large_case(subject: UserAttention, like: InputCase) -> InputCase:
@@ -308,12 +312,6 @@ def large_case(subject: UserAttention, like: InputCase) -> InputCase:
         q_len, k_len = large.allowed.shape[-2:]
         large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
     return make_case("scores × 1,000,000", subject, large, like.form, rounding=LARGE_TOLERANCE)
-
-
-def _mask_text(form: MaskForm) -> str:
-    of_true = f"{'True' if form.kind == 'bool' else '1'} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
-    kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, of_true)
-    return f"{form.parameter} [{', '.join(form.axes)}], {kind}"
 
 
 # -------------------------------------------------------------------------------------------------------- random weights
