@@ -401,7 +401,7 @@ class Asker:
             moved = [self.moved(text) for text in texts]
             differences = torch.stack([pair.apart for pair in moved]).amax(dim=0)
             moves = moves or bool((differences[cut:] > self.tolerance).any())
-            reached[cut] = _part_of(differences[:cut])
+            reached[cut] = (differences[:cut] > 0).double().mean().item()
             pairs += [pair.first(cut) for pair in moved]
         if not moves:
             return self.unasked("causality", self.too_coarse or "the output does not depend on it")
@@ -446,7 +446,7 @@ class Asker:
         """The part of the outputs from `start` to `end` that one of several changes of the text reaches, however little: where
         attention is sharp, one alone reaches few."""
         differences = torch.stack([self.moved(text).apart for text in changed])
-        return _part_of(differences.amax(dim=0)[start:end])
+        return (differences.amax(dim=0)[start:end] > 0).double().mean().item()
 
     @cached_property
     def trained(self) -> Reading:
@@ -539,8 +539,3 @@ class Asker:
         moved = pair_of(self.trained, self.plain).largest
         reason = f"training mode changes outputs by up to {moved:.2g} of their size"
         return self.answer("training", None, reason if moved else "training mode changes no output", moved)
-
-
-def _part_of(differences: Tensor) -> float:
-    """The part of the outputs that differ at all."""
-    return (differences > 0).double().mean().item()

@@ -261,20 +261,17 @@ def row_sums(asker: Asker) -> Behaviour:
         why = "mha does not know some keywords of these attention calls" if inside else "no attention was captured"
         return asker.unasked("row-sums", why)
     answer = partial(asker.answer, "row-sums", tried=Tried(len(texts[0]), 1))
-    bad = [
-        (check, layer) for check, layer in checks if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs)
-    ]
-    if not bad:
-        worst = max(sums, key=lambda check: check.severity)
-        reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
-        return answer(True, reason, worst.error, tolerance=worst.tolerance)
-    check, layer = bad[0]
-    message = "the output is not the attention weights times the values"
-    if check.name == ROW_SUMS:
-        message = "the attention weights of a query do not sum to 1"
-    message += ": NaN or Inf" if check.error is None else ""
-    at = Place(attention=layer.name)
-    return asker.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
+    for check, layer in checks:
+        if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs):
+            message = "the output is not the attention weights times the values"
+            if check.name == ROW_SUMS:
+                message = "the attention weights of a query do not sum to 1"
+            message += ": NaN or Inf" if check.error is None else ""
+            at = Place(attention=layer.name)
+            return asker.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
+    worst = max(sums, key=lambda check: check.severity)
+    reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
+    return answer(True, reason, worst.error, tolerance=worst.tolerance)
 
 
 _WORD = "word"

@@ -292,9 +292,7 @@ class Examination(Shown):
         """The verdict in a sentence, with the mistakes and fixes, or with the agreement and its limits."""
         if self.verdict == "unknown":
             return self.sentence
-        parts = [finding.in_words for finding in self.findings[:2]] or [self.sentence]
-        n_more = len(self.findings) - 2
-        parts += [f"{n_more} more mistakes"] if n_more > 0 else []
+        parts = [finding.in_words for finding in self.findings] or [self.sentence]
         parts += self.limits if self.verdict == "right" and not self.inside else ()
         return f"{self.verdict}: {'; '.join(parts)}"
 
