@@ -70,26 +70,22 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         asker, _ = ask_checkpoint(admitted(subject), request, stage)
         return _of_behaviour(asker, request.model or request.of.target)
     built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
-    of_ids = partial(sequences_of_ids, built, request.of, request.length, means=request.mask_means)
-    model, subjects = of_ids(), tuple[UserAttention, ...]()
-    if model is None:
-        try:
-            with one_thread():  # faster for such small products
+    with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
+        of_ids = partial(sequences_of_ids, built, request.of, request.length, means=request.mask_means)
+        model, subjects = of_ids(), tuple[UserAttention, ...]()
+        if model is None:
+            try:
                 subjects = find_modes(built, request.of)
-        except MhaError:
-            model = of_ids(has_table=False)
-            if model is None:
-                raise
-    if model is not None:
-        with one_thread() if _n_parameters(model.attention.built.module) < _SMALL else nullcontext():
-            claim = True if model.has_source and request.states_causal is None else request.states_causal
-            asker = Asker(model, claim, request.seed, stage)
-            parts = _ask(asker, claimed=is_claimed_causal(module))
-        with one_thread():
-            _compare_inside(parts, asker, request, stage)
+            except MhaError:
+                model = of_ids(has_table=False)
+                if model is None:
+                    raise
+        if model is None:
+            return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
+        claim = True if model.has_source and request.states_causal is None else request.states_causal
+        asker = Asker(model, claim, request.seed, stage)
+        _compare_inside(_ask(asker, claimed=is_claimed_causal(module)), asker, request, stage)
         return replace(_of_behaviour(asker, request.of.target), arguments=arguments_of(built))
-    with one_thread():
-        return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
 
 
 def _n_parameters(module: nn.Module | None) -> int:
