@@ -174,7 +174,7 @@ def argument_texts(words: Iterable[str], source: Source, *, option: str = "") ->
         if not word:
             raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
         if option != "--text" and os.path.lexists(word) and not are_literal():
-            hint = "--file FILE reads a text; after -- texts are taken as they are, and so is that of --text"
+            hint = "--file FILE reads a text, --model DIR a checkpoint, mha show FILE a record; after --text or -- it is a text"
             raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
         raw = word.encode("utf-8", "surrogateescape")
         texts.append("".join(decoded([raw], Source(errors=source.errors), "the text argument")))

@@ -108,7 +108,7 @@ def _unwritable(path: str, reason: str) -> MhaError:
 
 
 def _exists(path: str) -> MhaError:
-    return MhaError(f"{path} exists", hint="--force overwrites it", code="exists", path=path)
+    return MhaError(f"{path} exists", hint="--force, in Python force=True, overwrites it", code="exists", path=path)
 
 
 def write_whole(path: str, data: bytes | Iterable[bytes], *, force: bool) -> None:

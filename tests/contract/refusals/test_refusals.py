@@ -55,7 +55,7 @@ TEXTS: list[Row] = [
     ("run -5", 2, USAGE, "-5", "--"),
     ("vocab --file text.txt --encoding base64", 2, USAGE, "--encoding", "base64"),
     ("run text.txt", 2, USAGE, "text.txt", "--text"),
-    ("heads folder", 2, USAGE, "folder", "--text"),
+    ("heads folder", 2, USAGE, "folder", "--text", "--model"),
     ("trace cat.safetensors", 2, USAGE, "cat.safetensors"),
     ("run 'the cat' --context folder", 2, USAGE, "folder"),
     ("run 'the cat' --tokenizer words", 2, USAGE, "--tokenizer", "words", "word", "char", "byte"),
