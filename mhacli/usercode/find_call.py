@@ -364,7 +364,9 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1}
     random = [name for name, value in made.items() if isinstance(value, Tensor) and not torch.equal(value, again[name])]
-    vectors = [name for name, value in tensors.items() if value.is_floating_point() and not _is_mask(value)]
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    # the numbers of a mask hide or show
+    vectors = [name for name, value in floats.items() if not ((value == 0) | (value == 1) | (value < -1e3)).all()]
     ids = [name for name, value in tensors.items() if value.ndim == 2 and value.dtype in (torch.int64, torch.int32)]
     ids = [name for name in ids if name in random or not vectors]  # others may be the numbers of the vectors
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
@@ -405,11 +407,6 @@ def _beginning(most: Tensor, shapes: Sequence[tuple[int, int]], length: int, n_t
     for dim, (size, longer) in enumerate(shapes):
         most = most.narrow(dim, 0, size + (longer - size) * (sizes.q_len - length) // _UNLIKE)
     return for_each_text(most, n_texts, sizes)
-
-
-def _is_mask(value: Tensor) -> bool:
-    """Whether numbers hide or show, and are no token vectors."""
-    return bool(((value == 0) | (value == 1) | (value < -1e3)).all())
 
 
 def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second: bool) -> AxisNames:
