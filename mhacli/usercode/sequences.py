@@ -113,6 +113,9 @@ class Sequences:
             found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
             of_texts = (each for each in found if len(each) == len(texts) and each.shape[1] != self.n_ids)
             wholes = next((list(each.detach().cpu()) for each in of_texts), wholes)
+        if len(out) != len(texts):
+            message = f"a call with texts [{', '.join(map(str, real.shape))}] gives {list(out.shape)}, as if it kept earlier ones"
+            raise MhaError(message, code="cannot-examine")
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         outputs = list(wide)
         if not self.attention.is_pooled:

@@ -178,10 +178,10 @@ class Asker:
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         self.plain = self.read(self.text)[0]
-        self._alone: dict[MaskForm | None, list[Reading]] = {}
         dtype = self.plain.output.dtype if self.module is None else dtype_of(self.module)
         self.precision = str(dtype).removeprefix("torch.")
         self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
+        self.all(("finite", "repeat"))  # what a model remembers is no rounding
         for seed in range(_SHAKES if self.module is not None else 0):
             moved = finite(self.moved(within=partial(shaken_parts, self.module, seed)).largest) or 0.0
             self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
@@ -202,12 +202,10 @@ class Asker:
 
         return [Reading(output, partial(parts, row), whole) for row, (output, whole) in enumerate(run())]
 
-    def alone(self, mask: MaskForm | None = None) -> list[Reading]:
-        """The reading of each text alone, with a mask of padding in which all its tokens are real."""
-        if mask not in self._alone:
-            first = self.plain if mask is None else self.read(self.text, mask=mask)[0]
-            self._alone[mask] = [first, *(self.read(text, mask=mask)[0] for text in self.texts[1:])]
-        return self._alone[mask]
+    @cached_property
+    def alone(self) -> list[Reading]:
+        """The reading of each text alone."""
+        return [self.plain, *(self.read(text)[0] for text in self.texts[1:])]
 
     def moved(self, text: Tensor | None = None, **how: Any) -> Pair:
         """Another pass over the text, or over a changed one, against the first."""
@@ -348,7 +346,7 @@ class Asker:
         weights = {} if model is None else dict(model.named_parameters())
         bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
         problems = [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"] if bad else []
-        mask, notes, readings = self.of.mask, list[str](), [*self.alone()]
+        mask, notes, readings = self.of.mask, list[str](), [*self.alone]
         sides: tuple[PaddingSide, ...] = ("right",) if self.of.has_source else ("right", "left")
         for side in sides if self.precision in NARROW and mask is not None else ():
             readings += self.read(*self.texts, mask=mask, side=side)
@@ -507,7 +505,7 @@ class Asker:
     def _padded(self, mask: MaskForm, side: PaddingSide) -> list[Pair]:
         """The texts padded on a side, each against the text alone."""
         padded = self.read(*self.texts, mask=mask, side=side)
-        return [pair_of(*readings) for readings in zip(padded, self.alone(mask), strict=True)]
+        return [pair_of(*readings) for readings in zip(padded, self.alone, strict=True)]
 
     def cache(self) -> Behaviour:
         """Whether tokens that are read behind a cache, one by one and together, give the outputs of one call."""
@@ -515,12 +513,13 @@ class Asker:
             return self.unasked("cache", "it takes no cache by a known name")
         if self.answers["causality"].ok is not True:
             return self.unasked("cache", "only where no output depends on a later token")
-        n_steps = min(_STEPS, self.length - 1)
-        n, chunk = self.length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
-        cuts = range(n, self.length - chunk + 1)
+        length = max(1, self.length * 7 // 8)  # a position too far must be one that the model has
+        n_steps = min(_STEPS, length - 1)
+        n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
+        cuts = range(n, length - chunk + 1)
         self.n_passes += len(cuts) + 1
         with torch.no_grad(), seeded(self.seed, self.text.device):
-            (output,) = self.of.cached(self.text[None], (*cuts, self.length))
+            (output,) = self.of.cached(self.text[None], (*cuts, length))
         agrees = f"{n} tokens, then {n_steps} behind a cache, give the same as one call"
         differs = "tokens that are read behind a cache give other outputs than in one call"
         return self.compare("cache", [pair_of(Reading(output, dict), self.plain)], agrees, differs, n)

@@ -118,7 +118,7 @@ def ask_checkpoint(
         own = asker
         model.float()
         asker = replace(own)
-        moved = max(pair_of(*readings).largest for readings in zip(own.alone(), asker.alone(), strict=True))
+        moved = max(pair_of(*readings).largest for readings in zip(own.alone, asker.alone, strict=True))
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
         asker.answers["dtype"] = asker.answer("dtype", None, reason, moved)
     asker.all(names)
@@ -214,7 +214,7 @@ def eager(asker: Asker) -> Behaviour:
     with within():
         if entry_of(model).implementation != "eager":
             return asker.unasked("eager", f"this family cannot switch from {name} to eager")
-    ours, theirs = [*asker.alone()], [asker.read(text, within=within)[0] for text in asker.texts]
+    ours, theirs = [*asker.alone], [asker.read(text, within=within)[0] for text in asker.texts]
     if len({len(text) for text in asker.texts}) > 1:
         ours += asker.read(*asker.texts, mask=asker.of.mask)
         theirs += asker.read(*asker.texts, mask=asker.of.mask, within=within)
