@@ -54,13 +54,15 @@ def of_heads() -> Iterator[Mistake]:
         yield Mistake("merge-axis-order", {"merge": partial(merged_as, order)}, _in_words(order))
     for order in ("hbtd", "htbd", "tbhd", "thbd"):
         yield Mistake("merge-batch-moved", {"merge": partial(merged_as, order)}, _in_words(order))
+    channels_last = {"merge": lambda layer, z: z.reshape(len(z), -1, z.shape[2]).mT}
+    yield Mistake("merge-axis-order", channels_last, "[batch, head, pixel, d_v] is read as [batch, channel, pixel]")
     planes = "[batch · head, query, d_v] is read as [head, batch, query, d_v]"
     yield Mistake("merge-batch-moved", {"merge": heads_first}, planes)
     yield Mistake("heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))})
     yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
     yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
 
-    repeating = (r"\brepeat\(", r"\btile\(", r"\bcat\(", r"\bexpand\(")
+    repeating = (r"\b(repeat|tile|cat|expand)\(",)
     for letters, detail, site in (("kv", "", ""), ("k", "of the keys alone", ""), ("v", "of the values alone", "z")):
         yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
     yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
@@ -169,7 +171,7 @@ def of_scores() -> Iterator[Mistake]:
     around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1)}
     yield Mistake("softmax-twice, around the mask", around)
     overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}
-    yield Mistake("softmax-overflow", overflow, shown_by="further", may_be_nan=True)
+    yield Mistake("softmax-overflow", overflow, at=(r"\bexp\(",), shown_by="further", may_be_nan=True)
     yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
 
 
@@ -208,13 +210,13 @@ def of_masks() -> Iterator[Mistake]:
     """Other cells than those that causality, a mask and padding allow, and masked scores that are not −∞."""
     every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
     yield Mistake("causal-missing", every, needs=("causal",))
-    without, with_next = ({"causal_rule": partial(stages.causal_rule, shift=shift)} for shift in (-1, 1))
-    yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)
-    yield Mistake("causal-off-by-one, with the next", with_next, "a token also sees the next one", at=_TRIANGLE)
+    for rule in (stages.causal_rule, from_top_left):
+        without, with_next = ({"causal_rule": partial(rule, shift=shift)} for shift in (-1, 1))
+        yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)
+        yield Mistake("causal-off-by-one, with the next", with_next, "a token also sees the next one", at=_TRIANGLE)
     later = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes, shift=-1)}
     yield Mistake("causal-transposed", later, at=_TRIANGLE)
-    top_left = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool).tril()}
-    yield Mistake("causal-top-left", top_left, at=(*_TRIANGLE, "is_causal"))
+    yield Mistake("causal-top-left", {"causal_rule": from_top_left}, at=(*_TRIANGLE, "is_causal"))
     yield Mistake("causal-lost", {"together": callers_alone})
 
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
@@ -248,6 +250,11 @@ def of_masks() -> Iterator[Mistake]:
         ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
     ):
         yield Mistake(code, {"padding_rule": padding})
+
+
+def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
+    """The rule of causality as if the first query stood at the first key."""
+    return torch.ones(q_len, k_len, dtype=torch.bool).tril(shift)
 
 
 def sentinels(value: float, words: str = "") -> list[Mistake]:
@@ -303,7 +310,8 @@ def of_projections() -> Iterator[Mistake]:
     splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(")
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
-        yield Mistake("qkv-order", {"project": partial(projected, order, "qkv")}, words, at=splitting, needs=("order",))
+        wrong, site = {"project": partial(projected, order, "qkv")}, "q_proj" if order[0] != "q" else "k_proj"
+        yield Mistake("qkv-order", wrong, words, site, splitting, ("order",))
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
         yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")

@@ -51,7 +51,7 @@ class ReferenceLayer:
     `pairing` is the column pairing of rotary positions, None without them; `rates` are the radians per position for each pair
     of the first columns, None for theta^(−2j/d) in all columns. `interleaved_split`: head h takes every n-th column instead of
     adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself. `sees`,
-    bool `[query, key]`, is another mask of the layer. `before(input)` and `after(out, input)` are further operations, such as a
+    bool `[query, key]`, is another mask of the layer. `before(inputs)` and `after(out, input)` are further operations, such as a
     norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number, or one
     for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some inputs, or None.
     `sinks`, `[head]`, are sink logits in the softmax.
@@ -69,7 +69,7 @@ class ReferenceLayer:
     interleaved_merge: bool = False
     causal: bool = False
     sees: Tensor | None = None
-    before: Callable[[Tensor], Tensor] | None = None
+    before: Callable[[Inputs], Inputs] | None = None
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
@@ -273,7 +273,7 @@ RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap) -> tuple[Tensor, Tensor | None]:
     """The output of a layer with these stages, and the visible cells, None if all are visible, and for steps, which are causal.
     Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit."""
-    rows = inputs if layer.before is None else inputs.map(layer.before)
+    rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
     outs, keep, cached, tap = [], None, (k[:, :, :0], v[:, :, :0]), no_tap if inputs.ends else tap

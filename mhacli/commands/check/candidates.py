@@ -436,16 +436,24 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
 
     shown = [
         (activation is not None, Choice("activation", f"the output passes through {name}")),
-        (first is not None, Choice("pre-norm", "the input is normalised first")),
         (norm is not None, Choice("post-norm", "the output is normalised")),
         (is_residual, Choice("residual", "the input is added to the output")),
     ]
-    choices = tuple(choice for is_so, choice in shown if is_so)
+    choices, gates = tuple(choice for is_so, choice in shown if is_so), list[Option]()
     for op, source in run.combined("mul"):
         if op in run.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
             gated = Choice("gate", "the output is multiplied by learned numbers")
-            yield {"before": first, "after": partial(after, plain(source.output).flatten())}, (*choices, gated)
-    yield {"before": first, "after": partial(after, torch.ones(()))}, choices
+            gates.append(({"after": partial(after, plain(source.output).flatten())}, (*choices, gated)))
+    gates.append(({"after": partial(after, torch.ones(()))}, choices))
+    norms_first: dict[str, Any] = {"": None}
+    if (normed := first) is not None:
+        norms_first = {"the input is normalised first": lambda inputs: inputs.map(normed)}
+        if examined.subject.takes_context:
+            norms_first["the input of the queries is normalised first"] = lambda inputs: inputs._replace(
+                queries=normed(inputs.queries), keys=inputs.of("k")
+            )
+    for (words, before), (behind, chosen) in product(norms_first.items(), gates):
+        yield {"before": before, **behind}, (*[Choice("pre-norm", words)] * (first is not None), *chosen)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -156,15 +156,18 @@ class Run:
         return next((operation.at for operation in later if operation is not None), SourceLine())
 
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
-        """The line of a mistake: the first that matches a pattern, else the one that computes a site, else the first line of
-        `forward` or of a function."""
+        """The line of a mistake: the first that matches a pattern, before others one that leads to a site, else the one that
+        computes the site, else the first line of `forward` or of a function."""
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
         for part in (getattr(built.thing, "forward", None), built.thing):
             with contextlib.suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
                 source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
         code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
-        for places in ([op.at for op in self.operations if op.at.line is not None], code):
+        producer = self._producer(site) if site else None
+        leading = [] if producer is None else producer.upstream()
+        made = ([op.at for op in operations if op.at.line is not None] for operations in (leading, self.operations))
+        for places in (*made, code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
                     return line

@@ -315,6 +315,7 @@ KNOWN = [
     *in_layer(
         "functions:attend_causally",
         ("causal-top-left", ".triu(k_len - q_len + 1)", ".triu(1)"),
+        ("causal-off-by-one", ".triu(k_len - q_len + 1)", ".triu(0)"),
         states=CAUSAL,
     ),
 ]  # fmt: skip
@@ -408,6 +409,7 @@ ROTATED = [
         "positions:HandNormed",
         ("rope-of-queries-only", "q, k = self.rotated(q), self.rotated(k)", "q = self.rotated(q)"),
     ),
+    *in_layer("right:GatedMap", ("merge-axis-order", "bts,bcs->bct", "bts,bcs->btc")),
     *in_layer("positions:ViT22B", ("qk-norm-of-one", "k = F.layer_norm(k, k.shape[-1:], self.k_gain)", "k = k"),
               ("scale-not-root|scale-twice", "q @ k.transpose(-2, -1)", "q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])")),
     *in_layer("positions:NanoChat", ("qk-norm-of-one", "q, k = unit(q), unit(k)", "q = unit(q)"), states=CAUSAL, line=False),

@@ -82,7 +82,7 @@ ROWS = (
     Right("right:StridedHeads", SIZES, choices="interleaved-heads"),
     Right("right:Functional", "width=24 n_heads=3"),
     Right("right:AttentionWithoutModule", SIZES),
-    Right("right:ContextAttention", "dim=24 heads=3", KEEP),
+    Right("right:ContextAttention", "dim=24 heads=3", KEEP, "pre-norm"),
     Right("right:CausalOverOwnRows", "dim=24 heads=3", KEEP),
     Right("right:UnlessMasked", SIZES, CAUSAL, "mask-replaces-causal", True),
     Right("right:Latent", SIZES, common=True),

@@ -264,11 +264,11 @@ class AttentionWithoutModule:
 
 
 class ContextAttention(nn.Module):
-    """As in x-transformers: `mask` for its rows, `context_mask` for those of the context."""
+    """As in x-transformers: `mask` for its rows, which alone are normed, `context_mask` for those of the context."""
 
     def __init__(self, dim, heads=4):
         super().__init__()
-        self.heads = heads
+        self.heads, self.norm = heads, nn.LayerNorm(dim)
         self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.to_out = nn.Linear(dim, dim)
 
@@ -276,6 +276,7 @@ class ContextAttention(nn.Module):
         return mask if context is None else context_mask
 
     def forward(self, x, context=None, mask=None, context_mask=None):
+        x = self.norm(x)
         rows = x if context is None else context
         q, k, v = (
             layer(part).unflatten(-1, (self.heads, -1)).transpose(1, 2)
