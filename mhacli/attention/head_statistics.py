@@ -99,7 +99,7 @@ def head_statistics(
         visible = baseline["visible"][:, min(index, baseline["visible"].shape[1] - 1)]
         # the best of all cells relative to uniform stand in the rows with the best cells
         lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
-        best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist()
+        best = lift.flatten().topk(min(MAX_LARGEST, int(lift.count_nonzero()))).indices.tolist()
         lifted = [divmod(place, lift.shape[1]) for place in best]
         rows = _rows_again(reduced, index, [*lifted, top], check_z)
         learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()

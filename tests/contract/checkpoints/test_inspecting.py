@@ -409,6 +409,10 @@ def test_padding_is_no_token_even_beyond_the_longest_text(name: str, side: str) 
     for layer in range(3):
         patterns = [record.arrays[f"layers.{layer}.pattern"] for record in seen.passes]
         assert np.abs(patterns[0] - patterns[1]).max() < 1e-5
+    # so few cells that those of padding were among the largest
+    with mhacli.inspecting(model) as seen, torch.no_grad():
+        model(ids(2, 3), attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0] if side == "right" else [0, 1, 1]]))
+    assert all(layer.verified for layer in seen.record.layers)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
