@@ -86,8 +86,10 @@ class PassInspection:
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
         place, positions = (call.kind, call.layer), _positions_of_axes(call, self.inputs)
-        reason = call.unread_mask
-        if positions is not None and not (self.any_length and call.shape[0] >= len(self.inputs.sequences)):
+        reason, n_heads = call.unread_mask, getattr(config_of(self.model), "num_attention_heads", call.shape[1])
+        is_other = call.v is None and n_heads != call.shape[1]  # such as windows, whose axes stand in another order
+        is_shown = self.any_length and call.shape[0] >= len(self.inputs.sequences) and not is_other
+        if positions is not None and not is_shown:
             batch, _, q_len, k_len = call.shape
             reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, which are not the tokens of the texts"
         if reason is not None:

@@ -497,6 +497,10 @@ def test_a_model_without_a_matrix_of_queries_and_keys_is_refused(
     ended = mha("run", TEXT, "--model", "m", "--json", code=1)
     assert ended.error["code"] == code
     assert kind in ended.said
+    with torch.no_grad(), mhacli.inspecting(model.eval()) as seen:
+        model(ids(1, 11))
+    with pytest.raises(mhacli.MhaError):
+        seen.record  # noqa: B018
 
 
 @pytest.mark.parametrize(("name", "names"), [("vit", "text"), ("whisper", "input_features"), ("clip", "pixel_values")])
