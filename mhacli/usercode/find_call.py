@@ -389,7 +389,10 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
     random = [name for name in random if name not in found and like.is_resizable and "column" not in shape]
-    most = arguments_of_example(like, _LONGEST) if random else made
+    most = made
+    for longest in (_LONGEST // 64, _LONGEST // 16, _LONGEST) if random else ():
+        with suppress(MhaError):  # a table in the example may be shorter
+            most = arguments_of_example(like, longest)
     shapes = {name: [*zip(made[name].shape, longer[name].shape, strict=True)] for name in random}
     return replace(
         like,

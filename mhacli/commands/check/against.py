@@ -240,13 +240,14 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
 
 
 _SITES = ("q", "k", "qk", "scores", "pattern", "v", "z", "concat", "out")
+_UP_TO_A_FACTOR = ("q", "k", "qk")
+"""Sites before the scale, which some apply to the queries and others to the scores."""
 _INPUTS = ("q", "k", "v")
 """Sites that may agree although an earlier one of another branch does not."""
 
 
 def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
-    """The first site that differs after all that are the same: some scale the queries and others the scores. None if a call
-    cannot be recorded, or if no site differs."""
+    """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
     try:
         first, second = (
             recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
@@ -262,6 +263,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
             sorted_numbers(torch.cat([*map(torch.flatten, each)]), width)
             for each, width in zip(made, widths, strict=True)
         )
+        if site in _UP_TO_A_FACTOR:
+            b = b * a.norm() / b.norm().clamp(min=1e-300)
         if largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max()):
             same.append(site)
             last_shared = last_shared if site in _INPUTS else place
