@@ -463,11 +463,12 @@ class Asker:
         return self.compare("prefix", [self.moved(self.text[:n]).first(n)], agrees, differs, n)
 
     def batch(self) -> Behaviour:
-        """Whether a text gives the same outputs alone and between others of its length."""
+        """Whether a text gives the same outputs alone and before, between and behind others of its length."""
         before, behind = (self.changed(0, self.length, seed, alike=True) for seed in (1, 2))
-        pair = pair_of(self.read(before, self.text, behind)[1], self.plain)
+        first, _, last = self.read(self.text, behind, self.text)
+        pairs = [pair_of(each, self.plain) for each in (self.read(before, self.text, behind)[1], first, last)]
         differs = "the outputs of a text depend on the other texts in its batch"
-        return self.compare("batch", [pair], "a text alone gives the same as in a batch", differs)
+        return self.compare("batch", pairs, "a text alone gives the same as in a batch", differs)
 
     def padding(self, side: PaddingSide) -> Behaviour:
         """Whether texts padded on a side give the same outputs as each alone, with a mask of the real tokens.

@@ -181,7 +181,8 @@ def _first_that_differs(examined: Examined, code: str) -> SourceLine | None:
         inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
         first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
         for one, other in zip(first.operations, second.operations, strict=False):
-            if other.at.line is not None and largest_difference(one.output, other.output) > 0:
+            is_of_user = other.at.line is not None and other.output.numel() > 0
+            if is_of_user and largest_difference(one.output, other.output) > 0:
                 return other.at
     return None
 
