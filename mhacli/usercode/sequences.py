@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from mhacli.attention.stages import Inputs
@@ -143,13 +144,23 @@ class Sequences:
         tried = LENGTH if length is None else length
         while tried >= (_LEAST if length is None else 1):
             try:
-                self.run([self.draw(0, tried)] * _BATCH)
+                with _KnownRows():
+                    self.run([self.draw(0, tried)] * _BATCH)
                 return replace(self, length=tried)
             except Exception:  # beyond the model's positions its code may raise anything
                 if length is not None:
                     raise
                 tried //= 2
         return None
+
+
+class _KnownRows(TorchFunctionMode):
+    """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing more."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.embedding and args[0].numel() and int(args[0].max()) >= len(args[1]):
+            raise IndexError("index out of range")
+        return func(*args, **(kwargs or {}))
 
 
 def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequences | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -106,6 +107,13 @@ def test_what_does_not_go_together_is_refused_in_python(choices: dict[str, Any])
     with pytest.raises(mhacli.MhaError) as caught:
         mhacli.doctor(**choices)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.gpu
+def test_a_model_of_few_positions_is_examined_on_a_gpu() -> None:
+    model = copy.deepcopy(checkpoints.model("gpt2"))
+    assert model.config.n_positions < 256
+    assert mhacli.doctor(model.to("cuda")).verdict == "healthy"
 
 
 def test_a_checkpoint_without_tokenizer_reads_random_ids(mha: Any, tmp_path: Path) -> None:
