@@ -280,7 +280,7 @@ def statistics_of(
     uniform = {"visible": baseline["visible"].long()} | {f"uniform_{name}": array for name, array in means.items()}
     for name, array in uniform.items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
-    because = torch_because(attention)
+    because = torch_because(attention, request)
     return (
         heads,
         arrays,

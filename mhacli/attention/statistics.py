@@ -244,18 +244,16 @@ def reduce_heads(
     reduced, compiled = _no_sums(attention, request, heads), None
     of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
-    if isinstance(attention, ScoredAttention) and torch_because(attention) is None:
+    if isinstance(attention, ScoredAttention) and torch_because(attention, request) is None:
         compiled = CompiledHeads(attention, request, heads, reduced.statistics | {"lse": reduced.lse})
-    for queries, keys in blocks_of(attention, request.block):
+    for queries, keys in blocks_of(attention, request):
         n_cells, hidden = len(queries) * len(keys), cache(partial(_hidden, attention, queries, keys))
         most = heads_at_once(n_cells, is_cpu=attention.like.device.type == "cpu")
         for b in range(batch):
             block = Block(attention, request, b, queries, keys)
             for block.heads in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
                 place, rows = (b, reduced.span(block.heads), block.rows), of_torch
-                weights = None
-                if compiled is not None and not request.axes.ahead(b):
-                    weights = compiled.weights_of((b, block.heads, queries, keys), hidden)
+                weights = None if compiled is None else compiled.weights_of((b, block.heads, queries, keys), hidden)
                 if weights is None:
                     _fill(block, hidden(), reduced.lse[place])
                 else:
@@ -303,14 +301,14 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
     return Reduced(attention, request, heads, statistics, lse, z)
 
 
-def blocks_of(attention: Attention, block: int) -> Iterator[tuple[range, range]]:
+def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tuple[range, range]]:
     """The blocks of queries, with the keys that they may see, from the beginning of a column of the map on."""
     _, _, n_queries, n_keys = attention.shape
-    rows = rows_of_block(n_keys, attention.like.device.type if torch_because(attention) else "c")
+    rows = rows_of_block(n_keys, attention.like.device.type if torch_because(attention, request) else "c")
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
-        yield queries, range(seen.start // block * block, seen.stop)
+        yield queries, range(seen.start // request.block * request.block, seen.stop)
 
 
 def head_groups(heads: range, group: int, *, most: int) -> Iterator[range]:
@@ -396,7 +394,7 @@ def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     return c_block() is not None and device.type == "cpu" and torch.promote_types(dtype, torch.float32) == torch.float32
 
 
-def torch_because(attention: Attention) -> str | None:
+def torch_because(attention: Attention, request: StatisticsRequest) -> str | None:
     """Why torch computes the statistics of an attention; None where the compiled block does."""
     sinks, device = attention.sink_logits, attention.like.device.type
     if not isinstance(attention, ScoredAttention):
@@ -405,6 +403,8 @@ def torch_because(attention: Attention) -> str | None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
     if not is_compiled(attention.like.device, attention.dtype):
         return f"the compiled block computes in float32 on a CPU, not in {str(attention.dtype)[6:]} on {device}"
+    if any(map(request.axes.ahead, range(attention.shape[0]))):
+        return "texts of other lengths than their contexts are padded on the left"
     if sinks is not None and sinks.shape[2] != 1:
         return "every query has a sink logit of its own"
     return None
