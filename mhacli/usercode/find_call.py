@@ -494,7 +494,7 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
-    (attention, fault), works = tried[0], False
+    attention, fault = tried[0]
     line, text = source_line_of(fault, built.file), exception_text(fault)
     place = f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})" if line else ""
     message = shorten(text, 160, placeholder=" …") + place
@@ -505,25 +505,13 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     required = [p for p in signature_of(built.call) if p.required]
     unknown = [p.name for p in required if p.role == "unknown" and p.name not in attention.others]
     hint = f"give a call that works with --example; {attention.example_text} was tried"
-    parts = () if built.module is None else built.module.modules()
-    n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
-    widths, deadline = dict.fromkeys(each.sizes.d_in for each, _ in tried), time.monotonic() + _SEARCH_S
-    firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
-    for other, first in itertools.product(_OTHERS if len(required) > 1 else [""], firsts):
-        if works or time.monotonic() > deadline:
-            break
-        rest = other.format(attention.sizes.d_in) or first
-        words = ["None" if p.role in MASKS else rest for p in required][1:]
-        text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
-        with suppress(Exception, SystemExit):  # this one may not work either
-            ids = torch.arange(n_ids) if "randint" in first else None
-            shown = replace(plain_call(built, request), example=example_of(text, built), ids=ids)
-            with_output(replace(attention_of_example(shown, _UNUSUAL_LENGTH), is_inside=ids is not None))
-            hint, works = f"give a call that works: --example {shlex.quote(text)}", True
+    works = _working_example(built, request, required, list(dict.fromkeys(each.sizes.d_in for each, _ in tried)))
+    if works is not None:
+        hint = f"give a call that works: --example {shlex.quote(works)}"
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
-        return _refused(built, needed, hint if works else f"give {given}, or a whole call with --example")
+        return _refused(built, needed, hint if works is not None else f"give {given}, or a whole call with --example")
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
@@ -531,3 +519,31 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
     return _refused(built, f"{built.name} could not be called by {calls}: {message}", hint)
+
+
+def _working_example(
+    built: Built, request: TargetRequest, required: Sequence[CallParameter], widths: Sequence[int]
+) -> str | None:
+    """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, or the first
+    is an input of one of the widths and the others are alike."""
+    parts = [] if built.module is None else [*built.module.modules()]
+    n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
+    firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
+    others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]
+    layers = [] if built.module is None else [*built.module.children()]
+    of_layers = [f"torch.randn(2, T, {part.in_features})" for part in layers if isinstance(part, nn.Linear)]
+    of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in layers if isinstance(part, nn.Embedding)]
+    alike = ([first] + [other or first] * (len(required) - 1) for other, first in itertools.product(others, firsts))
+    unlike = itertools.islice(itertools.permutations(of_layers, len(required)), _MOST_CALLS if len(required) > 1 else 0)
+    like, deadline = plain_call(built, request), time.monotonic() + _SEARCH_S
+    for first, *rest in itertools.chain(unlike, alike):
+        if time.monotonic() > deadline:
+            break
+        words = ["None" if p.role in MASKS else word for p, word in zip(required[1:], rest, strict=True)]
+        text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
+        with suppress(Exception, SystemExit):  # this one may not work either
+            ids = torch.arange(n_ids) if "randint" in first else None
+            shown = replace(like, example=example_of(text, built), ids=ids)
+            with_output(replace(attention_of_example(shown, _UNUSUAL_LENGTH), is_inside=ids is not None))
+            return text
+    return None

@@ -102,6 +102,7 @@ EXAMPLES = {
     "Unbatched": ("lambda m, T: m(torch.randn(T, 24))", "[seq, d]"),
     "ChannelsFirst": ("lambda m, T: m(torch.randn(2, 24, T))", "[batch, d, seq]"),
     "Prompted": ("lambda m, T: m(torch.randn(2, T, 24), {'length': T})['z']", "forward"),
+    "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
     "RequiredMask": ("lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())", "only at length 9"),
 }
 

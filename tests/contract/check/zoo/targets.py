@@ -55,6 +55,16 @@ class Prompted(Projections):
         return {"length": prompt["length"], "z": self.run(*[melody[:, : prompt["length"]]] * 3)[0]}
 
 
+class OfTwoWidths(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.of_actions, self.of_states = nn.Linear(3, d_model), nn.Linear(5, d_model)
+        self.layer = nn.TransformerEncoderLayer(d_model, n_heads, 32, batch_first=True)
+
+    def forward(self, states, actions):
+        return self.layer(self.of_states(states) + self.of_actions(actions))
+
+
 class BatchSecond(Projections):
     def __init__(self, d_model, n_heads, batch_first=False):
         super().__init__(d_model, n_heads)
