@@ -270,7 +270,9 @@ _SITES: Mapping[Callable[..., Any], str] = {
 RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 
 
-def run(stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap) -> tuple[Tensor, Tensor | None]:
+def run_stages(
+    stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
+) -> tuple[Tensor, Tensor | None]:
     """The output of a layer with these stages, and the visible cells, None if all are visible, and for steps, which are causal.
     Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit."""
     rows = inputs if layer.before is None else layer.before(inputs)

@@ -64,10 +64,10 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     for n, mode in enumerate(modes):
         elsewhere = set().union(*hiding) - hiding[n]  # they hide keys in the other mode alone
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
-        modes[n] = replace(mode, forms=forms, is_forgetful=False)
+        modes[n] = replace(mode, forms=forms, is_copied=False)
         with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
             wide = modes[n].of(cast_copy(built.call, torch.float64), torch.float64)
-            out = replace(wide, is_forgetful=True)(_inputs(wide), seed=0)
+            out = replace(wide, is_copied=True)(_inputs(wide), seed=0)
             modes[n] = wide if out.dtype == torch.float64 else modes[n]
     return tuple(modes)
 
@@ -85,7 +85,7 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
     device, example = torch.device(request.device), request.example
-    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, others=given, is_forgetful=is_small)
+    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, others=given, is_copied=is_small)
     return like if example is None else replace(like, example=example_of(example, built))
 
 
@@ -400,7 +400,7 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
         axes=axes,
         others={name: partial(_beginning, most[name], shapes[name], q_len, n_texts) for name in random},
         sizes=CallSizes(n_texts, q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
-        is_forgetful=like.ids is None,
+        is_copied=like.ids is None,
     )
 
 

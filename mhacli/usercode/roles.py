@@ -100,7 +100,7 @@ _CACHING = re.compile(r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_va
 
 
 class CallParameter(NamedTuple):
-    """One parameter of a call. `by_place`: it is positional only. `default` is also None without a default.
+    """One parameter of a call. `positional_only`: it is positional only. `default` is also None without a default.
 
     A `role` has the words above, or is `cache`; `off`, a switch that stays off; `caching`, one by which a call remembers what it
     read; `result`, which changes what is returned or printed alone; `weight` or `weight bias`; `other mask`; `rest`, for `*args`;
@@ -110,7 +110,7 @@ class CallParameter(NamedTuple):
     name: str
     role: str
     required: bool
-    by_place: bool = False
+    positional_only: bool = False
     default: object = None
 
     @property
@@ -130,9 +130,9 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
             role = "rest" if each.kind is each.VAR_POSITIONAL else "any"
         elif role in ("off", "unknown") and _RESULT.fullmatch(each.name.lower()):
             role = "result"
-        required, by_place = each.default is each.empty, each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
+        required, positional_only = each.default is each.empty, each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
         default = None if required else each.default
-        found.append(CallParameter(each.name, role, required and not is_varied, by_place, default))
+        found.append(CallParameter(each.name, role, required and not is_varied, positional_only, default))
     return tuple(parameter for parameter in _distinguished(found) if not roles or parameter.role in roles)
 
 
@@ -185,8 +185,8 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
         is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
-        by_place = IN_ORDER.get([*is_other, True].index(True), ())
-        roles[: len(by_place)] = by_place
+        positional_only = IN_ORDER.get([*is_other, True].index(True), ())
+        roles[: len(positional_only)] = positional_only
     inputs = [n for n, role in enumerate(roles) if role == "x"]
     targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
     first = next(iter(targets or inputs), None)

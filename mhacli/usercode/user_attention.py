@@ -189,7 +189,7 @@ class UserAttention:
     after one more token with `has_target`, which it only compares with.
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `mode` is self or
-    cross, None for an attention with one mode. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
+    cross, None for an attention with one mode. `is_copied`: each call uses a new copy of the module, so that no state remains.
     """
 
     built: Built
@@ -206,7 +206,7 @@ class UserAttention:
     has_target: bool = False
     forms: tuple[MaskForm, ...] = ()
     mode: Mode | None = None
-    is_forgetful: bool = False
+    is_copied: bool = False
 
     @property
     def is_function(self) -> bool:
@@ -301,7 +301,7 @@ class UserAttention:
         masks = {mask.parameter: mask_in(mask, inputs.allowed, inputs.real, sizes)} if mask and is_masked else {}
         own = tree_map_only(Tensor, self._here, {**others, **self._rows(inputs), **masks})
         arguments = {**own, **given}
-        call = copied(self.built.call) if self.is_forgetful else self.built.call
+        call = copied(self.built.call) if self.is_copied else self.built.call
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
@@ -327,8 +327,8 @@ class UserAttention:
 
             torch.default_generator.manual_seed(0)
             return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])
-        by_place = [slot.name for slot in self.slots if slot.by_place and slot.name in arguments]
-        return call(*[arguments.pop(name) for name in by_place], **arguments)
+        positional_only = [slot.name for slot in self.slots if slot.positional_only and slot.name in arguments]
+        return call(*[arguments.pop(name) for name in positional_only], **arguments)
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
         """A copy of the output in a result, in our order of axes; that of a whole text as of one token."""
@@ -351,7 +351,7 @@ class UserAttention:
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
         """The same for another copy of the callable."""
-        return replace(self, built=replace(self.built, call=call), dtype=dtype, is_forgetful=False)
+        return replace(self, built=replace(self.built, call=call), dtype=dtype, is_copied=False)
 
     def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
@@ -378,7 +378,7 @@ class UserAttention:
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
             vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in self.axes)})"
             is_first = slot.name == first and not rows
-            rows.append(vectors if slot.by_place or is_first else f"{slot.name}={vectors}")
+            rows.append(vectors if slot.positional_only or is_first else f"{slot.name}={vectors}")
         return f"lambda m, T: m({self._arguments_text(rows)})"
 
     @property

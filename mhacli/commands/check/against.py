@@ -17,18 +17,18 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import readings_of
-from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
-from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
-from mhacli.commands.check.subject import (
+from mhacli.commands.check.probes import (
     TOLERANCE,
     InputCase,
     arguments_without_effect,
+    as_float64,
     make_case,
-    plain,
     randomised,
     unmasked_inputs,
     unparametrized,
 )
+from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
+from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, load_built, parameters_of
@@ -226,7 +226,7 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
         for form, other in itertools.product(forms, others):
             with suppress(Exception):  # the form does not fit these sizes
                 case = make_case(name, first, inputs, form)
-                ours, theirs = case.output, plain(second(inputs, mask=other))
+                ours, theirs = case.output, as_float64(second(inputs, mask=other))
                 if ours.shape == theirs.shape:
                     ours, theirs = ours[case.counted(ours)], theirs[case.counted(theirs)]
                 gaps.append(Gap(case, other, largest_difference(ours, theirs)))

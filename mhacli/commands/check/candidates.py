@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer
-from mhacli.commands.check.recording import Run, run_of_case
+from mhacli.commands.check.probes import HIDDEN, TOLERANCE, ProbedAttention, as_float64, make_case
+from mhacli.commands.check.recording import RecordedCall, recorded_case
 from mhacli.commands.check.result import CheckRequest
-from mhacli.commands.check.subject import HIDDEN, TOLERANCE, Examined, make_case, plain
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import KERNEL, Operation
 from mhacli.usercode.process import SourceLine
@@ -32,9 +32,9 @@ from mhacli.usercode.user_attention import UserAttention
 
 _READ = "read from the run"
 """The ending of a choice that a run showed."""
-Change = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor], Tensor]
 """A norm."""
-Option = tuple[Mapping[str, Any], tuple[Choice, ...]]
+Design = tuple[Mapping[str, Any], tuple[Choice, ...]]
 """A possible design: fields of the layer, and the choices that they are."""
 
 
@@ -46,7 +46,7 @@ class Candidate:
     choices: tuple[Choice, ...] = ()
     reading: ProjectionReading | None = None
 
-    def having(self, *options: Option) -> Candidate:
+    def with_designs(self, *options: Design) -> Candidate:
         """The same with further designs."""
         fields = {name: value for changes, _ in options for name, value in changes.items()}
         choices = (*self.choices, *(choice for _, chosen in options for choice in chosen))
@@ -59,16 +59,16 @@ class Candidate:
         return ("heads",) * heads + ("scale",) * scale
 
 
-def candidates(examined: Examined, run: Run) -> list[Candidate]:
+def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
     """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
     cannot be identified."""
     read = (norms, scales, causality, rotations, softcaps, score_biases, sinks, around)
-    designs = list(product(*(list(options(examined, run)) for options in read)))
-    layers = [base.having(*design) for base in _base_layers(examined) for design in designs]
+    designs = list(product(*(list(options(probed, call)) for options in read)))
+    layers = [base.with_designs(*design) for base in _base_layers(probed) for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
         not_shown = {choice.name for choice in candidate.choices if _READ not in choice.message}
-        return len(candidate.contradicts(examined.request)), len(not_shown)
+        return len(candidate.contradicts(probed.request)), len(not_shown)
 
     return sorted(layers, key=doubts)
 
@@ -81,13 +81,13 @@ def _at(line: SourceLine) -> str:
 # ------------------------------------------------------------------------------------------------------ weights and heads
 
 
-def _base_layers(examined: Examined) -> Iterator[Candidate]:
+def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
     """The layers that the weights allow, with each way to split and join heads."""
-    subject, module, request = examined.subject, examined.module, examined.request
+    subject, module, request = probed.subject, probed.module, probed.request
     if subject.is_function:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
-    for reading in readings_of(subject, module, examined.tensors, request.n_heads):
+    for reading in readings_of(subject, module, probed.tensors, request.n_heads):
         layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
         without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
         base = Candidate(layer, (*reading.choices, *without_out), reading)
@@ -95,7 +95,7 @@ def _base_layers(examined: Examined) -> Iterator[Candidate]:
         for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
             words = f"a head has every {reading.n_heads}th column{'' if splits == merges else ' on one side'}"
             fields = {"interleaved_split": splits, "interleaved_merge": merges}
-            yield base.having((fields, (Choice("interleaved-heads", words),)))
+            yield base.with_designs((fields, (Choice("interleaved-heads", words),)))
 
 
 def readings_of(
@@ -132,29 +132,29 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, f
 # ------------------------------------------------------------------------------------------- causality, scale and softcap
 
 
-def causality(examined: Examined, run: Run) -> Iterator[Option]:
+def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """With its own causal mask and without, the expected one first; only one where its behaviour shows which. Then with a rule of
     its own that the probes show; where it is meant to be causal, one that shows the future does not count."""
-    expected, seen = examined.expects_causal, examined.influence
-    if expected and examined.visible == "full":
-        yield {"causal": not examined.subject.mask_forms}, ()
+    expected, seen = probed.expects_causal, probed.influence
+    if expected and probed.visible == "full":
+        yield {"causal": not probed.subject.mask_forms}, ()
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
-    is_finite = bool(run.graph.out.isfinite().all())  # NaN would count as seeing nothing
+    is_finite = bool(call.graph.out.isfinite().all())  # NaN would count as seeing nothing
     if seen is None or not is_finite or (expected and bool(seen.triu(1).any())):
         return
-    if examined.visible in ("other", "itself only"):
+    if probed.visible in ("other", "itself only"):
         choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
         yield {"causal": False, "sees": seen}, (choice,)
 
 
-def softcaps(examined: Examined, run: Run) -> Iterator[Option]:
+def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The stated softcap, else the number that scores are divided by before a tanh."""
-    caps = [value for _, value in numbers_of(examined.subject.built.arguments.items(), "softcap")]
-    for op in run.operations if not caps else ():
+    caps = [value for _, value in numbers_of(probed.subject.built.arguments.items(), "softcap")]
+    for op in call.operations if not caps else ():
         factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
-        if factor and run.as_scores(op.output, op.output.shape) is not None:
+        if factor and call.as_scores(op.output, op.output.shape) is not None:
             caps.append(1 / factor)
     yield ({"softcap": caps[0]}, (Choice("softcap", f"scores are soft-capped at {caps[0]:g}"),)) if caps else ({}, ())
 
@@ -167,21 +167,21 @@ def _factor_of(operation: Operation) -> float | None:
     return number if operation.name.startswith("mul") else 1 / number
 
 
-def scales(examined: Examined, run: Run) -> Iterator[Option]:
+def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The possible scales: of the option, the usual one, of arguments, and the learned factors of vectors or scores that the run
     shows, a number or one for each head, `[head, 1, 1]`."""
-    stated = examined.request.scale
+    stated = probed.request.scale
     if stated is not None:
         yield {"scale": stated}, (Choice("scale", f"the scale is {stated:g}, from --scale"),)
     yield {}, ()
-    for name, value in numbers_of(examined.subject.built.arguments.items(), "scale"):
+    for name, value in numbers_of(probed.subject.built.arguments.items(), "scale"):
         yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
-    behind = run.behind
-    for op, source in run.combined("mul", "div"):
+    behind = call.behind
+    for op, source in call.combined("mul", "div"):
         if not _is_learned(source) or op in behind:
             continue
         factor = 1 / source.output if op.name.startswith("div") else source.output
-        scores = run.as_scores(factor, op.output.shape)
+        scores = call.as_scores(factor, op.output.shape)
         read = f"is learned, {_READ}{_at(op.at)}"
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
             yield {"scale": scores[0, :, :1, :1]}, (Choice("scale", f"the scale of each head {read}"),)
@@ -198,7 +198,7 @@ def _is_learned(source: Operation) -> bool:
 # ------------------------------------------------------------------------------------------------------ biases and sinks
 
 
-class Bias(NamedTuple):
+class ScoreBias(NamedTuple):
     """A bias added to scores in a run, `[1 or batch, head, query, key]`, scaled as it reaches the softmax, and its line; with the
     name of the mistake that it is, if it is one."""
 
@@ -207,14 +207,14 @@ class Bias(NamedTuple):
     mistake: str = ""
 
 
-def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
+def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The score bias that a run shows, for inputs of any length; it raises what the subject raises."""
-    subject, seed, shown = examined.subject, examined.request.of.seed, biases_in(run)
+    subject, seed, shown = probed.subject, probed.request.of.seed, score_biases_in(call)
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
         inputs = subject.drawer(seed).inputs(with_context=with_context, q_len=q_len, k_len=k_len, batch=batch)
-        biases = biases_in(run_of_case(subject, make_case("other lengths", subject, inputs)))
+        biases = score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))
         return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
     def bias(inputs: Inputs) -> Tensor | None:
@@ -224,16 +224,16 @@ def score_biases(examined: Examined, run: Run) -> Iterator[Option]:
     yield {"bias": bias if shown else None}, tuple(added)
 
 
-def biases_in(run: Run) -> list[Bias]:
+def score_biases_in(call: RecordedCall) -> list[ScoreBias]:
     """Every bias added to scores in a run; masks are left out."""
     found = []
-    for op, source in run.combined("add", "sub", "baddbmm", KERNEL):
+    for op, source in call.combined("add", "sub", "baddbmm", KERNEL):
         shape, added = op.output.shape, source.output
         if not added.is_floating_point() or op.arguments.get("beta") == 0:
             continue
         if op.name == KERNEL:
             shape = torch.Size((*op.sources[0].output.shape[:-1], op.sources[1].output.shape[-2]))
-        bias = run.as_scores(added, shape)
+        bias = call.as_scores(added, shape)
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0, -1] >= HIDDEN
@@ -242,14 +242,14 @@ def biases_in(run: Run) -> list[Bias]:
         if not torch.equal(bias, bias[:1].expand_as(bias)):
             by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])  # as if sequences vary faster than heads
             is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
-            found.append(Bias(bias, op.at, "bias-head-order, batched" * is_moved))
+            found.append(ScoreBias(bias, op.at, "bias-head-order, batched" * is_moved))
             continue
         slopes = bias[0, :, -1, visible].diff(dim=-1)  # a penalty grows with the distance to earlier keys
         is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
         is_bonus = slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
         reshaped = next((each for each in source.upstream() if _moves_heads(each, bias.shape)), None)
         at, mistake = (op.at, "bias-reversed" * is_bonus) if reshaped is None else (reshaped.at, "bias-head-order")
-        found.append(Bias(bias[:1], at, mistake))
+        found.append(ScoreBias(bias[:1], at, mistake))
     return found
 
 
@@ -261,14 +261,14 @@ def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
     return table[-1] == shape[1] > 1 and table != reshaped and reshaped[-3:] == tuple(shape[1:])
 
 
-def sinks(_: Examined, run: Run) -> Iterator[Option]:
+def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The sink logit of each head, `[head]`, an extra score column that is equal for all queries."""
-    k_len = run.inputs.lengths[2]
-    for op, source in run.combined("cat"):
+    k_len = call.inputs.lengths[2]
+    for op, source in call.combined("cat"):
         column = source.output
         if column.shape[-1] != 1 or op.output.shape[-1] != k_len + 1:
             continue
-        logits = run.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
+        logits = call.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
         if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
             yield {"sinks": logits[0, :, 0, 0]}, (Choice("sinks", f"each head has a sink logit, {_READ}{_at(op.at)}"),)
             return
@@ -281,11 +281,11 @@ def sinks(_: Examined, run: Run) -> Iterator[Option]:
 PAIRS: dict[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
 
 
-def rotations(examined: Examined, run: Run) -> Iterator[Option]:
+def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """Every distinct rotation of queries or keys in a run, by position or by head, backward ones last, with the stated pairing;
     none and the usual ones if it only shows tables of numbers that multiply queries or keys."""
-    stated, distinct = examined.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
-    pairs = [pair for role in "qk" for pair in combinations([rows for _, rows in run.vectors(role)], 2)]
+    stated, distinct = probed.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
+    pairs = [pair for role in "qk" for pair in combinations([rows for _, rows in call.vectors(role)], 2)]
     for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
         if x.shape != y.shape or x.shape[-1] % 2:
             continue
@@ -301,12 +301,12 @@ def rotations(examined: Examined, run: Run) -> Iterator[Option]:
         yield {"pairing": pairing, "rates": rates}, (Choice("rope", f"rotary positions rotate {words}"),)
     if distinct:
         return
-    path = {*run.path("q"), *run.path("k")}
-    products = run.combined("mul", "addcmul", "matmul", "bmm", "einsum")
+    path = {*call.path("q"), *call.path("k")}
+    products = call.combined("mul", "addcmul", "matmul", "bmm", "einsum")
     has_tables = any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
     if not stated:
         yield {}, ()
-    given = numbers_of(examined.subject.built.arguments.items(), "theta")
+    given = numbers_of(probed.subject.built.arguments.items(), "theta")
     thetas = dict.fromkeys([value for _, value in given] + [10000.0])
     for pairing, theta in product([stated] if stated else PAIRS if has_tables else (), thetas):
         words = f"rotary positions rotate {PAIRS[pairing]}, base {theta:g}"
@@ -354,11 +354,11 @@ _NORMS: tuple[Callable[..., Tensor], ...] = (F.rms_norm, F.layer_norm)
 _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 
-def norm_of(run: Run, role: str) -> Change | None:
+def norm_of(call: RecordedCall, role: str) -> Norm | None:
     """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain, but without a number below 1,
     which scales the scores; None without one."""
     rows, scale = list[Tensor](), 1.0
-    for operation, tensor in run.vectors(role):
+    for operation, tensor in call.vectors(role):
         scale *= min(_factor_of(operation) or 1.0, 1.0) if tensor.shape[-1] > 1 else 1.0
         rows.append((tensor if tensor.ndim == 4 else tensor[:, None]) / scale)
     for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
@@ -370,7 +370,7 @@ def norm_of(run: Run, role: str) -> Change | None:
     return None
 
 
-def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Change:
+def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
     """The norm of heads `[batch, head, length, d]`, each by itself or all together, with the best gain and shift for each head
     and column, or for all heads if these are equal."""
     normed = function(x, x.shape[-1:], eps=eps)
@@ -392,9 +392,9 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
     return norm
 
 
-def norms(_: Examined, run: Run) -> Iterator[Option]:
+def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The norms of queries and keys that a run shows, the same for both and none where it shows one."""
-    q_norm, k_norm = norm_of(run, "q"), norm_of(run, "k")
+    q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
     if q_norm is None or k_norm is None:
         yield {}, ()
     if q_norm or k_norm:
@@ -408,14 +408,14 @@ def norms(_: Examined, run: Run) -> Iterator[Option]:
 _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
-def around(examined: Examined, run: Run) -> Iterator[Option]:
+def around(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """What the run does to the input of attention and to its output: a norm of the module, a learned number, a residual
     connection, an activation at the end."""
-    if examined.subject.is_function or not run.operations:
+    if probed.subject.is_function or not call.operations:
         yield {}, ()
         return
-    module, x, out, last = examined.module, run.inputs.queries, plain(run.graph.out), run.operations[-1]
-    made = [_as_rows(op.output) for op in run.operations if op.output.ndim > 2]
+    module, x, out, last = probed.module, call.inputs.queries, as_float64(call.graph.out), call.operations[-1]
+    made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
     made = [rows for each in made for rows in (each, each.transpose(0, 1), each.mT) if rows.shape == out.shape]
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
@@ -439,16 +439,16 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
         (norm is not None, Choice("post-norm", "the output is normalised")),
         (is_residual, Choice("residual", "the input is added to the output")),
     ]
-    choices, gates = tuple(choice for is_so, choice in shown if is_so), list[Option]()
-    for op, source in run.combined("mul"):
-        if op in run.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
+    choices, gates = tuple(choice for is_so, choice in shown if is_so), list[Design]()
+    for op, source in call.combined("mul"):
+        if op in call.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
             gated = Choice("gate", "the output is multiplied by learned numbers")
-            gates.append(({"after": partial(after, plain(source.output).flatten())}, (*choices, gated)))
+            gates.append(({"after": partial(after, as_float64(source.output).flatten())}, (*choices, gated)))
     gates.append(({"after": partial(after, torch.ones(()))}, choices))
     norms_first: dict[str, Any] = {"": None}
     if (normed := first) is not None:
         norms_first = {"the input is normalised first": lambda inputs: inputs.map(normed)}
-        if examined.subject.takes_context:
+        if probed.subject.takes_context:
             norms_first["the input of the queries is normalised first"] = lambda inputs: inputs._replace(
                 queries=normed(inputs.queries), keys=inputs.of("k")
             )
@@ -458,18 +458,18 @@ def around(examined: Examined, run: Run) -> Iterator[Option]:
 
 def _as_rows(tensor: Tensor) -> Tensor:
     """The tensor in float64, a map of channels as rows."""
-    rows = plain(tensor)
+    rows = as_float64(tensor)
     return rows.flatten(2).mT if rows.ndim == 4 else rows
 
 
-def _of_rows(norm: nn.Module) -> Change:
+def _of_rows(norm: nn.Module) -> Norm:
     """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes them first."""
     if isinstance(norm, nn.GroupNorm):
         return lambda rows: norm(rows.mT).mT
     return norm
 
 
-def _is_made(rows: Tensor, norm: Change | None, made: Sequence[Tensor]) -> bool:
+def _is_made(rows: Tensor, norm: Norm | None, made: Sequence[Tensor]) -> bool:
     """Whether a run makes these rows, normalised."""
     try:
         normed = rows if norm is None else norm(rows).detach()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.behaviour import CODES, LEAST, NARROW, Asker, is_claimed_causal, pair_of
+from mhacli.commands.check.behaviour import CODES, LEAST, NARROW, BehaviourTester, difference_of, is_claimed_causal
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
@@ -42,8 +42,8 @@ from mhacli.text.spans import Message
 from mhacli.text.tokens import named_by_ids
 from mhacli.usercode.build import Built
 from mhacli.usercode.process import Stage
-from mhacli.usercode.sequences import sequences_of_ids
 from mhacli.usercode.target import TargetRequest
+from mhacli.usercode.text_model import text_model_of_ids
 
 CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
@@ -57,7 +57,7 @@ def examine_checkpoint(
     model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
 ) -> Examined:
     """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
-    `admitted` and `ask_checkpoint`."""
+    `admitted` and `checkpoint_behaviour`."""
     steps = count()
 
     def stage(stage: str, *, limited: bool = True) -> None:
@@ -66,14 +66,14 @@ def examine_checkpoint(
     stage("loading")
     loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
     entry = entry_of(loaded.model, loaded.source, loaded.revision)
-    asker, notes = ask_checkpoint(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
+    tester, notes = checkpoint_behaviour(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
     report_progress(1.0, "done")
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
     rule = (
         f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
         f"of {step}, at least {LEAST[loaded.dtype]:g}"
     )
-    if (in_own := asker.answers.get("dtype")) is not None:
+    if (in_own := tester.results.get("dtype")) is not None:
         rule += f"; {entry.dtype} is judged in {loaded.dtype}, where faults stand out"
         notes = (*notes, in_own.reason)
     stored = Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
@@ -82,55 +82,55 @@ def examine_checkpoint(
         **{name: getattr(entry, name) for name in shared},
         stored=tuple(name for name, _ in stored.most_common()),
         device=str(loaded.model.device),
-        lengths=tuple(len(text) for text in asker.texts),
-        n_passes=asker.n_passes,
+        lengths=tuple(len(text) for text in tester.texts),
+        n_passes=tester.n_passes,
         tolerance=rule,
     )
-    return examined, tuple(_health(asker, asker.answers[name]) for name in CHECKS), notes
+    return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
 
 
 @torch.no_grad()
-def ask_checkpoint(
+def checkpoint_behaviour(
     loaded: Loaded, request: CheckRequest, stage: Stage, texts: Sequence[str] = (), names: Sequence[str] = tuple(CODES)
-) -> tuple[Asker, tuple[str, ...]]:
+) -> tuple[BehaviourTester, tuple[str, ...]]:
     """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be finite; all else is asked in
     float32, where rounding is no excuse, if memory allows. Raises `MhaError` where it reads none, or its pass raises."""
     model, notes, row = loaded.model, list[str](), (named_by_ids((0, 1)),)
     made = make_inputs(model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(model, made.keywords))
     target = TargetRequest(loaded.source, device=str(device_of(model)))
-    sequences = sequences_of_ids(Built(loaded.source, type(model), model), target, request.length)
-    if sequences is None:
+    text_model = text_model_of_ids(Built(loaded.source, type(model), model), target, request.length)
+    if text_model is None:
         raise UsageError(f"it is not known how {type(model).__name__} reads text")
-    sequences = replace(sequences, pad=loaded.pad_id)
+    text_model = replace(text_model, pad=loaded.pad_id)
     read = list[Tensor]()
     if texts and loaded.tokenizer is None:
         notes.append("there is no tokenizer: the texts are random token ids")
     elif texts:
         read = _texts(loaded, texts, notes)
     claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
-    asker = Asker(sequences, claim, request.seed, stage, read)
-    asker.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
-    asker.all(("finite",))
+    tester = BehaviourTester(text_model, claim, request.seed, stage, read)
+    tester.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
+    tester.test(("finite",))
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
-    is_narrow = dtype in NARROW and asker.answers["finite"].ok is not False
+    is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
-        own = asker
+        own = tester
         model.float()
-        asker = replace(own)
-        moved = max(pair_of(*readings).largest for readings in zip(own.alone, asker.alone, strict=True))
+        tester = replace(own)
+        moved = max(each.largest for each in map(difference_of, own.single_passes, tester.single_passes))
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
-        asker.answers["dtype"] = asker.answer("dtype", None, reason, moved)
-    asker.all(names)
-    return asker, (*loaded.notes, *notes)
+        tester.results["dtype"] = tester.result("dtype", None, reason, moved)
+    tester.test(names)
+    return tester, (*loaded.notes, *notes)
 
 
-def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
+def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
     at, layer = answer.at, None
     first = None if at is None else at.module
-    if at is not None and at.attention is not None and asker.module is not None:
-        kind, numbers = LayerNumbers(asker.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
+    if at is not None and at.attention is not None and tester.module is not None:
+        kind, numbers = LayerNumbers(tester.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
         layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
         first = f"{layer} ({at.attention})"
     check = HealthCheck(
@@ -140,8 +140,8 @@ def _health(asker: Asker, answer: Behaviour) -> HealthCheck:
         value=answer.largest,
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,
-        is_caution=answer.name in asker.cautions,
-        advice=asker.cautions.get(answer.name, ""),
+        is_caution=answer.name in tester.cautions,
+        advice=tester.cautions.get(answer.name, ""),
     )
     if answer.ok is not False:
         return check
@@ -205,21 +205,21 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 # ---------------------------------------------------------------------------------------------------- checks of checkpoints
 
 
-def eager(asker: Asker) -> Behaviour:
+def eager(tester: BehaviourTester) -> Behaviour:
     """Whether the default implementation of attention gives what eager attention gives."""
-    model, within = asker.module, partial(eager_in_place, asker.module)
+    model, within = tester.module, partial(eager_in_place, tester.module)
     name = entry_of(model).implementation
     if name == "eager":
-        return asker.unasked("eager", "eager is what runs by default")
+        return tester.not_tried("eager", "eager is what runs by default")
     with within():
         if entry_of(model).implementation != "eager":
-            return asker.unasked("eager", f"this family cannot switch from {name} to eager")
-    ours, theirs = [*asker.alone], [asker.read(text, within=within)[0] for text in asker.texts]
-    if len({len(text) for text in asker.texts}) > 1:
-        ours += asker.read(*asker.texts, mask=asker.of.mask)
-        theirs += asker.read(*asker.texts, mask=asker.of.mask, within=within)
+            return tester.not_tried("eager", f"this family cannot switch from {name} to eager")
+    ours, theirs = [*tester.single_passes], [tester.run_pass(text, within=within)[0] for text in tester.texts]
+    if len({len(text) for text in tester.texts}) > 1:
+        ours += tester.run_pass(*tester.texts, mask=tester.model.mask)
+        theirs += tester.run_pass(*tester.texts, mask=tester.model.mask, within=within)
     agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
-    return asker.compare("eager", [*map(pair_of, ours, theirs)], agrees, differs)
+    return tester.compare("eager", [*map(difference_of, ours, theirs)], agrees, differs)
 
 
 @contextmanager
@@ -233,24 +233,24 @@ def eager_in_place(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def row_sums(asker: Asker) -> Behaviour:
+def row_sums(tester: BehaviourTester) -> Behaviour:
     """Whether each query's weights, including that of a sink logit, sum to 1, and give the outputs.
 
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
     """
-    model: Any = asker.module
-    texts = [text[:MOST_TOKENS] for text in asker.texts][: 1 if asker.of.mask is None else len(asker.texts)]
-    side: PaddingSide = "right" if asker.of.has_source or asker.is_causal is False else "left"
+    model: Any = tester.module
+    texts = [text[:MOST_TOKENS] for text in tester.texts][: 1 if tester.model.mask is None else len(tester.texts)]
+    side: PaddingSide = "right" if tester.model.has_source or tester.is_causal is False else "left"
     inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
-    inspection = PassInspection(model, inputs, settings, any_length=asker.of.has_source)
+    inspection = PassInspection(model, inputs, settings, any_length=tester.model.has_source)
     with captured(model, inspection.take, batch=len(texts)):
-        asker.read(*texts, mask=asker.of.mask, side=side)
+        tester.run_pass(*texts, mask=tester.model.mask, side=side)
     layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
     for layer in layers:  # whether their weights times their values were verified to be their output
         kind = type(model.get_submodule(layer.name)).__name__
         inside.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
-    asker.inside = tuple(
+    tester.inside = tuple(
         AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
         for (kind, reason), names in inside.items()
     )
@@ -259,8 +259,8 @@ def row_sums(asker: Asker) -> Behaviour:
     sums = [check for check, _ in checks if check.name == ROW_SUMS]
     if not sums:
         why = "mha does not know some keywords of these attention calls" if inside else "no attention was captured"
-        return asker.unasked("row-sums", why)
-    answer = partial(asker.answer, "row-sums", tried=Tried(len(texts[0]), 1))
+        return tester.not_tried("row-sums", why)
+    answer = partial(tester.result, "row-sums", tried=Tried(len(texts[0]), 1))
     for check, layer in checks:
         if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs):
             message = "the output is not the attention weights times the values"
@@ -268,7 +268,7 @@ def row_sums(asker: Asker) -> Behaviour:
                 message = "the attention weights of a query do not sum to 1"
             message += ": NaN or Inf" if check.error is None else ""
             at = Place(attention=layer.name)
-            return asker.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
+            return tester.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
     worst = max(sums, key=lambda check: check.severity)
     reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
     return answer(True, reason, worst.error, tolerance=worst.tolerance)
@@ -277,20 +277,20 @@ def row_sums(asker: Asker) -> Behaviour:
 _WORD = "word"
 
 
-def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behaviour:
+def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester) -> Behaviour:
     """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded and encoded again.
 
     It is common, and no fault, that both the template and the tokenizer add it: chats must then be encoded without
     special tokens, as transformers does. The result is a warning.
     """
     if tokenizer is None:
-        return asker.unasked("bos", "there is no tokenizer")
+        return tester.not_tried("bos", "there is no tokenizer")
     encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
     first = tokenizer.bos_id
     if first is None and encoded[1 : 1 + len(bare)] == bare:
         first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]
     if first is None:
-        return asker.unasked("bos", "the tokenizer has no token for the beginning of a text")
+        return tester.not_tried("bos", "the tokenizer has no token for the beginning of a text")
 
     def times(text: str, *, special: bool = True) -> int:
         return len(list(takewhile(lambda i: i == first, tokenizer.sequence(text, special=special).ids)))
@@ -303,12 +303,12 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, asker: Asker) -> Behavio
         chat, _ = tokenizer.chat((Message("user", _WORD),))
         counts.setdefault(times(chat, special=False), "a chat in its template")
     most = max(counts)
-    answer = partial(asker.answer, "bos", tolerance=1, tried=Tried(len(encoded), 1))
+    answer = partial(tester.result, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
-        return asker.failed(answer(False, f"{counts[most]} begins with {name!r} {most} times", most))
+        return tester.failed(answer(False, f"{counts[most]} begins with {name!r} {most} times", most))
     if chat is not None and times(chat) > 1:
         advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
-        asker.cautions["bos"] = advice
+        tester.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
         return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
     return answer(True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most)

@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
-from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run_stages, stages_with
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, candidates
-from mhacli.commands.check.recording import Run, run_of_case
-from mhacli.commands.check.result import Behaviour
-from mhacli.commands.check.subject import (
-    Examined,
+from mhacli.commands.check.probes import (
     InputCase,
+    ProbedAttention,
+    as_float64,
     large_case,
     make_case,
     masked_cases,
-    plain,
     unmasked_inputs,
 )
+from mhacli.commands.check.recording import RecordedCall, recorded_case
+from mhacli.commands.check.result import Behaviour
 from mhacli.io.data import finite
 from mhacli.usercode.build import cast_copy
 from mhacli.usercode.graph import Graph, Watcher
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
-from mhacli.usercode.sequences import StepConvention, causal_inputs, step_conventions
 from mhacli.usercode.target import Choice
+from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conventions
 from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE = 100, 12, 2
@@ -46,16 +46,16 @@ _HIDES = -1e4
 
 @dataclass(frozen=True)
 class Trial:
-    """A layer that may explain some cases, alone or with mistakes of a `pool`; `run` is the recorded first case."""
+    """A layer that may explain some cases, alone or with mistakes of a `pool`; `run_stages` is the recorded first case."""
 
     candidate: Candidate
     cases: list[InputCase]
-    run: Run
+    call: RecordedCall
     pool: Sequence[Mistake] = ()
 
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
-        """How many tensors the layer with these mistakes shares with the run."""
-        return self.run.at_sites(self.candidate.layer, mistakes).n_produced
+        """How many tensors the layer with these mistakes has in common with the call."""
+        return self.call.at_sites(self.candidate.layer, mistakes).n_produced
 
     def with_one_more(self, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
         """The known mistakes with each of the pool that replaces another stage."""
@@ -65,18 +65,19 @@ class Trial:
 
 @dataclass
 class Diagnosis:
-    """The result of a diagnosis. `run` is the recorded first case. `proofs` are the mistakes that together reproduce the outputs,
-    each with the largest difference, relative to the tolerance, and the trial that shows it. `likeliest` is the layer that shares
-    the most tensors with the run, and `shown` its mistake that makes the run's weighted values, if the output is not explained.
+    """The result of a diagnosis. `call` is the recorded first case. `proofs` are the mistakes that together give the outputs,
+    each with the largest difference, relative to the tolerance, and the trial that shows it. Where nothing explains the output,
+    `likeliest` is the layer that has the most tensors in common with the call, and `likeliest_mistake` the mistake of it that
+    gives the weighted values of the call.
     `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them, and
     `unexplained` those that no hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments
     `passed` were given, and `notes` are for callers."""
 
     cases: list[InputCase]
-    run: Run
+    call: RecordedCall
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
-    shown: Mistake | None = None
+    likeliest_mistake: Mistake | None = None
     proofs: dict[Mistake, tuple[float, Trial]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
@@ -117,7 +118,7 @@ class Diagnosis:
 
     def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
         """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
-        the most tensors with the run."""
+        the most tensors with the call."""
         self.n_hypotheses += len(hypotheses)
         errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
         matching = [match for match in errors if match[0] <= 1.0]
@@ -131,7 +132,7 @@ class Diagnosis:
 
     def finds(self, trial: Trial, n_more: int = 1) -> bool:
         """Whether mistakes of the pool explain the cases together with those that are known, and keeps them: one, else one more
-        after each that shares the most tensors with the run."""
+        after each that shares the most tensors with the call."""
         leads, n_shared = [self.mistakes], 0
         for n_left in reversed(range(n_more)):
             if any(self.accepts(trial, trial.with_one_more(lead)) for lead in leads):
@@ -157,7 +158,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
     for case in cases:
         try:
             with torch.no_grad():
-                out, keep = run(stages, layer, case.inputs)
+                out, keep = run_stages(stages, layer, case.inputs)
             if out.shape != case.output.shape:
                 return math.inf
             counted = case.counted(out, keep)
@@ -172,77 +173,77 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
     return worst
 
 
-def diagnose(examined: Examined) -> Diagnosis:
+def diagnose(probed: ProbedAttention) -> Diagnosis:
     """Diagnoses a subject. Raises what the subject raises."""
-    subject, seed = examined.subject, examined.request.of.seed
+    subject, seed = probed.subject, probed.request.of.seed
     cases = [make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()]
-    result = Diagnosis(cases, run_of_case(subject, cases[0]))
-    _explain_core(result, examined)
+    result = Diagnosis(cases, recorded_case(subject, cases[0]))
+    _explain_core(result, probed)
     if result.candidate is None:
         return result
     of_masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
-    forms, means = [*of_masks, *subject.padding_forms], examined.request.mask_means
+    forms, means = [*of_masks, *subject.padding_forms], probed.request.mask_means
     if means is not None:  # what is added to scores, such as −∞, has no True
         stated = [form for form in forms if form.kind != "additive" and form.true_means == means]
         forms = [form for form in forms if form in stated or form.kind == "lengths"]
     for name in dict.fromkeys(form.parameter for form in forms):
         of_name = [form for form in forms if form.parameter == name]
-        _explain_masked(result, examined, list(masked_cases(subject, seed, of_name)))
+        _explain_masked(result, probed, list(masked_cases(subject, seed, of_name)))
     masked = [case for case in result.cases if case.form is not None]
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
-        _explain_further(result, examined, [case])
+        _explain_further(result, probed, [case])
     unmasked = large_case(subject, cases[0])
     for case in masked:
-        _explain_further(result, examined, [large_case(subject, case), unmasked])
+        _explain_further(result, probed, [large_case(subject, case), unmasked])
     if not masks:
-        _explain_further(result, examined, [unmasked])
+        _explain_further(result, probed, [unmasked])
     return result
 
 
-def _pool(examined: Examined, candidate: Candidate, run: Run) -> list[Mistake]:
+def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> list[Mistake]:
     """The mistakes that cannot be design choices."""
     order = None if candidate.reading is None else candidate.reading.order
-    in_order = run.unpacks_in_order(order or "qkv")
+    in_order = call.unpacks_in_order(order or "qkv")
     known = {
-        "causal": examined.expects_causal,
-        "pairing": examined.request.rope is not None,
+        "causal": probed.expects_causal,
+        "pairing": probed.request.rope is not None,
         "order": all(choice.name != "unnamed" for choice in candidate.choices),
         "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}
-    numbers = [mistake for number in run.numbers_below(-4.0) for mistake in sentinels(number)]
+    numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]
     possible = [each for each in (*MISTAKES, *numbers) if each.shown_by != "steps" and facts.issuperset(each.needs)]
-    return [each for each in possible if not (examined.request.not_causal and each.stage == "causal_rule")]
+    return [each for each in possible if not (probed.request.not_causal and each.stage == "causal_rule")]
 
 
-def _explain_core(result: Diagnosis, examined: Examined) -> None:
+def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
     """Accepts the first layer that matches without a mistake, or with one; then the same for layers that contradict a statement;
     then one with several mistakes."""
-    run, ranked = result.run, list[Trial]()
-    for _, group in groupby(candidates(examined, run), key=lambda each: bool(each.contradicts(examined.request))):
+    call, ranked = result.call, list[Trial]()
+    for _, group in groupby(candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))):
         layers = list(group)
-        if any(result.accepts(Trial(candidate, result.cases, run), [()]) for candidate in layers):
+        if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
             return
-        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -run.at_sites(candidate.layer).n_produced)
+        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -call.at_sites(candidate.layer).n_produced)
         few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
-        likely = [Trial(candidate, result.cases, run, _pool(examined, candidate, run)) for candidate in few]
+        likely = [Trial(candidate, result.cases, call, _pool(probed, candidate, call)) for candidate in few]
         ranked = ranked or likely
         result.likeliest = ranked[0].candidate
         if any(map(result.finds, likely)):
             return
     if any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
-    if ranked and not any(run.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
+    if ranked and not any(call.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
-        shown = [mistake for mistake in pool if run.at_sites(layer, [mistake]).producers("z")]
-        result.shown = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
+        shown = [mistake for mistake in pool if call.at_sites(layer, [mistake]).producers("z")]
+        result.likeliest_mistake = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
 
 
-def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase]) -> None:
+def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
     """Accepts the mask form that matches, else mistakes under the likeliest form."""
-    subject, candidate = examined.subject, result.candidate
+    subject, candidate = probed.subject, result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
@@ -264,30 +265,30 @@ def _explain_masked(result: Diagnosis, examined: Examined, cases: list[InputCase
         return
     unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
     for case in cases:
-        run = run_of_case(subject, case)
-        if result.finds(Trial(candidate, [case, *unmasked], run, _pool(examined, candidate, run))):
+        call = recorded_case(subject, case)
+        if result.finds(Trial(candidate, [case, *unmasked], call, _pool(probed, candidate, call))):
             return
     result.unexplained.append(form.parameter)
     inputs = cases[0].inputs
     allowed, real = (None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real))
-    if torch.equal(plain(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
+    if torch.equal(as_float64(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
         result.ignored.append(form.parameter)
 
 
-def _explain_further(result: Diagnosis, examined: Examined, cases: list[InputCase]) -> None:
+def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
     """Finds a mistake that only some inputs show, those of the first case: masks of windows, or huge scores, which show a finite
     mask value and a softmax without subtracting the maximum. It must explain all cases."""
     case = cases[0]
     if result.candidate is None or result.explains(case):
         return
-    run = run_of_case(examined.subject, case)
-    for number in run.numbers_below(_HIDES):
+    call = recorded_case(probed.subject, case)
+    for number in call.numbers_below(_HIDES):
         if any(result.explains(case, mistake) for mistake in sentinels(number)):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-    pool = [mistake for mistake in _pool(examined, result.candidate, run) if mistake.shown_by == "further"]
-    result.finds(Trial(result.candidate, cases, run, pool))
+    pool = [mistake for mistake in _pool(probed, result.candidate, call) if mistake.shown_by == "further"]
+    result.finds(Trial(result.candidate, cases, call, pool))
 
 
 # -------------------------------------------------------------------------------------------- steps behind a cache
@@ -298,20 +299,20 @@ _FEWEST = 4
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
+def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
     """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives, and
     diagnoses the first that does not. Nothing if the subject takes no cache, if no way works, and if tokens see later ones."""
-    attention, form = examined.subject, diagnosis.mask_form
-    if examined.module is not None:  # which no call has left anything in
-        attention = attention.of(cast_copy(examined.module, attention.dtype, attention.device), attention.dtype)
-    takes_causal = examined.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
-    is_causal = takes_causal or (examined.influence is not None and not bool(examined.influence.triu(1).any()))
+    attention, form = probed.subject, diagnosis.mask_form
+    if probed.module is not None:  # which no call has left anything in
+        attention = attention.of(cast_copy(probed.module, attention.dtype, attention.device), attention.dtype)
+    takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
+    is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or "dropout-in-eval" in examined.evidence or not conventions:
+    if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
         return
-    rows = attention.drawer(examined.request.of.seed).rows(length).to(attention.dtype)
-    whole = plain(replace(attention, is_forgetful=True)(causal_inputs(rows, 0, length, mask), mask=mask))
+    rows = attention.drawer(probed.request.of.seed).rows(length).to(attention.dtype)
+    whole = as_float64(replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask))
     tried = []
     for convention in conventions:
         cases = list(_cases(convention, rows))
@@ -331,7 +332,7 @@ def examine_stepwise(examined: Examined, diagnosis: Diagnosis) -> None:
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     """The cases of a prefill with single steps, of single tokens, and of longer steps where they are accepted; none if the first
     raises, or if what is read later does not depend on what was read first."""
-    length, text = rows.shape[1], plain(rows)
+    length, text = rows.shape[1], as_float64(rows)
     start = length - 2
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
     for ends in (
@@ -369,10 +370,10 @@ def _judged(
     watcher = Watcher(convention.attention.built.file)
     with suppress(Exception):  # the call cannot be recorded
         convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
-    run = Run(Graph(differing[0].output, {}, watcher.operations), differing[0].inputs)
-    is_of_torch = any("is_causal" in operation.at.source for operation in run.operations)
+    call = RecordedCall(Graph(differing[0].output, {}, watcher.operations), differing[0].inputs)
+    is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
-    is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, run, pool))
+    is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, call, pool))
     if takes_single_steps and not is_named:
         diagnosis.notes.append(f"{_LATER_CHUNK} gives another output than one call: give one token at a time")
         return None, f"{same}: the same as in one call; later chunks differ"

@@ -18,11 +18,11 @@ from torch import nn
 import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import Asker, is_claimed_causal
+from mhacli.commands.check.behaviour import BehaviourTester, is_claimed_causal
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
+from mhacli.commands.check.probes import ProbedAttention, arguments_without_effect, probe
 from mhacli.commands.check.result import AttentionInside, CheckRequest, Examination, Finding, OutputComparison, Verdict
-from mhacli.commands.check.subject import Examined, arguments_without_effect, probe
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
@@ -32,8 +32,8 @@ from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage, exception_text
-from mhacli.usercode.sequences import sequences_of_ids, sequences_of_vectors, with_zeros_drawn
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
+from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors, with_zeros_drawn
 from mhacli.usercode.user_attention import UserAttention
 
 _MOST_PARTS = 4
@@ -43,10 +43,10 @@ _SMALL = 5_000_000
 
 def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     """The document of the requested examination. Raises `MhaError` if a target cannot be imported, built or called."""
-    return examined(decode(CheckRequest, request, "request"), stage).to_dict()
+    return examination_of(decode(CheckRequest, request, "request"), stage).to_dict()
 
 
-def examined(request: CheckRequest, stage: Stage) -> Examination:
+def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
     examination = examine(request, stage)
@@ -63,15 +63,15 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     built = None if request.model is not None else load_built(request.of, stage)
     module = None if built is None else built.module
     if built is None or config_of(module) is not None:
-        from mhacli.commands.check.checkpoint import admitted, ask_checkpoint  # loads what only checkpoints need
+        from mhacli.commands.check.checkpoint import admitted, checkpoint_behaviour  # loads what only checkpoints need
 
         subject = ModelSettings(path=request.model, device=request.device) if module is None else module
         stage("loading the model", limited=False)
-        asker, _ = ask_checkpoint(admitted(subject), request, stage)
-        return _of_behaviour(asker, request.model or request.of.target)
+        tester, _ = checkpoint_behaviour(admitted(subject), request, stage)
+        return _of_behaviour(tester, request.model or request.of.target)
     built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
-        of_ids = partial(sequences_of_ids, built, request.of, request.length, means=request.mask_means)
+        of_ids = partial(text_model_of_ids, built, request.of, request.length, means=request.mask_means)
         model, subjects = of_ids(), tuple[UserAttention, ...]()
         if model is None:
             try:
@@ -83,52 +83,52 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         if model is None:
             return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
         claim = True if model.has_source and request.states_causal is None else request.states_causal
-        asker = Asker(model, claim, request.seed, stage)
-        _compare_inside(_ask(asker, claimed=is_claimed_causal(module)), asker, request, stage)
-        return replace(_of_behaviour(asker, request.of.target), arguments=arguments_of(built))
+        tester = BehaviourTester(model, claim, request.seed, stage)
+        _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request, stage)
+        return replace(_of_behaviour(tester, request.of.target), arguments=arguments_of(built))
 
 
 def _n_parameters(module: nn.Module | None) -> int:
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
-def _of_behaviour(asker: Asker, target: str) -> Examination:
+def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     """The report on a model by its behaviour, and by the comparison of what is inside."""
-    verdict: Verdict = "wrong" if asker.findings else "consistent" if asker.holds else "unknown"
-    if verdict == "consistent" and asker.inside and all(each.verdict == "right" for each in asker.inside):
+    verdict: Verdict = "wrong" if tester.findings else "consistent" if tester.holds else "unknown"
+    if verdict == "consistent" and tester.inside and all(each.verdict == "right" for each in tester.inside):
         verdict = "right"
-    first_open = next((f"{b.name}: {b.reason}" for b in asker.behaviours if b.ok is None), "")
+    first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
     return Examination(
         verdict=verdict,
         target=target,
-        called=asker.of.attention.described,
-        findings=tuple(asker.findings),
+        called=tester.model.attention.described,
+        findings=tuple(tester.findings),
         reason=first_open if verdict == "unknown" else None,
-        n_parameters=_n_parameters(asker.module),
-        behaviour=asker.behaviours,
-        inside=asker.inside,
+        n_parameters=_n_parameters(tester.module),
+        behaviour=tester.behaviours,
+        inside=tester.inside,
     )
 
 
 def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """The report on one mode, with its behaviour over a long text where it reads one sequence of vectors."""
     report = _examined_mode(subject, request, stage)
-    sequences = None if subject.mode == "cross" else sequences_of_vectors(subject, request.length)
-    if sequences is None or report.verdict == "wrong":
+    text_model = None if subject.mode == "cross" else text_model_of_vectors(subject, request.length)
+    if text_model is None or report.verdict == "wrong":
         return report
     choices = {choice.name for choice in report.choices}
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
-    asker = Asker(sequences, stated, request.seed, stage)
-    asker.answers |= {answer.name: answer for answer in report.behaviour}
-    parts = _ask(asker)
+    tester = BehaviourTester(text_model, stated, request.seed, stage)
+    tester.results |= {answer.name: answer for answer in report.behaviour}
+    parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
-        _compare_inside(parts, asker, request, stage)
-    if asker.inside or subject.is_pooled:
-        behaved = _of_behaviour(asker, report.target)
+        _compare_inside(parts, tester, request, stage)
+    if tester.inside or subject.is_pooled:
+        behaved = _of_behaviour(tester, report.target)
         return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
-    verdict = "wrong" if asker.findings else report.verdict
-    return replace(report, verdict=verdict, findings=tuple(asker.findings), behaviour=asker.behaviours)
+    verdict = "wrong" if tester.findings else report.verdict
+    return replace(report, verdict=verdict, findings=tuple(tester.findings), behaviour=tester.behaviours)
 
 
 def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
@@ -142,12 +142,12 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     )
     if subject.is_pooled:
         return report
-    examined = probe(subject, request, stage)
+    probed = probe(subject, request, stage)
     stage(f"comparing {report.target} with the reference", limited=False)
-    diagnosis = diagnose(examined)
+    diagnosis = diagnose(probed)
     stage(f"giving {report.target} a text step by step", limited=False)
-    examine_stepwise(examined, diagnosis)
-    findings, comparison, passed = findings_of(diagnosis, examined), None, (*diagnosis.passed, *subject.unread)
+    examine_stepwise(probed, diagnosis)
+    findings, comparison, passed = findings_of(diagnosis, probed), None, (*diagnosis.passed, *subject.unread)
     if diagnosis.candidate is not None:
         errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
         relative, tolerance = max(errors)
@@ -158,26 +158,26 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         verdict="wrong" if findings else "right",
         example="" if subject.example else subject.example_text,
         findings=findings,
-        choices=_choices(diagnosis, examined),
-        probes=examined.probes,
+        choices=_choices(diagnosis, probed),
+        probes=probed.probes,
         comparison=comparison,
         reason=None,
-        n_parameters=_n_parameters(examined.module),
+        n_parameters=_n_parameters(probed.module),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
         notes=(*arguments_without_effect(subject), *diagnosis.notes),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
-    return report if findings or diagnosis.is_right else _undecided(report, diagnosis, examined)
+    return report if findings or diagnosis.is_right else _undecided(report, diagnosis, probed)
 
 
 # ---------------------------------------------------------------------------------------- the attention inside a model
 
 
-def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[str, nn.Module]]:
+def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> Mapping[type, Mapping[str, nn.Module]]:
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
-    modules = dict(asker.module.named_modules()) if asker.module is not None else {}
+    modules = dict(tester.module.named_modules()) if tester.module is not None else {}
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
 
     def take(call: Call) -> None:
@@ -186,24 +186,28 @@ def _ask(asker: Asker, *, claimed: bool | None = None) -> Mapping[type, Mapping[
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        if q_len == k_len > 1 and (asker.of.attention.is_pooled or q_len == asker.length) and call.unread_mask is None:
+        if (
+            q_len == k_len > 1
+            and (tester.model.attention.is_pooled or q_len == tester.length)
+            and call.unread_mask is None
+        ):
             attention = as_attention(call)
             places = torch.arange(q_len, device=call.device)
             sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
             hide_later.append(not sees.triu(1).any())
 
-    if asker.module is not None:
+    if tester.module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise anything
-        with suppress(Exception), captured(asker.module, take, anywhere=True):
-            asker.read(asker.text)
-    if asker.is_causal is None:
-        asker.is_causal = True if any(hide_later) else claimed
-    asker.all()
+        with suppress(Exception), captured(tester.module, take, anywhere=True):
+            tester.run_pass(tester.text)
+    if tester.is_causal is None:
+        tester.is_causal = True if any(hide_later) else claimed
+    tester.test()
     return {} if any("" in named for named in found.values()) else found
 
 
 def _compare_inside(
-    parts: Mapping[type, Mapping[str, nn.Module]], asker: Asker, request: CheckRequest, stage: Stage
+    parts: Mapping[type, Mapping[str, nn.Module]], tester: BehaviourTester, request: CheckRequest, stage: Stage
 ) -> None:
     """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
     inside, mistakes = list[AttentionInside](), list[Finding]()
@@ -221,15 +225,15 @@ def _compare_inside(
         except Exception as fault:  # user code may raise anything
             reason = fault.message if isinstance(fault, MhaError) else exception_text(fault)
         inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
-    asker.inside, asker.findings = tuple(inside), [*mistakes, *asker.findings]
+    tester.inside, tester.findings = tuple(inside), [*mistakes, *tester.findings]
 
 
 # ----------------------------------------------------------------------------------------------------------------- the report
 
 
-def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
+def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    subject, candidate, form, choices = examined.subject, diagnosis.candidate, diagnosis.mask_form, list[Choice]()
+    subject, candidate, form, choices = probed.subject, diagnosis.candidate, diagnosis.mask_form, list[Choice]()
     if candidate is not None:
         layer, weights = candidate.layer, candidate.layer.weights
         choices += candidate.choices
@@ -243,31 +247,31 @@ def _choices(diagnosis: Diagnosis, examined: Examined) -> tuple[Choice, ...]:
                 choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
             if d_v != layer.d_head:
                 choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
-        if layer.causal and not examined.expects_causal and not diagnosis.mistakes:
+        if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
-    if examined.expects_causal and not examined.request.of.causal:
+    if probed.expects_causal and not probed.request.of.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    if examined.expects_causal and examined.visible == "full" and form is not None and "query" in form.axes:
+    if probed.expects_causal and probed.visible == "full" and form is not None and "query" in form.axes:
         choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
-def _undecided(report: Examination, diagnosis: Diagnosis, examined: Examined) -> Examination:
+def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttention) -> Examination:
     """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, or a
     site differs."""
-    request, likeliest = examined.request, diagnosis.candidate or diagnosis.likeliest
-    if examined.visible == "itself only":
+    request, likeliest = probed.request, diagnosis.candidate or diagnosis.likeliest
+    if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         reason = "no token attends to another: this is not attention"
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
-    departure = None if likeliest is None else diagnosis.run.at_sites(likeliest.layer).departure()
+    departure = None if likeliest is None else diagnosis.call.at_sites(likeliest.layer).departure()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
-    if likeliest is None and request.n_heads and examined.subject.sizes.d_in % request.n_heads:
-        reason = f"--heads {request.n_heads} does not divide the width {examined.subject.sizes.d_in} of its input"
+    if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
+        reason = f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of its input"
     elif likeliest is None:
         reason = "the names and shapes of the parameters do not show which project queries, keys and values"
     elif diagnosis.candidate is not None:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mhacli.attention.stages import Mistake
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import biases_in, counts_of
+from mhacli.commands.check.candidates import counts_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, error_of
-from mhacli.commands.check.recording import Run
+from mhacli.commands.check.probes import InputCase, ProbedAttention
+from mhacli.commands.check.recording import RecordedCall
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
-from mhacli.commands.check.subject import Examined, InputCase
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
@@ -29,14 +29,14 @@ from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
 
 
-def findings_of(diagnosis: Diagnosis, examined: Examined) -> tuple[Finding, ...]:
+def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Finding, ...]:
     """Every mistake found: statements that the code contradicts, proven mistakes, and those that only measurements show."""
-    run = diagnosis.run
+    call = diagnosis.call
     if diagnosis.candidate is not None:
-        run = run.at_sites(diagnosis.layer, diagnosis.mistakes)
-    proven = [*_contradictions(diagnosis, examined, run), *_proven(diagnosis, examined)]
+        call = call.at_sites(diagnosis.layer, diagnosis.mistakes)
+    proven = [*_contradictions(diagnosis, probed, call), *_proven(diagnosis, probed)]
     codes = {finding.code for finding in proven}
-    return (*proven, *(finding for finding in _measured(diagnosis, examined, run) if finding.code not in codes))
+    return (*proven, *(finding for finding in _measured(diagnosis, probed, call) if finding.code not in codes))
 
 
 def _sentence(mistake: Mistake) -> str:
@@ -52,48 +52,48 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
 
 
-def _proven(diagnosis: Diagnosis, examined: Examined) -> Iterator[Finding]:
-    subject = examined.subject
+def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
+    subject = probed.subject
     for mistake, (error, trial) in diagnosis.proofs.items():
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
-        run = trial.run.at_sites(diagnosis.layer, diagnosis.mistakes)
-        line = run.line_for(mistake.at, mistake.site, subject.built)
+        call = trial.call.at_sites(diagnosis.layer, diagnosis.mistakes)
+        line = call.line_for(mistake.at, mistake.site, subject.built)
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
-        names = _user_names(line, run, examined, case, diagnosis)
+        names = _user_names(line, call, probed, case, diagnosis)
         if mistake.stage == "project":
             names |= names_on(line, mistake.site[0])
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
         yield replace(finding, fix=in_user_names(finding.fix, names))
 
 
-def _contradictions(diagnosis: Diagnosis, examined: Examined, run: Run) -> Iterator[Finding]:
+def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall) -> Iterator[Finding]:
     """A finding for each statement, of heads or scale, that the matching layer contradicts, for each of its biases that is a
     mistake, and for heads of another width, or in another number, than is stated; not where a width is stated."""
     if diagnosis.candidate is None:
         return
-    request, layer, case = examined.request, diagnosis.layer, diagnosis.cases[0]
+    request, layer, case = probed.request, diagnosis.layer, diagnosis.cases[0]
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
-            line, actual, claim = run.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            line, actual, claim = call.line_of("q"), str(layer.n_heads), str(request.n_heads)
             what = f"{actual} heads"
         else:
             scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            line, what, claim = run.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
+            line, what, claim = call.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
         message = f"the code has {what}, and --{option} says {claim}"
         fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
         yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
-    for bias in biases_in(run) if layer.bias is not None else ():
+    for bias in score_biases_in(call) if layer.bias is not None else ():
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
-    arguments, width = examined.subject.built.arguments, examined.subject.sizes.d_in
-    n_heads = examined.request.n_heads or next(iter(counts_of(examined.subject.built, "n_heads")), 1)
+    arguments, width = probed.subject.built.arguments, probed.subject.sizes.d_in
+    n_heads = probed.request.n_heads or next(iter(counts_of(probed.subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
     query_width = layer.weights.q.weight.shape[0]
@@ -104,13 +104,13 @@ def _contradictions(diagnosis: Diagnosis, examined: Examined, run: Run) -> Itera
     is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
     evidence = f"matches exactly with {layer.n_heads} × {layer.d_head} columns, where {n_heads} heads are given"
     if joins_heads and layer.n_heads == 1:
-        yield finding_of("heads-missing", evidence, run.line_of("qk"))
+        yield finding_of("heads-missing", evidence, call.line_of("qk"))
     if is_narrow or is_exchanged:
-        yield finding_of("head-width", evidence, run.line_of("q"))
+        yield finding_of("head-width", evidence, call.line_of("q"))
 
 
 def _user_names(
-    line: SourceLine, run: Run, examined: Examined, case: InputCase, diagnosis: Diagnosis
+    line: SourceLine, call: RecordedCall, probed: ProbedAttention, case: InputCase, diagnosis: Diagnosis
 ) -> dict[str, str]:
     """Maps names in corrected expressions to the user's names in the function around a line, or to what they stand for."""
     function, layer = function_around(line), diagnosis.layer
@@ -119,8 +119,8 @@ def _user_names(
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head}
     parts = () if reading is None else reading.parts
-    names = names_within(function, examined.subject.built.module, parts=parts, sizes=sizes)
-    names |= dict(run.names_in(function))
+    names = names_within(function, probed.subject.built.module, parts=parts, sizes=sizes)
+    names |= dict(call.names_in(function))
     if (scaled := names.pop("scaled", None)) is not None:
         names.setdefault("scores", scaled)
     if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
@@ -138,47 +138,47 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-def _measured(diagnosis: Diagnosis, examined: Examined, run: Run) -> Iterator[Finding]:
+def _measured(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
-    subject, built = examined.subject, examined.subject.built
-    if diagnosis.shown is not None and diagnosis.likeliest is not None:
-        mistake = diagnosis.shown
-        line = diagnosis.run.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
+    subject, built = probed.subject, probed.subject.built
+    if diagnosis.likeliest_mistake is not None and diagnosis.likeliest is not None:
+        mistake = diagnosis.likeliest_mistake
+        line = diagnosis.call.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
         evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
         has_norms = diagnosis.layer.q_norm is not None and all(each.stage != "norm" for each in diagnosis.mistakes)
-        if has_norms and (unused := _unused(examined, n_axes=1)):
-            yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", run.line_of("k"))
+        if has_norms and (unused := _unused(probed, n_axes=1)):
+            yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", call.line_of("k"))
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         evidence = f"{rows}: its own causal mask leaves them no key"
-        yield finding_of("fully-masked-row", evidence, run.line_of("pattern"))
-    for code, evidence in examined.evidence.items():
-        yield finding_of(code, evidence, _first_that_differs(examined, code) or run.line_of("pattern"))
+        yield finding_of("fully-masked-row", evidence, call.line_of("pattern"))
+    for code, evidence in probed.evidence.items():
+        yield finding_of(code, evidence, _first_that_differs(probed, code) or call.line_of("pattern"))
     for name in diagnosis.ignored:
-        yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", run.line_of("scores"))
+        yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", call.line_of("scores"))
     cache = diagnosis.cache
     if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
         yield finding_of("cache-differs", evidence, SourceLine(built.file), message=message, fix="")
     is_open = subject.mode is None and not (diagnosis.is_right or diagnosis.mistakes)
-    if is_open and (unused := _unused(examined, n_axes=2)):
+    if is_open and (unused := _unused(probed, n_axes=2)):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        yield finding_of("unused-parameters", evidence, run.line_for((), "", built))
+        yield finding_of("unused-parameters", evidence, call.line_for((), "", built))
 
 
-def _first_that_differs(examined: Examined, code: str) -> SourceLine | None:
+def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input: with another seed, in
     training mode, or only because it is the second. None if there is none."""
-    twin = examined.twin or examined.subject
+    twin = probed.twin or probed.subject
     twin = twin.of(copied(twin.built.call), twin.dtype)
     seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
     with suppress(Exception):  # user code may raise anything
-        inputs = twin.drawer(examined.request.of.seed).inputs(with_context=False)
+        inputs = twin.drawer(probed.request.of.seed).inputs(with_context=False)
         first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
         for one, other in zip(first.operations, second.operations, strict=False):
             is_of_user = other.at.line is not None and other.output.numel() > 0
@@ -187,14 +187,14 @@ def _first_that_differs(examined: Examined, code: str) -> SourceLine | None:
     return None
 
 
-def _unused(examined: Examined, *, n_axes: int) -> list[str]:
+def _unused(probed: ProbedAttention, *, n_axes: int) -> list[str]:
     """The projections of a module with random weights, or of one axis the gains of queries and keys, that change no output.
     Biases do not count, because a key bias never changes one."""
-    module = copied(examined.subject.built.module)
+    module = copied(probed.subject.built.module)
     if module is None:
         return []
-    subject = examined.subject.of(module, examined.subject.dtype)
-    drawer = subject.drawer(examined.request.of.seed)
+    subject = probed.subject.of(module, probed.subject.dtype)
+    drawer = subject.drawer(probed.request.of.seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
     after, unused = [subject(each, seed=0) for each in inputs], []
     for name, parameter in module.named_parameters():

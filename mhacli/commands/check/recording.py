@@ -16,9 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run, stages_with
+from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run_stages, stages_with
+from mhacli.commands.check.probes import HIDDEN, InputCase, as_float64
 from mhacli.commands.check.result import FirstDifference
-from mhacli.commands.check.subject import HIDDEN, InputCase, plain
 from mhacli.usercode.build import Built
 from mhacli.usercode.graph import Graph, Operation, recorded
 from mhacli.usercode.names import assigned_names, is_within
@@ -32,7 +32,7 @@ NO_NUMBER = 1e30
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedCall:
     """A recorded call, its inputs, and a layer's tensors at each `site` for the same inputs."""
 
     graph: Graph
@@ -71,14 +71,14 @@ class Run:
             tensor = operation.output
             axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.inputs.lengths[1:]]
             if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
-                yield operation, plain(tensor).movedim(axes[-1], -2)
+                yield operation, as_float64(tensor).movedim(axes[-1], -2)
 
     def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
         """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
         batch, *lengths = self.inputs.lengths
         if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or math.prod(shape) % math.prod(self.inputs.lengths):
             return None
-        return plain(tensor).expand(shape).reshape(batch, -1, *lengths)
+        return as_float64(tensor).expand(shape).reshape(batch, -1, *lengths)
 
     def unpacks_in_order(self, order: str) -> bool | None:
         """Whether the line that splits a fused projection names its parts in order; None without such a line."""
@@ -98,13 +98,15 @@ class Run:
 
     # ------------------------------------------------------------------------------------------ the sites of a layer in it
 
-    def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> Run:
+    def at_sites(self, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> RecordedCall:
         """The same run with the sites of a layer with these mistakes, none if they are not possible in it."""
         made, sites = dict[str, Tensor](), dict[str, Tensor]()
         with contextlib.suppress(Exception), torch.no_grad():  # the mistake is not possible here, or a norm fails
-            run(stages_with(mistakes), layer, self.inputs, tap=lambda site, tensor, **_: made.update({site: tensor}))
+            run_stages(
+                stages_with(mistakes), layer, self.inputs, tap=lambda site, tensor, **_: made.update({site: tensor})
+            )
             sites = made
-        located = Run(self.graph, self.inputs, sites)
+        located = RecordedCall(self.graph, self.inputs, sites)
         vars(located)["_numbers"] = self._numbers
         return located
 
@@ -208,14 +210,14 @@ class Run:
 
 def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
     """The numbers of a tensor, sorted in each column of rows of this width."""
-    rows = plain(tensor).reshape(-1, width)
+    rows = as_float64(tensor).reshape(-1, width)
     rows = rows.masked_fill(rows < HIDDEN, -NO_NUMBER).nan_to_num(NO_NUMBER, NO_NUMBER)
     return rows.sort(dim=0).values
 
 
-def run_of_case(subject: UserAttention, case: InputCase) -> Run:
+def recorded_case(subject: UserAttention, case: InputCase) -> RecordedCall:
     """The recorded call of a case, without operations if it cannot be recorded."""
     try:
-        return Run(recorded(subject, case.inputs, 0, case.form), case.inputs)
+        return RecordedCall(recorded(subject, case.inputs, 0, case.form), case.inputs)
     except Exception:  # user code may raise anything
-        return Run(Graph(case.output, {}), case.inputs)
+        return RecordedCall(Graph(case.output, {}), case.inputs)

@@ -70,9 +70,9 @@ def check(
         )
         if all(isinstance(name_or_object, str | None) for name_or_object in (target, against, example)):
             return examine_in_child(request)
-        from mhacli.commands.check.examine import examined
+        from mhacli.commands.check.examine import examination_of
 
-        return examined(request, lambda stage, *, limited=True: None)
+        return examination_of(request, lambda stage, *, limited=True: None)
 
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:

@@ -25,9 +25,9 @@ from mhacli.usercode.process import exception_text
 from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import InputDrawer, MaskForm, UserAttention
 
-P = 0.5
+RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""
-COPIES, _SIGMAS = 200, 5.0
+_N_COPIES, _SIGMAS = 200, 5.0
 _SMALL_SCALE = 0.1
 """The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
@@ -35,7 +35,7 @@ _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "p
 
 
 @dataclass
-class Examined:
+class ProbedAttention:
     """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
     reference, the weights that a function is called with, and the request. If it keeps state, each call uses a fresh copy.
 
@@ -81,63 +81,63 @@ class Examined:
     @cached_property
     def twin(self) -> UserAttention | None:
         """A copy with the same weights and dropout 0.5; None without dropout to raise."""
-        twin = with_dropout(self.subject.built.module, P)
+        twin = with_dropout(self.subject.built.module, RAISED_DROPOUT)
         return None if twin is None else self.subject.of(twin, self.subject.dtype)
 
 
-def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> Examined:
+def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> ProbedAttention:
     """What is measured without the reference, in eval mode; then with random weights and biases, because initial ones hide
     mistakes, for example with zero biases. `stage` is called before each measurement, which restarts the time limit."""
     called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
-    examined, seed = Examined(called, request), request.of.seed
+    probed, seed = ProbedAttention(called, request), request.of.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for measure in (repeat_calls, replace_tokens, average_training):
             stage(f"probing {subject.built.name} ({measure.__name__.replace('_', ' ')})")
             with suppress(Exception):  # user code may raise anything
-                measure(examined, subject.drawer(seed))
+                measure(probed, subject.drawer(seed))
     module = subject.built.module
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
-        floats = {name: plain(each) for name, each in tensors.items() if each.is_floating_point()}
-        return replace(examined, subject=subject, tensors=floats)
-    if "dropout-in-eval" in examined.evidence:
+        floats = {name: as_float64(each) for name, each in tensors.items() if each.is_floating_point()}
+        return replace(probed, subject=subject, tensors=floats)
+    if "dropout-in-eval" in probed.evidence:
         without = with_dropout(module, 0.0)
         module = module if without is None else without
     module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_forgetful="state-kept-between-calls" in examined.evidence)
-    return replace(examined, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
+    subject = replace(subject.of(module, subject.dtype), is_copied="state-kept-between-calls" in probed.evidence)
+    return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
-def moved(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
+def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
     """Which numbers of an output differ by more than rounding, relative to the largest."""
-    a, b = plain(before), plain(after)
+    a, b = as_float64(before), as_float64(after)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
     rounding = TOLERANCES[str(before.dtype).removeprefix("torch.")].runs
     return ~torch.isclose(b, a, rtol=0.0, atol=rounding * size, equal_nan=True)
 
 
-def repeat_calls(examined: Examined, drawer: InputDrawer) -> None:
+def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, twin = examined.subject, examined.twin or examined.subject
-    unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_forgetful=True)
+    subject, twin = probed.subject, probed.twin or probed.subject
+    unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_copied=True)
     first = twin(inputs)
     try:
         second, _, third = twin(inputs), twin(other), twin(inputs)
-        if not (moved(first, second) | moved(first, third)).any():
+        if not (differing(first, second) | differing(first, third)).any():
             return
-        if not moved(twin(inputs, seed=0), twin(inputs, seed=0)).any():
+        if not differing(twin(inputs, seed=0), twin(inputs, seed=0)).any():
             again = "in eval mode, but the same one after torch.manual_seed: it is random"
-            examined.evidence["dropout-in-eval"] = f"the same input gives another output {again}"
+            probed.evidence["dropout-in-eval"] = f"the same input gives another output {again}"
             return
         how = "the same input gives another output after other calls, with the same seed too: it keeps state"
     except Exception as fault:  # a later call fails
         how = f"the first call works, a later one with the same input raises {exception_text(fault):.200}"
-    examined.evidence["state-kept-between-calls"], examined.subject = how, unused
+    probed.evidence["state-kept-between-calls"], probed.subject = how, unused
 
 
 # ------------------------------------------------------------------------------------------------------------ visible keys
@@ -156,50 +156,50 @@ _KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
 """Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
 
 
-def replace_tokens(examined: Examined, drawer: InputDrawer) -> None:
+def replace_tokens(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
     A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
     """
     random, small = (drawer.inputs(with_context=False) for _ in range(2))
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
-    by_random, by_equal = _by_token(examined, random, drawer), _by_token(examined, small, drawer, factor=_SMALL_SCALE)
+    by_random, by_equal = _by_token(probed, random, drawer), _by_token(probed, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
         by_random.fill_diagonal_(False)  # the token may act through its query only
-    examined.influence = by_random | by_equal
+    probed.influence = by_random | by_equal
 
 
-def _by_token(examined: Examined, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
+def _by_token(probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
     """Whether another token at key changes each output, `[query, key]`."""
-    before = examined.subject(base, seed=0)
+    before = probed.subject(base, seed=0)
     replaced = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
-    changes = [moved(before, examined.subject(inputs, seed=0)) for inputs in replaced]
+    changes = [differing(before, probed.subject(inputs, seed=0)) for inputs in replaced]
     return torch.stack([each.movedim(-2, 0).flatten(1).any(1) for each in changes], 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dropout
 
 
-def average_training(examined: Examined, drawer: InputDrawer) -> None:
+def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """Whether the mean output in training mode with dropout 0.5, over many copies of the input, is that in eval mode times 1 − p.
 
     Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
     training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
-    twin = examined.twin
-    if twin is None or examined.evidence:
+    twin = probed.twin
+    if twin is None or probed.evidence:
         return
     inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
-    copies = inputs.map(lambda rows: rows.repeat(COPIES, *[1] * (rows.ndim - 1)))
-    out = twin(copies, training=True, seed=0).double().unflatten(0, (COPIES, -1))
+    copies = inputs.map(lambda rows: rows.repeat(_N_COPIES, *[1] * (rows.ndim - 1)))
+    out = twin(copies, training=True, seed=0).double().unflatten(0, (_N_COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
-    slope, error = slopes.mean().item(), slopes.std().item() / COPIES**0.5
-    if 2 * _SIGMAS * error < P and abs(slope - (1 - P)) <= _SIGMAS * error:
-        mean = f"with dropout {P} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
-        examined.evidence["dropout-not-rescaled"] = f"{mean}: what is kept is not divided by 1 − p"
+    slope, error = slopes.mean().item(), slopes.std().item() / _N_COPIES**0.5
+    if 2 * _SIGMAS * error < RAISED_DROPOUT and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error:
+        mean = f"with dropout {RAISED_DROPOUT} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
+        probed.evidence["dropout-not-rescaled"] = f"{mean}: what is kept is not divided by 1 − p"
 
 
 def with_dropout(module: nn.Module | None, p: float) -> nn.Module | None:
@@ -255,7 +255,7 @@ class InputCase:
         return counted
 
 
-def plain(tensor: Tensor) -> Tensor:
+def as_float64(tensor: Tensor) -> Tensor:
     """The numbers of a tensor in float64 on the CPU."""
     return tensor.detach().to("cpu", torch.float64)
 
@@ -264,8 +264,8 @@ def make_case(
     name: str, subject: UserAttention, inputs: Inputs, form: MaskForm | None = None, *, rounding: float = TOLERANCE
 ) -> InputCase:
     """The case with the subject's output. Raises what the subject raises."""
-    output = plain(subject(inputs, mask=form))
-    return InputCase(name, inputs.map(lambda rows: plain(rows.to(subject.dtype))), output, form, rounding)
+    output = as_float64(subject(inputs, mask=form))
+    return InputCase(name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding)
 
 
 def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:

@@ -52,12 +52,12 @@ LENGTH = 256
 """The length of the texts, if the model has so many positions."""
 _BATCH, _LEAST, _SHOWN = 2, 4, 7
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
-Noted = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
+PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences:
+class TextModel:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
     `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder
@@ -88,7 +88,7 @@ class Sequences:
         *,
         mask: MaskForm | None = None,
         side: PaddingSide = "right",
-        note: tuple[int, Noted] | None = None,
+        note: tuple[int, PartCalls] | None = None,
         **how: Any,
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded on a side, and what a model
@@ -137,7 +137,7 @@ class Sequences:
         real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
 
-    def at_longest(self, length: int | None) -> Sequences | None:
+    def at_longest(self, length: int | None) -> TextModel | None:
         """The same with the length of the longest text that works: that of an example for one length, the requested one, or half
         as long again and again."""
         length = length if self.attention.is_resizable else self.attention.sizes.q_len
@@ -163,14 +163,14 @@ class _KnownRows(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def sequences_of_vectors(attention: UserAttention, length: int | None) -> Sequences | None:
+def text_model_of_vectors(attention: UserAttention, length: int | None) -> TextModel | None:
     """An attention over vectors as a function of texts; None for a function of heads, and where no long text works."""
     if attention.is_function:
         return None
     mask = next(iter(attention.padding_forms), None)
     # beside a memory, one mask alone leaves padding in the other rows
     hides_padding = attention.n_rows == 1 and mask is not None and call_role(mask.parameter) == "padding"
-    return Sequences(attention=attention, mask=mask, hides_padding=hides_padding).at_longest(length)
+    return TextModel(attention=attention, mask=mask, hides_padding=hides_padding).at_longest(length)
 
 
 # ------------------------------------------------------------------------------------------------------------ token ids
@@ -190,9 +190,9 @@ _CAUSAL_MASKS = [
 _NO_SIZES = {"n_heads": 1, "d_head": 1, "d_model": 1}
 
 
-def sequences_of_ids(
+def text_model_of_ids(
     built: Built, request: TargetRequest, length: int | None, *, means: str | None = None, has_table: bool = True
-) -> Sequences | None:
+) -> TextModel | None:
     """A callable that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none,
     or needs more than a mask. Unless it `has_table`, an embedding that reads them, larger ids show how many it knows. `means`:
     what True in a mask means, if that is stated."""
@@ -213,7 +213,7 @@ def sequences_of_ids(
         axes=OF_IDS,
         ids=torch.arange(min(tables), device=like.device),
         others={**{p.name: False for p in others if p.role == "caching"}, **like.others},
-        is_forgetful=False,
+        is_copied=False,
     )
     starts = _beside_source(attention, ids.name) if decoder else [attention]
     found = next(filter(None, (_first_of_ids(start, others) for start in starts)), None)
@@ -230,7 +230,7 @@ def sequences_of_ids(
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
     ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device)
     attention = replace(attention, ids=ordinary, others=given)
-    return Sequences(
+    return TextModel(
         attention=attention,
         n_ids=n_ids,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
