@@ -217,7 +217,7 @@ def of_masks() -> Iterator[Mistake]:
     later = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes, shift=-1)}
     yield Mistake("causal-transposed", later, at=_TRIANGLE)
     yield Mistake("causal-top-left", {"causal_rule": from_top_left}, at=(*_TRIANGLE, "is_causal"))
-    yield Mistake("causal-lost", {"together": callers_alone})
+    yield Mistake("causal-lost", {"all_rules": callers_alone})
 
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
     inverted = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes)}
@@ -270,7 +270,7 @@ def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Te
     layer_rule, caller_mask, padding = rules
     require(layer_rule is not None)
     is_alone = caller_mask is None and padding is None
-    return layer_rule if is_alone else stages.together(layer, (None, caller_mask, padding))
+    return layer_rule if is_alone else stages.all_rules(layer, (None, caller_mask, padding))
 
 
 def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
@@ -322,7 +322,7 @@ def of_projections() -> Iterator[Mistake]:
         yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
     for letter, of in _NAMES.items():
         code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
-        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: inputs.of(role))
+        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: inputs.rows_of(role))
         yield Mistake(code, unprojected, changes=letter)
     for code, givers in (
         ("values-of-queries", "qkq"),
@@ -374,12 +374,12 @@ def of_rotations() -> Iterator[Mistake]:
 def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:
     """The rows of one role by the projection of another: `qkk` takes those of the keys for the values."""
     weight, row = in_role(role, weights), in_role(role, rows)
-    return in_role(weight, layer.weights)(inputs.of(row))
+    return in_role(weight, layer.weights)(inputs.rows_of(row))
 
 
 def by_changed(change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values by a changed projection."""
-    return change(in_role(role, layer.weights))(inputs.of(role))
+    return change(in_role(role, layer.weights))(inputs.rows_of(role))
 
 
 def unbiased(projection: Projection) -> Projection:

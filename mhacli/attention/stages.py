@@ -50,11 +50,11 @@ class ReferenceLayer:
 
     `pairing` is the column pairing of rotary positions, None without them; `rates` are the radians per position for each pair
     of the first columns, None for theta^(−2j/d) in all columns. `interleaved_split`: head h takes every n-th column instead of
-    adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself. `sees`,
-    bool `[query, key]`, is another mask of the layer. `before(inputs)` and `after(out, input)` are further operations, such as a
-    norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number, or one
-    for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some inputs, or None.
-    `sinks`, `[head]`, are sink logits in the softmax.
+    adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself.
+    `visible_cells`, bool `[query, key]`, is another mask of the layer. `before(inputs)` and `after(out, input)` are further
+    operations, such as a norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale`
+    is a number, or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some
+    inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
     """
 
     n_heads: int
@@ -68,7 +68,7 @@ class ReferenceLayer:
     interleaved_split: bool = False
     interleaved_merge: bool = False
     causal: bool = False
-    sees: Tensor | None = None
+    visible_cells: Tensor | None = None
     before: Callable[[Inputs], Inputs] | None = None
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
@@ -101,9 +101,9 @@ class Inputs(NamedTuple):
     @property
     def lengths(self) -> tuple[int, int, int]:
         """The numbers of sequences, queries and keys."""
-        return self.queries.shape[0], self.queries.shape[-2], self.of("k").shape[-2]
+        return self.queries.shape[0], self.queries.shape[-2], self.rows_of("k").shape[-2]
 
-    def of(self, role: str) -> Tensor:
+    def rows_of(self, role: str) -> Tensor:
         """The rows of a role, q, k or v."""
         rows = {"q": self.queries, "k": self.keys, "v": self.keys if self.values is None else self.values}[role]
         return self.queries if rows is None else rows
@@ -126,7 +126,7 @@ def in_role(role: str, qkv: Sequence[Any] | None) -> Any:
 
 def project(layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """The projected queries, keys or values, `[batch, length, head·d]`; `role` is q, k or v."""
-    projected: Tensor = in_role(role, layer.weights)(inputs.of(role))
+    projected: Tensor = in_role(role, layer.weights)(inputs.rows_of(role))
     return projected
 
 
@@ -195,7 +195,7 @@ def padding_rule(layer: ReferenceLayer, real: Tensor) -> Tensor:
     return real[:, None, None, :]
 
 
-def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
+def all_rules(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
     """The cells that causality, mask and padding all allow."""
     given = [rule for rule in rules if rule is not None]
     return reduce(torch.logical_and, given) if given else None
@@ -263,7 +263,7 @@ Stages = Mapping[str, Callable[..., Any]]
 _SITES: Mapping[Callable[..., Any], str] = {
     project: "q_proj", split: "q", norm: "q", rotate: "q", take: "qk", join: "k", cache: "k", read: "k", repeat_kv: "qk",
     products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores", padding_rule: "scores",
-    together: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z", merge: "concat",
+    all_rules: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z", merge: "concat",
     project_out: "out",
 }  # fmt: skip
 """The stages, with the site that each computes."""
@@ -291,10 +291,10 @@ def run_stages(
         for site, tensor in zip("qkv", (queries, keys, values), strict=True):
             tap(site, tensor)
         is_causal, sizes = layer.causal or inputs.ends, (queries.shape[2], keys.shape[2])
-        layer_rule = stages["causal_rule"](layer, *sizes) if is_causal else layer.sees
+        layer_rule = stages["causal_rule"](layer, *sizes) if is_causal else layer.visible_cells
         caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
         padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
-        keep = stages["together"](layer, (layer_rule, caller_mask, padding))
+        keep = stages["all_rules"](layer, (layer_rule, caller_mask, padding))
         keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
         qk = stages["products"](layer, queries, stages["repeat_kv"](layer, keys, "k"))
         tap("qk", qk)
@@ -321,7 +321,7 @@ def run_stages(
 
 def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap: Tap) -> Tensor:
     """Queries, keys or values `[batch, head, length, d]`: projected, split into heads, and normalised."""
-    rows = inputs.of(role)
+    rows = inputs.rows_of(role)
     if layer.weights is not None:
         rows = stages["project"](layer, inputs, role)
         tap(f"{role}_proj", rows)

@@ -168,7 +168,7 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
     )
     if request.device == "auto":
         request = replace(request, device="cpu")
-    job: dict[str, Any] = {"of": asdict(request), "values": has_values, "command": list(record_command())}
+    job: dict[str, Any] = {"target": asdict(request), "values": has_values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
         document, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit)
     record = decode(Record, document, target)

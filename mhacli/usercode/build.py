@@ -25,7 +25,7 @@ from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty
-_MOST_SHOWN: Final = 40
+_MOST_LISTED: Final = 40
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
-def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
-    """What is called, without a word on its arguments; `shown` is the class or the function that has its code. Of a compiled
+def _built(made: Any, definition: Any, request: TargetRequest) -> Built:
+    """What is called, without a word on its arguments; `definition` is the class or the function that has its code. Of a compiled
     module it is the module. Raises `MhaError` for a scripted one, which takes no hooks, and for what cannot be called."""
     if isinstance(made, torch.jit.ScriptModule):
         message = f"{request.target} is a scripted module, which has no Python code"
@@ -95,10 +95,10 @@ def _built(made: Any, shown: Any, request: TargetRequest) -> Built:
     if not is_callable or getattr(type(made), "forward", None) is nn.Module.forward:
         message = f"{request.target} makes a {type(made).__name__}, which has neither forward nor __call__"
         hint = "name a class, a function that attends, or one that returns a module"
-        raise MhaError(message, hint=hint, code="no-target", path=source_file(shown))
+        raise MhaError(message, hint=hint, code="no-target", path=source_file(definition))
     if isinstance(made, nn.Module):
         made = (made if request.device == "cpu" else made.to(request.device)).eval()
-    return Built(request.target, shown, made if callable(made) else made.forward, file=source_file(shown))
+    return Built(request.target, definition, made if callable(made) else made.forward, file=source_file(definition))
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
@@ -109,8 +109,8 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         values = _arguments(thing, given, request, guesses)
         with seeded(request.seed, torch.device("cpu")):
             made = thing(**values)
-        shown = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-        built = _built(made, shown, request)
+        definition = thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
+        built = _built(made, definition, request)
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
@@ -230,7 +230,7 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
     for name, parameter in parameters.items():
         required = f"{name}.FIELD" if _is_config(parameter) else name
         words.append(required if parameter.default is _EMPTY else f"{name}={parameter.default!r:.60}")
-    return first_names(words, _MOST_SHOWN)
+    return first_names(words, _MOST_LISTED)
 
 
 # -------------------------------------------------------------------------------------------------------------- configs
@@ -239,7 +239,7 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 _UNLIKE_CONFIGS: Final = ("builtins", "inspect", "typing", "collections", "torch", "enum", "pathlib", "omegaconf")
 
 
-Usual = Mapping[str | None, tuple[Any, str]]
+UsualValues = Mapping[str | None, tuple[Any, str]]
 """The usual value of each role, with its meaning."""
 
 
@@ -247,11 +247,11 @@ class UnknownField(AttributeError, KeyError):
     """A field of an unusual name, which is read as attribute or item."""
 
 
-class Config(dict[str, Any]):
+class GuessedConfig(dict[str, Any]):
     """A config whose fields of usual names have usual values: each is stored, and its reason put into `guesses`, when the
     constructor first reads it, as attribute or item."""
 
-    def __init__(self, usual: Usual, guesses: dict[str, str], path: str) -> None:
+    def __init__(self, usual: UsualValues, guesses: dict[str, str], path: str) -> None:
         super().__init__()
         vars(self)["_known"] = usual, guesses, path
 
@@ -282,13 +282,13 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 def _config(
     parameter: inspect.Parameter,
     fields: Mapping[str, Any],
-    usual: Usual,
+    usual: UsualValues,
     request: TargetRequest,
     guesses: dict[str, str],
 ) -> Any:
     """A config with the given fields: the changed default, an instance of its annotation, or one of usual values."""
     path, cls = f"{parameter.name}.", _config_class(parameter)
-    config: Any = Config(usual, guesses, path)
+    config: Any = GuessedConfig(usual, guesses, path)
     if parameter.default is not None and parameter.default is not _EMPTY:
         config = copy.deepcopy(parameter.default)
     elif cls is not None:
@@ -355,7 +355,7 @@ _HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18
 """Numbers of heads, those first that differ from other sizes."""
 
 
-def usual_values(known: Mapping[str | None, Any], *, is_grouped: bool, causal: bool, device: str) -> Usual:
+def usual_values(known: Mapping[str | None, Any], *, is_grouped: bool, causal: bool, device: str) -> UsualValues:
     """A value for each role that can be guessed, with its meaning. They agree with the known values: unless given,
     `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads` where heads are grouped."""
     sizes = {role: value for role, value in known.items() if type(value) is int and value > 0}

@@ -66,7 +66,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
         modes[n] = replace(mode, forms=forms, is_copied=False)
         with suppress(Exception, SystemExit):  # it cannot be copied, or something in it has a dtype of its own
-            wide = modes[n].of(cast_copy(built.call, torch.float64), torch.float64)
+            wide = replace(modes[n].with_call(cast_copy(built.call, torch.float64)), dtype=torch.float64)
             out = replace(wide, is_copied=True)(_inputs(wide), seed=0)
             modes[n] = wide if out.dtype == torch.float64 else modes[n]
     return tuple(modes)
@@ -85,18 +85,18 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_small = not any(map(nn.parameter.is_lazy, tensors)) and sum(t.numel() for t in tensors) <= _MOST_COPIED
     device, example = torch.device(request.device), request.example
-    like = UserAttention(built, CallSizes(1, 1, 1), dtype, device, others=given, is_copied=is_small)
-    return like if example is None else replace(like, example=example_of(example, built))
+    template = UserAttention(built, CallSizes(1, 1, 1), dtype, device, others=given, is_copied=is_small)
+    return template if example is None else replace(template, example=example_of(example, built))
 
 
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     """The first call that gives an output."""
-    like = plain_call(built, request)
-    if like.example is not None:
-        lengths = _SHOWN_LENGTHS if like.is_resizable else (0,)
-        candidates: Iterable[UserAttention] = (attention_of_example(like, length) for length in lengths)
+    template = plain_call(built, request)
+    if template.example is not None:
+        lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
+        candidates: Iterable[UserAttention] = (attention_of_example(template, length) for length in lengths)
     else:
-        candidates = _usual_calls(like, causal=request.causal)
+        candidates = _usual_calls(template, causal=request.causal)
     tried: list[tuple[UserAttention, BaseException]] = []
     for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
@@ -142,11 +142,11 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
         return attention
     for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
         with suppress(Exception):  # the user's code may raise anything
-            way = with_output(replace(attention, axes=axes))
-            inputs = _inputs(way)
-            among, alone = (way(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
-            if torch.allclose(among[1:2], alone, atol=1e-5 * float(among.abs().max())):
-                return way
+            candidate = with_output(replace(attention, axes=axes))
+            inputs = _inputs(candidate)
+            in_batch, alone = (candidate(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
+            if torch.allclose(in_batch[1:2], alone, atol=1e-5 * float(in_batch.abs().max())):
+                return candidate
     return attention
 
 
@@ -176,13 +176,13 @@ _MAP: AxisNames = ("batch", "width", "row", "column")
 _OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
 
 
-def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
-    """The calls to try, the likeliest first, with all token vectors, then only with the required ones; `like` has what they have
-    in common, such as the device. Raises `MhaError` if it takes none."""
-    built, signature = like.built, signature_of(like.built.call)
-    free = [parameter for parameter in signature if parameter.name not in like.others]
+def _usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
+    """The calls to try, the likeliest first, with all token vectors, then only with the required ones; `template` has what
+    they have in common, such as the device. Raises `MhaError` if it takes none."""
+    built, signature = template.built, signature_of(template.built.call)
+    free = [parameter for parameter in signature if parameter.name not in template.others]
     defaults = {parameter.name: parameter.default for parameter in signature}
-    held = {**vars(built.module or object), **built.arguments, **defaults, **like.others}
+    held = {**vars(built.module or object), **built.arguments, **defaults, **template.others}
     states = {name: number for name, number in held.items() if isinstance(number, int)}
     n_heads, width, d_head = (stated(states, role) or 0 for role in ("n_heads", "d_model", "d_head"))
     if n_heads == 0:
@@ -212,10 +212,10 @@ def _usual_calls(like: UserAttention, *, causal: bool) -> Iterator[UserAttention
             numbers = {"n_heads": n_heads, "d_head": of_head, "d_model": n_heads * d_in if is_function else d_in}
             n_split = (n_heads if "head" in axes else 1) if is_function else 0
             yield replace(
-                like,
+                template,
                 slots=slots,
                 axes=axes,
-                others={**like.others, **usual_arguments(free, numbers, variant, causal=causal), **masks},
+                others={**template.others, **usual_arguments(free, numbers, variant, causal=causal), **masks},
                 sizes=CallSizes(batch, q_len, k_len, d_in, d_context, n_split),
             )
 
@@ -306,7 +306,7 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
 # ------------------------------------------------------------------------------------------------- the call of an example
 
 
-_SHOWN_LENGTHS = (7, 8, 12, 16, 64)
+_EXAMPLE_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
 _SHAPES = (
     "torch.randn(2, T, {})", "torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)",
@@ -319,7 +319,7 @@ _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
 _SEARCH_S = 5.0
 """Seconds after which no further one is tried."""
-_UNLIKE = 3
+_LENGTHENING = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
 
@@ -336,9 +336,9 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
         raise UsageError(f"--example cannot be read: {exception_text(fault)}") from fault
 
 
-def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
+def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]:
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes none."""
-    built, made = like.built, list[dict[str, Any]]()
+    built, made = template.built, list[dict[str, Any]]()
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
         made.append(arguments)
@@ -347,8 +347,8 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     problem = f"does not call {built.name}"
     try:
         with torch.no_grad():
-            assert like.example is not None
-            like.example(changed(built.call, note), *[length][: like.is_resizable])
+            assert template.example is not None
+            template.example(changed(built.call, note), *[length][: template.is_resizable])
     except Exception as fault:  # the user's code may raise anything
         problem = f"raises {exception_text(fault)}"
     if not made:
@@ -356,12 +356,12 @@ def arguments_of_example(like: UserAttention, length: int) -> dict[str, Any]:
     return made[0]
 
 
-def attention_of_example(like: UserAttention, length: int) -> UserAttention:
+def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     """The target with the inputs that its example shows at a length: vectors, by name where names tell, else in order, or token
     ids, those of its decoder if it has one. Random arguments of another kind are the same at each length. Raises `MhaError`
     without any."""
-    made, again, longer = (arguments_of_example(like, n) for n in (length, length, length + _UNLIKE))
-    built, roles = like.built, {parameter.name: parameter.role for parameter in signature_of(like.built.call)}
+    made, again, longer = (arguments_of_example(template, n) for n in (length, length, length + _LENGTHENING))
+    built, roles = template.built, {parameter.name: parameter.role for parameter in signature_of(template.built.call)}
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1}
     random = [name for name, value in made.items() if isinstance(value, Tensor) and not torch.equal(value, again[name])]
     floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
@@ -371,8 +371,8 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     ids = [name for name in ids if name in random or not vectors]  # others may be the numbers of the vectors
     found = {name: roles[name] for name in vectors if roles.get(name) in ROWS}
     found = found or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
-    if like.ids is not None:
-        found = dict.fromkeys([slot.name for slot in like.slots if slot.name in ids] or ids[:1], "x")
+    if template.ids is not None:
+        found = dict.fromkeys([slot.name for slot in template.slots if slot.name in ids] or ids[:1], "x")
     slots = tuple(CallParameter(name, role, True) for name, role in found.items())
     if not slots:
         hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
@@ -382,25 +382,25 @@ def attention_of_example(like: UserAttention, length: int) -> UserAttention:
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
     axes = OF_IDS
-    if like.ids is None:
+    if template.ids is None:
         axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
-    random = [name for name in random if name not in found and like.is_resizable and "column" not in shape]
+    random = [name for name in random if name not in found and template.is_resizable and "column" not in shape]
     most = made
     for longest in (_LONGEST // 64, _LONGEST // 16, _LONGEST) if random else ():
         with suppress(MhaError):  # a table in the example may be shorter
-            most = arguments_of_example(like, longest)
+            most = arguments_of_example(template, longest)
     shapes = {name: [*zip(made[name].shape, longer[name].shape, strict=True)] for name in random}
     return replace(
-        like,
+        template,
         slots=slots,
         axes=axes,
         others={name: partial(_beginning, most[name], shapes[name], q_len, n_texts) for name in random},
         sizes=CallSizes(n_texts, q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
-        is_copied=like.ids is None,
+        is_copied=template.ids is None,
     )
 
 
@@ -408,7 +408,7 @@ def _beginning(most: Tensor, shapes: Sequence[tuple[int, int]], length: int, n_t
     """A random argument of an example at the length of a call, the same for each text: the beginning of that of the
     longest text, by its shapes at a length and at a longer one."""
     for dim, (size, longer) in enumerate(shapes):
-        most = most.narrow(dim, 0, size + (longer - size) * (sizes.q_len - length) // _UNLIKE)
+        most = most.narrow(dim, 0, size + (longer - size) * (sizes.q_len - length) // _LENGTHENING)
     return for_each_text(most, n_texts, sizes)
 
 
@@ -535,7 +535,7 @@ def _working_example(
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in layers if isinstance(part, nn.Embedding)]
     alike = ([first] + [other or first] * (len(required) - 1) for other, first in itertools.product(others, firsts))
     unlike = itertools.islice(itertools.permutations(of_layers, len(required)), _MOST_CALLS if len(required) > 1 else 0)
-    like, deadline = plain_call(built, request), time.monotonic() + _SEARCH_S
+    template, deadline = plain_call(built, request), time.monotonic() + _SEARCH_S
     for first, *rest in itertools.chain(unlike, alike):
         if time.monotonic() > deadline:
             break
@@ -543,7 +543,7 @@ def _working_example(
         text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
         with suppress(Exception, SystemExit):  # this one may not work either
             ids = torch.arange(n_ids) if "randint" in first else None
-            shown = replace(like, example=example_of(text, built), ids=ids)
-            with_output(replace(attention_of_example(shown, _UNUSUAL_LENGTH), is_inside=ids is not None))
+            example = replace(template, example=example_of(text, built), ids=ids)
+            with_output(replace(attention_of_example(example, _UNUSUAL_LENGTH), is_inside=ids is not None))
             return text
     return None

@@ -256,9 +256,9 @@ def recorded(
     is_masked = inputs.allowed is not None or inputs.real is not None
     for leaf in dict.fromkeys(source for each in graph.operations for source in each.sources if not source.name):
         tensor = leaf.output
-        like = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
-        leaf.site = held.get(address_of(tensor)) or next(iter(like), "a tensor")
-        leaf.live = leaf.site in like
+        matching = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
+        leaf.site = held.get(address_of(tensor)) or next(iter(matching), "a tensor")
+        leaf.live = leaf.site in matching
         if leaf.site == "a tensor" and is_masked and tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]:
             leaf.site = "mask"
             graph.given.setdefault("mask", tensor)

@@ -257,7 +257,7 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
             found |= {f"{path}.{name}" if path else name: tensor for name, tensor in own}
     biases = {name: tensor for name, tensor in found.items() if _BIAS.fullmatch(name.rpartition(".")[2])}
     beside = {name: re.sub(r"weight$", "bias", name) for name in found if name not in biases}
-    apart = {read_name(name): bias for name, bias in biases.items() if name not in beside.values()}
+    separate = {read_name(name): bias for name, bias in biases.items() if name not in beside.values()}
     parts = []
     for name in beside:
         weight, parent = found[name], parents.get(name.rpartition(".")[0])
@@ -270,9 +270,9 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
         if weight.ndim < 2:
             continue
         is_child = orientation != "free" and not isinstance(parent, nn.MultiheadAttention)
-        shown = name.rpartition(".")[0] if is_child else name
-        bias = biases.get(beside[name], apart.get(read_name(name)))
-        parts.append(WeightMatrix(shown, weight, bias, orientation, *read_name(name), apart))
+        shown_name = name.rpartition(".")[0] if is_child else name
+        bias = biases.get(beside[name], separate.get(read_name(name)))
+        parts.append(WeightMatrix(shown_name, weight, bias, orientation, *read_name(name), separate))
     return tuple(parts)
 
 

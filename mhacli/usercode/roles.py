@@ -76,9 +76,9 @@ def role_of(name: str) -> str | None:
     return next(_roles_of(name, _OF_BOTH | _OF_CONSTRUCTORS), None)
 
 
-def _roles_of(name: str, among: Mapping[str, str]) -> Iterator[str]:
+def _roles_of(name: str, words_of_roles: Mapping[str, str]) -> Iterator[str]:
     plain = re.sub("^num", "n", name.replace("_", "").lower())
-    return (role for role, words in among.items() if plain in words.split())
+    return (role for role, words in words_of_roles.items() if plain in words.split())
 
 
 def stated(arguments: Mapping[str, Any], role: str) -> Any:

@@ -50,7 +50,7 @@ from mhacli.usercode.user_attention import (
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
-_BATCH, _LEAST, _SHOWN = 2, 4, 7
+_BATCH, _LEAST, _EXAMPLE_LENGTH = 2, 4, 7
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
@@ -196,10 +196,10 @@ def text_model_of_ids(
     """A callable that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none,
     or needs more than a mask. Unless it `has_table`, an embedding that reads them, larger ids show how many it knows. `means`:
     what True in a mask means, if that is stated."""
-    like, named_parts = plain_call(built, request), [] if built.module is None else [*built.module.named_modules()]
+    template, named_parts = plain_call(built, request), [] if built.module is None else [*built.module.named_modules()]
     tables = [part.num_embeddings for _, part in named_parts if isinstance(part, nn.Embedding)]
-    parameters = [p for p in signature_of(built.call) if p.name not in like.others]
-    if not has_table and not tables and like.device.type == "cpu":  # elsewhere a wrong id ends the process
+    parameters = [p for p in signature_of(built.call) if p.name not in template.others]
+    if not has_table and not tables and template.device.type == "cpu":  # elsewhere a wrong id ends the process
         tables = [_FEWEST_IDS]
     if not tables or not parameters:
         return None
@@ -207,12 +207,12 @@ def text_model_of_ids(
     decoder = next((p.name for p in others if p.name in _DECODER), None)
     named = {p.role: p.name for p in reversed(others)}
     attention = replace(
-        like,
+        template,
         sizes=CallSizes(_BATCH, _LEAST, _LEAST),
         slots=(CallParameter(decoder or ids.name, "x", True, decoder is None),),
         axes=OF_IDS,
-        ids=torch.arange(min(tables), device=like.device),
-        others={**{p.name: False for p in others if p.role == "caching"}, **like.others},
+        ids=torch.arange(min(tables), device=template.device),
+        others={**{p.name: False for p in others if p.role == "caching"}, **template.others},
         is_copied=False,
     )
     starts = _beside_source(attention, ids.name) if decoder else [attention]
@@ -228,7 +228,7 @@ def text_model_of_ids(
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
-    ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=like.device)
+    ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=template.device)
     attention = replace(attention, ids=ordinary, others=given)
     return TextModel(
         attention=attention,
@@ -238,7 +238,9 @@ def text_model_of_ids(
         mask=mask,
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
-        cached=next((way for way in step_conventions(attention) if way.caches or "offset" in named), None),
+        cached=next(
+            (candidate for candidate in step_conventions(attention) if candidate.caches or "offset" in named), None
+        ),
     ).at_longest(length)
 
 
@@ -257,19 +259,19 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
     the last token, or of padding that nothing has."""
     if attention.example is not None:
         try:
-            attention, others = attention_of_example(attention, _SHOWN * attention.is_resizable), ()
+            attention, others = attention_of_example(attention, _EXAMPLE_LENGTH * attention.is_resizable), ()
         except MhaError:  # it gives no ids
             return None
     usual = usual_arguments([p for p in others if p.required], _NO_SIZES, 0, causal=False)
     targets = [CallParameter(p.name, "x", True) for p in others if p.name in ("targets", "target", "labels", "y")]
     first = None
     for masks in _required_masks(others):
-        like = replace(attention, others={**usual, **attention.others, **masks})
-        ways = [replace(like, slots=(*like.slots, *more)) for more in [(), *((target,) for target in targets)]]
-        ways += [replace(way, is_inside=True) for way in ways]
-        for way in (*ways, replace(like, is_inside=True, has_target=True)):
+        template = replace(attention, others={**usual, **attention.others, **masks})
+        candidates = [template, *(replace(template, slots=(*template.slots, target)) for target in targets)]
+        candidates += [replace(candidate, is_inside=True) for candidate in candidates]
+        for candidate in (*candidates, replace(template, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
-                found = with_output(way)
+                found = with_output(candidate)
                 first = first or found
                 if hides(found, None):
                     return found
@@ -400,7 +402,7 @@ class StepConvention:
         raises, and MhaError if it returns no cache."""
         attention = self.attention
         if not self.caches:
-            attention = attention.of(copied(attention.built.call), attention.dtype)
+            attention = attention.with_call(copied(attention.built.call))
         cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
         outs = []
         for start, end in pairwise((0, *ends)):

@@ -44,11 +44,11 @@ _TOLERANCE = 1e-4
 
 def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     """The document of one call of a user's attention, with a step for each operation, without arrays. The request has the
-    target (`of`), whether to summarise `values`, and the command line. If it must be causal, there is no context, and a mask
+    target, whether to summarise `values`, and the command line. If it must be causal, there is no context, and a mask
     makes it causal unless an argument does. Raises `MhaError` if the target cannot be imported, built or called."""
-    target = decode(TargetRequest, request["of"], "request")
+    target = decode(TargetRequest, request["target"], "request")
     subject = find_modes(load_built(target, stage), target)[-1]
-    plain = subject.of(copied(subject.built.call), subject.dtype)
+    plain = subject.with_call(copied(subject.built.call))
     inputs, mask = subject.drawer(target.seed).inputs(with_context=subject.takes_context and not target.causal), None
     if target.causal and subject.causal_by is None and subject.mask_forms:
         mask = subject.mask_forms[0]

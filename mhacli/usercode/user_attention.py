@@ -349,16 +349,16 @@ class UserAttention:
         n_heads = inputs.queries.shape[1] if self.is_function else 0
         return self.sizes._replace(batch=batch, q_len=q_len, k_len=k_len, n_heads=n_heads)
 
-    def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
+    def with_call(self, call: Callable[..., Any]) -> UserAttention:
         """The same for another copy of the callable."""
-        return replace(self, built=replace(self.built, call=call), dtype=dtype, is_copied=False)
+        return replace(self, built=replace(self.built, call=call), is_copied=False)
 
     def _rows(self, inputs: Inputs) -> dict[str, Tensor]:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
         rows = {}
         for slot in self.slots:
             if slot.required or slot.part == "q" or inputs.keys is not None:
-                given = inputs.of(slot.part)
+                given = inputs.rows_of(slot.part)
                 given = torch.cat([given, given[:, :1]], dim=1) if self.has_target else given
                 rows[slot.name] = rearranged(given, self.canonical, self.axes)
         return rows

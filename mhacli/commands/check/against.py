@@ -63,13 +63,13 @@ class Gap(NamedTuple):
 def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
     assert request.against is not None
-    targets = (request.of.target, request.against.target)
-    first = find_modes(load_built(request.of, stage), request.of)[-1]
+    targets = (request.target_request.target, request.against.target)
+    first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
     second = _other(request.against, first, stage)
     stage(f"comparing {targets[0]} with {targets[1]}", limited=False)
-    gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.of.seed)
+    gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
-    departure = None if failing is None else _departure(failing, pair, request.of.seed)
+    departure = None if failing is None else _departure(failing, pair, request.seed)
     differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
     finding = Finding(
         code="differs",
@@ -166,7 +166,7 @@ def _with_same_weights(
     if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
         yield (first, second), Choice("weights", "there are no weights to copy")
         return
-    modules = randomised(first.built.module, request.of.seed), unparametrized(second.built.module)
+    modules = randomised(first.built.module, request.seed), unparametrized(second.built.module)
     readings = (_cells(module, subject, request) for module, subject in zip(modules, (first, second), strict=True))
     for (_, cells), (words, other_cells) in itertools.product(*readings):
         if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
@@ -182,7 +182,7 @@ def _with_same_weights(
             for copy, numbers in zip(copies, (ours, theirs), strict=True):
                 vector_to_parameters(numbers[1:], copy.parameters())
             a, b = (
-                subject.of(cast(copy, subject.dtype, subject.device), subject.dtype)
+                subject.with_call(cast(copy, subject.dtype, subject.device))
                 for subject, copy in zip((first, second), copies, strict=True)
             )
             yield (a, b), Choice("weights", words)

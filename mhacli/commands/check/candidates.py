@@ -135,18 +135,18 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, f
 def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """With its own causal mask and without, the expected one first; only one where its behaviour shows which. Then with a rule of
     its own that the probes show; where it is meant to be causal, one that shows the future does not count."""
-    expected, seen = probed.expects_causal, probed.influence
+    expected, influence = probed.expects_causal, probed.influence
     if expected and probed.visible == "full":
         yield {"causal": not probed.subject.mask_forms}, ()
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
     is_finite = bool(call.graph.out.isfinite().all())  # NaN would count as seeing nothing
-    if seen is None or not is_finite or (expected and bool(seen.triu(1).any())):
+    if influence is None or not is_finite or (expected and bool(influence.triu(1).any())):
         return
     if probed.visible in ("other", "itself only"):
         choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-        yield {"causal": False, "sees": seen}, (choice,)
+        yield {"causal": False, "visible_cells": influence}, (choice,)
 
 
 def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
@@ -209,7 +209,7 @@ class ScoreBias(NamedTuple):
 
 def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     """The score bias that a run shows, for inputs of any length; it raises what the subject raises."""
-    subject, seed, shown = probed.subject, probed.request.of.seed, score_biases_in(call)
+    subject, seed, shown = probed.subject, probed.request.seed, score_biases_in(call)
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
@@ -450,7 +450,7 @@ def around(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         norms_first = {"the input is normalised first": lambda inputs: inputs.map(normed)}
         if probed.subject.takes_context:
             norms_first["the input of the queries is normalised first"] = lambda inputs: inputs._replace(
-                queries=normed(inputs.queries), keys=inputs.of("k")
+                queries=normed(inputs.queries), keys=inputs.rows_of("k")
             )
     for (words, before), (behind, chosen) in product(norms_first.items(), gates):
         yield {"before": before, **behind}, (*[Choice("pre-norm", words)] * (first is not None), *chosen)

@@ -30,7 +30,7 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", "png",
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
     require_writable(output.files, force=output.force)
-    for target in (request.of, request.against) if request.model is None else ():
+    for target in (request.target_request, request.against) if request.model is None else ():
         if target is not None:
             require_readable(target.target)
     if request.model is not None:

@@ -175,7 +175,7 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
 
 def diagnose(probed: ProbedAttention) -> Diagnosis:
     """Diagnoses a subject. Raises what the subject raises."""
-    subject, seed = probed.subject, probed.request.of.seed
+    subject, seed = probed.subject, probed.request.seed
     cases = [make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()]
     result = Diagnosis(cases, recorded_case(subject, cases[0]))
     _explain_core(result, probed)
@@ -304,14 +304,14 @@ def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
     diagnoses the first that does not. Nothing if the subject takes no cache, if no way works, and if tokens see later ones."""
     attention, form = probed.subject, diagnosis.mask_form
     if probed.module is not None:  # which no call has left anything in
-        attention = attention.of(cast_copy(probed.module, attention.dtype, attention.device), attention.dtype)
+        attention = attention.with_call(cast_copy(probed.module, attention.dtype, attention.device))
     takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
     is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
     if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
         return
-    rows = attention.drawer(probed.request.of.seed).rows(length).to(attention.dtype)
+    rows = attention.drawer(probed.request.seed).rows(length).to(attention.dtype)
     whole = as_float64(replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask))
     tried = []
     for convention in conventions:

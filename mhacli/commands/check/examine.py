@@ -60,7 +60,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     if request.against is not None:
         with one_thread():
             return compare(request, stage)
-    built = None if request.model is not None else load_built(request.of, stage)
+    built = None if request.model is not None else load_built(request.target_request, stage)
     module = None if built is None else built.module
     if built is None or config_of(module) is not None:
         from mhacli.commands.check.checkpoint import admitted, checkpoint_behaviour  # loads what only checkpoints need
@@ -68,14 +68,14 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         subject = ModelSettings(path=request.model, device=request.device) if module is None else module
         stage("loading the model", limited=False)
         tester, _ = checkpoint_behaviour(admitted(subject), request, stage)
-        return _of_behaviour(tester, request.model or request.of.target)
+        return _of_behaviour(tester, request.model or request.target_request.target)
     built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
-        of_ids = partial(text_model_of_ids, built, request.of, request.length, means=request.mask_means)
+        of_ids = partial(text_model_of_ids, built, request.target_request, request.length, means=request.mask_means)
         model, subjects = of_ids(), tuple[UserAttention, ...]()
         if model is None:
             try:
-                subjects = find_modes(built, request.of)
+                subjects = find_modes(built, request.target_request)
             except MhaError:
                 model = of_ids(has_table=False)
                 if model is None:
@@ -85,7 +85,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         claim = True if model.has_source and request.states_causal is None else request.states_causal
         tester = BehaviourTester(model, claim, request.seed, stage)
         _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request, stage)
-        return replace(_of_behaviour(tester, request.of.target), arguments=arguments_of(built))
+        return replace(_of_behaviour(tester, request.target_request.target), arguments=arguments_of(built))
 
 
 def _n_parameters(module: nn.Module | None) -> int:
@@ -135,7 +135,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     """The report on one mode."""
     report = Examination(
         verdict="unknown",
-        target=request.of.target,
+        target=request.target_request.target,
         called=subject.described,
         arguments=arguments_of(subject.built),
         reason="its output is of a whole text, not of each token",
@@ -216,7 +216,7 @@ def _compare_inside(
         try:
             with naming(copied(next(iter(named.values())))) as target:
                 alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
-                subjects = find_modes(load_built(alone.of, stage), alone.of)
+                subjects = find_modes(load_built(alone.target_request, stage), alone.target_request)
                 compared = combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
             verdict, reason = compared.verdict, compared.reason or ""
             mistakes += compared.findings
@@ -249,7 +249,7 @@ def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...
                 choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
-    if probed.expects_causal and not probed.request.of.causal:
+    if probed.expects_causal and not probed.request.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
     if probed.expects_causal and probed.visible == "full" and form is not None and "query" in form.axes:
@@ -267,7 +267,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         reason = "no token attends to another: this is not attention"
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
-    departure = None if likeliest is None else diagnosis.call.at_sites(likeliest.layer).departure()
+    departure = None if likeliest is None else diagnosis.call.at_sites(likeliest.layer).first_difference()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
     if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:

@@ -175,10 +175,10 @@ def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None
     """The first line of user code that computes something else in a second call with the same input: with another seed, in
     training mode, or only because it is the second. None if there is none."""
     twin = probed.twin or probed.subject
-    twin = twin.of(copied(twin.built.call), twin.dtype)
+    twin = twin.with_call(copied(twin.built.call))
     seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
     with suppress(Exception):  # user code may raise anything
-        inputs = twin.drawer(probed.request.of.seed).inputs(with_context=False)
+        inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
         first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
         for one, other in zip(first.operations, second.operations, strict=False):
             is_of_user = other.at.line is not None and other.output.numel() > 0
@@ -193,8 +193,8 @@ def _unused(probed: ProbedAttention, *, n_axes: int) -> list[str]:
     module = copied(probed.subject.built.module)
     if module is None:
         return []
-    subject = probed.subject.of(module, probed.subject.dtype)
-    drawer = subject.drawer(probed.request.of.seed)
+    subject = probed.subject.with_call(module)
+    drawer = subject.drawer(probed.request.seed)
     inputs = [drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}]
     after, unused = [subject(each, seed=0) for each in inputs], []
     for name, parameter in module.named_parameters():

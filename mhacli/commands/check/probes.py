@@ -54,7 +54,7 @@ class ProbedAttention:
     def expects_causal(self) -> bool:
         """Whether no token is meant to see a later one: by the option, an argument, or its name. For cross-attention only an
         argument counts, because the context has its own positions."""
-        subject, request = self.subject, self.request.of
+        subject, request = self.subject, self.request
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
         name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
@@ -82,14 +82,14 @@ class ProbedAttention:
     def twin(self) -> UserAttention | None:
         """A copy with the same weights and dropout 0.5; None without dropout to raise."""
         twin = with_dropout(self.subject.built.module, RAISED_DROPOUT)
-        return None if twin is None else self.subject.of(twin, self.subject.dtype)
+        return None if twin is None else self.subject.with_call(twin)
 
 
 def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> ProbedAttention:
     """What is measured without the reference, in eval mode; then with random weights and biases, because initial ones hide
     mistakes, for example with zero biases. `stage` is called before each measurement, which restarts the time limit."""
-    called = subject.of(copied(subject.built.call), subject.dtype)  # so that the subject keeps nothing of the calls
-    probed, seed = ProbedAttention(called, request), request.of.seed
+    called = subject.with_call(copied(subject.built.call))  # so that the subject keeps nothing of the calls
+    probed, seed = ProbedAttention(called, request), request.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
@@ -106,8 +106,8 @@ def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], 
     if "dropout-in-eval" in probed.evidence:
         without = with_dropout(module, 0.0)
         module = module if without is None else without
-    module = cast(randomised(module, request.of.seed), subject.dtype)
-    subject = replace(subject.of(module, subject.dtype), is_copied="state-kept-between-calls" in probed.evidence)
+    module = cast(randomised(module, request.seed), subject.dtype)
+    subject = replace(subject.with_call(module), is_copied="state-kept-between-calls" in probed.evidence)
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
@@ -124,7 +124,7 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
     subject, twin = probed.subject, probed.twin or probed.subject
-    unused = replace(subject.of(copied(subject.built.call), subject.dtype), is_copied=True)
+    unused = replace(subject.with_call(copied(subject.built.call)), is_copied=True)
     first = twin(inputs)
     try:
         second, _, third = twin(inputs), twin(other), twin(inputs)
@@ -304,14 +304,14 @@ def masked_cases(
             yield make_case(f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form)
 
 
-def large_case(subject: UserAttention, like: InputCase) -> InputCase:
+def large_case(subject: UserAttention, case: InputCase) -> InputCase:
     """Another case with scores a million times as large."""
-    inputs = like.inputs
+    inputs = case.inputs
     large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)
     if large.allowed is not None:  # one visible key for each query, so that its score may be low
         q_len, k_len = large.allowed.shape[-2:]
         large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
-    return make_case("scores × 1,000,000", subject, large, like.form, rounding=LARGE_TOLERANCE)
+    return make_case("scores × 1,000,000", subject, large, case.form, rounding=LARGE_TOLERANCE)
 
 
 # -------------------------------------------------------------------------------------------------------- random weights

@@ -189,7 +189,7 @@ class RecordedCall:
             if len(fitting) == 1:
                 yield site, fitting[0]
 
-    def departure(self) -> FirstDifference | None:
+    def first_difference(self) -> FirstDifference | None:
         """The first site that the run does not produce, and the last one before it. The scaled products are scores too. None if
         there is nothing to compare."""
         if not (self.sites and self.operations):

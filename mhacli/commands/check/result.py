@@ -67,7 +67,7 @@ class CheckRequest:
     # fmt: on
 
     @cached_property
-    def of(self) -> TargetRequest:
+    def target_request(self) -> TargetRequest:
         """The attention to check. Raises `UsageError` if there is none, and for an argument that is not `NAME=VALUE`."""
         if self.target is None:
             raise UsageError("there is nothing to check", hint="add FILE.py:NAME, the name of code, or --model DIR")
@@ -82,12 +82,12 @@ class CheckRequest:
 
     @cached_property
     def against(self) -> TargetRequest | None:
-        """The attention to compare it with; None for the reference. Raises `UsageError` as `of` does."""
+        """The attention to compare it with; None for the reference. Raises `UsageError` as `target_request` does."""
         if self.other is None:
             return None
         given, arguments = self.other_call_arg, pairs(self.other_arg, "against-arg")
-        calls = self.of.call_arguments if given is None else pairs(given, "against-call-arg")
-        return replace(self.of, target=self.other, arguments=arguments, call_arguments=calls)
+        calls = self.target_request.call_arguments if given is None else pairs(given, "against-call-arg")
+        return replace(self.target_request, target=self.other, arguments=arguments, call_arguments=calls)
 
 
 @dataclass(frozen=True)
