@@ -372,6 +372,7 @@ def usual_values(known: Mapping[str | None, Any], *, is_grouped: bool, causal: b
         "n_kv_heads": (min(inner, key=lambda n: n * n == n_heads, default=1), "the number of kv heads"),
         "d_head": (d_head, "the width of a head"),
         "d_v": (d_head, "the width of a head's values"),
+        "d_ff": (2 * d_model, "the width between two layers"),
         "context_length": (64 if 64 not in (d_model, n_heads * d_head) else 96, "the longest text"),
         "dropout": (0.1, "dropout, which eval turns off"),
         "bias": (True, "with biases"),

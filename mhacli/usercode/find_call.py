@@ -35,9 +35,9 @@ from mhacli.usercode.user_attention import (
     ROW_AXES,
     AxisNames,
     CallSizes,
+    Changed,
     MaskForm,
     UserAttention,
-    changed,
     for_each_text,
     forms_of,
     leaves,
@@ -348,7 +348,7 @@ def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]
     try:
         with torch.no_grad():
             assert template.example is not None
-            template.example(changed(built.call, note), *[length][: template.is_resizable])
+            template.example(Changed(built.call, note), *[length][: template.is_resizable])
     except Exception as fault:  # the user's code may raise anything
         problem = f"raises {exception_text(fault)}"
     if not made:
@@ -375,15 +375,21 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
         found = dict.fromkeys([slot.name for slot in template.slots if slot.name in ids] or ids[:1], "x")
     slots = tuple(CallParameter(name, role, True) for name, role in found.items())
     if not slots:
-        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))" if ids else None
-        raise _refused(built, f"--example gives {built.name} no vectors", hint)
+        hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))"
+        message = f"--example gives {built.name} no vectors"
+        if ids and template.is_resizable:
+            message = f"{built.name} gives no output for each token id of --example"
+            hint = "give ids [text, token], or [token, text]"
+        raise _refused(built, message, hint if ids else None)
     parts = {slot.part: made[slot.name] for slot in slots}
     queries = parts.get("q", made[slots[0].name])
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
-    axes = OF_IDS
+    of_texts = (queries, longer[slots[0].name])
     if template.ids is None:
-        axes = _axes(queries.shape, longer[slots[0].name].shape, is_function=is_function, is_second=is_second)
+        axes = _axes(*(each.shape for each in of_texts), is_function=is_function, is_second=is_second)
+    else:
+        axes = _axes(*(each[..., None].shape for each in of_texts), is_function=False, is_second=is_second)[:-1]
     shape = dict(zip(axes, queries.shape, strict=True))
     of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))

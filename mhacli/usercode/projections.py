@@ -103,7 +103,7 @@ def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[lis
     for part in [part for part in parts if part.name not in names]:
         if (maker := makers.get(part.name)) is not None:
             bias = None if maker.bias is None else part.weight @ maker.bias
-            biases = [each for each in (part.bias, bias) if each is not None]
+            biases = [each for each in (part.bias, bias) if each is not None and len(each) == len(part.weight)]
             summed = torch.stack(biases).sum(dim=0) if biases else None
             found.append(replace(part, weight=part.weight @ maker.weight, bias=summed))
         else:

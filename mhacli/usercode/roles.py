@@ -42,6 +42,7 @@ _OF_BOTH = {
     "d_model": """dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width inputdim features embdim
         embeddingsize hiddendim hidden emb inchannels channels infeatures dimin nstate units nhiddens querydim querysize
         keysize valuesize embedsize indim d k contextdim crossattentiondim kdim vdim dimmodel""",
+    "n_tokens": "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize typevocabsize",
     "scale": "scale scaling softmaxscale scalefactor",
     "dropout": """dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout attnpdrop
         attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob residdropout residpdrop projdrop""",
@@ -53,9 +54,9 @@ _OF_CONSTRUCTORS = {
     "context_length": """contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen
         maxpositionembeddings nctx npositions""",
     "batch_first": "batchfirst",
+    "d_ff": "dff dffn ffdim ffndim dimfeedforward intermediatesize mlpdim nhid ninner dinner",
     "layer": "layeridx layerid layerindex layernumber layer blockidx",
     "n_layers": "nlayer nlayers nhiddenlayers depth",
-    "n_tokens": "vocabsize",
     "device": "device",
     "dtype": "dtype torchdtype",
     "config": "config cfg args params conf hparams modelconfig modelargs",

@@ -50,7 +50,7 @@ from mhacli.usercode.user_attention import (
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
-_BATCH, _LEAST, _EXAMPLE_LENGTH = 2, 4, 7
+_BATCH, _LEAST, _EXAMPLE_LENGTH = 3, 4, 7
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""

@@ -326,7 +326,7 @@ class UserAttention:
                     return {**tree_map_only(Tensor, lambda tensor: self._here(fitted(tensor)), theirs), **arguments}
 
             torch.default_generator.manual_seed(0)
-            return self.example(changed(call, given), *[sizes.q_len][: self.is_resizable])
+            return self.example(Changed(call, given), *[sizes.q_len][: self.is_resizable])
         positional_only = [slot.name for slot in self.slots if slot.positional_only and slot.name in arguments]
         return call(*[arguments.pop(name) for name in positional_only], **arguments)
 
@@ -482,16 +482,23 @@ def watching(module: nn.Module | None, note: Callable[[str, nn.Module, tuple[Any
     return register_module_forward_hook(hook, with_kwargs=True)
 
 
-def changed(call: Callable[..., Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Any]:
-    """The callable with the arguments that `change` gives for those of each call, by name."""
+@dataclass(frozen=True)
+class Changed:
+    """A callable with the arguments that `change` gives for those of each call, by name; its attributes are as before."""
 
-    def made(*positional: Any, **keywords: Any) -> Any:
-        named = [parameter.name for parameter in signature_of(call) if parameter.role not in ("rest", "any")]
+    call: Callable[..., Any]
+    change: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        """What it returns for the changed arguments."""
+        named = [parameter.name for parameter in signature_of(self.call) if parameter.role not in ("rest", "any")]
         names = [*named, *(f"args[{number}]" for number in range(len(named), len(positional)))][: len(positional)]
-        arguments = change({**dict(zip(names, positional, strict=True)), **keywords})
-        return call(*[arguments.pop(name) for name in names], **arguments)
+        arguments = self.change({**dict(zip(names, positional, strict=True)), **keywords})
+        return self.call(*[arguments.pop(name) for name in names], **arguments)
 
-    return made
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the callable, such as a config."""
+        return getattr(self.call, name)
 
 
 # -------------------------------------------------------------------------------------------------- the output in a result

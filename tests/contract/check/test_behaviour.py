@@ -258,9 +258,26 @@ class Around(nn.Module):
 
 def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> None:
     assert [(finding.code, finding.file) for finding in mhacli.check(Sideways()).findings] == [("batch-leak", __file__)]
-    right, around = mhacli.check(LengthFirst()), mhacli.check(Around())
-    assert (right.verdict, right.called) == ("consistent", "forward(ids)  # rows [seq, batch]")
+    example = "lambda m, T: m(torch.randint(m.tokens.num_embeddings, (T, 3)))"
+    around = mhacli.check(Around())
+    for right in (mhacli.check(LengthFirst()), mhacli.check(LengthFirst(), example=example)):
+        assert (right.verdict, right.called) == ("consistent", "forward(ids)  # rows [seq, batch]")
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
+
+
+class Recurrent(Around):
+    """Attention behind a recurrence with biases, which are not those of the projection before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow, self.lstm = nn.Linear(24, 36), nn.Linear(36, 24, bias=False), nn.LSTM(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.lstm(self.narrow(self.wide(x)))[0])
+
+
+def test_attention_behind_a_recurrence_is_compared() -> None:
+    assert [inside.verdict for inside in mhacli.check(Recurrent()).inside] == ["right"]
 
 
 @pytest.mark.real
