@@ -49,8 +49,9 @@ class Mask:
         if self.cells is not None:
             return self.cells(q_idx, k_idx)
         keys, (low, high) = k_idx[None, None, None, :], self.band
-        cells: Tensor = keys <= (q_idx + high)[:, None]
-        return cells if low == -_FAR else cells & (keys >= (q_idx + low)[:, None])
+        queries = q_idx.long()[:, None]  # the end of a wide band overflows int32
+        cells: Tensor = keys <= queries + high
+        return cells if low == -_FAR else cells & (keys >= queries + low)
 
 
 def mask_of(allowed: Allowed | None) -> Mask:

@@ -119,6 +119,11 @@ def test_composition_is_a_conjunction_in_any_order() -> None:
     assert torch.equal(either, torch.stack([cells_of(rule, *whole) for rule in rules]).any(dim=0))
 
 
+def test_a_band_of_the_widest_int32_hides_nothing() -> None:
+    places = torch.arange(3, dtype=torch.int32)
+    assert bool(masks.window(2**31 - 1, 2**31 - 1)(places, places).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
 def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=str(dtype)):
