@@ -125,7 +125,7 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
     """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes another, or that needs one."""
     for field_name, value in given.items():
         option, name = options[field_name], options[field_name].name(field_name, is_off=value is False)
-        if value == "" and not option.argument:
+        if field_name != "typed" and "" in (value if option.many else (value,)):
             raise UsageError(f"{name} is empty")
         if mode is not None and mode not in option.modes:
             if mode in _OBSTACLES:
