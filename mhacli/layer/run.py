@@ -57,6 +57,7 @@ from mhacli.record.record import Record, Step, dims_of
 from mhacli.run import Run, require_memory
 from mhacli.settings import Config
 from mhacli.sites import Dims, alibi_slopes
+from mhacli.text.reading import given_texts
 from mhacli.text.tokenizers import encode
 from mhacli.text.tokens import Texts
 
@@ -268,7 +269,7 @@ def inspect(
     text: str | Sequence[str] = (),
     config: Config | None = None,
     *,
-    context: Sequence[str] = (),
+    context: str | Sequence[str] = (),
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
@@ -276,8 +277,9 @@ def inspect(
     weights come from the config's seed. Raises `MhaError` for errors that the user can fix: contradictory sizes, text without
     tokens, too little memory, numbers that overflow.
     """
-    config, given = (config or Config()).resolved(), [text] if isinstance(text, str) else text or ()
-    texts, vocabulary, _ = encode(given, config, context=context)
+    config = (config or Config()).resolved()
+    given, others = (given_texts(each or (), "mhacli.inspect") for each in (text, context))
+    texts, vocabulary, _ = encode(given, config, context=others)
     request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     return record_run(Setup(request, texts))[0]
 

@@ -61,7 +61,7 @@ def inspecting(
     require_open(model, _NAME)
     try:
         request = Run(
-            model=ModelSettings(layers=None if layers is None else _layers(layers)),
+            model=ModelSettings(layers=None if layers is None else layer_choices(layers)),
             statistics=Statistics(heads=None if heads is None else _numbers(heads)),
             keep=tuple(KEPT[KEPT.index(name)] for name in ([keep] if isinstance(keep, str) else keep)),
             keep_limit=_numbers([keep_limit])[0],
@@ -89,7 +89,8 @@ def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     return numbers
 
 
-def _layers(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
+def layer_choices(values: Iterable[Any]) -> tuple[LayerChoice, ...]:
+    """Layers that a caller in Python names. Raises `TypeError` or `ValueError` for other than numbers, or pairs with a kind."""
     kinds = (None, *get_args(AttentionKind))
     pairs = [layer if isinstance(layer, (tuple, list)) else (None, layer) for layer in values]
     _numbers(number for _, number in pairs)

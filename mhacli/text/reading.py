@@ -26,6 +26,16 @@ from mhacli.text.numbers import shown
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
 
 
+def given_texts(given: Any, name: str) -> tuple[str, ...]:
+    """The texts that a caller gives to the function `name`: one, or several. Raises `UsageError` for anything else."""
+    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for text in texts:
+        if not isinstance(text, str):
+            hint = '"the cat sat", or ["the cat sat", "a dog"]'
+            raise UsageError(f"{name} takes a text or several, not {given!r:.60}", hint=hint)
+    return texts
+
+
 def stream_text(path: str, source: Source) -> Iterator[str]:
     """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays constant.
 

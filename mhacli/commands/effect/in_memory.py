@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from operator import index
@@ -23,7 +23,7 @@ from mhacli.commands.effect.study import EffectStudy, study_of, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.capture import Call
-from mhacli.models.inspecting import inspecting
+from mhacli.models.inspecting import inspecting, layer_choices
 from mhacli.models.layer_names import LayerKey, is_pair, n_vocabulary_of
 from mhacli.models.layers import ModelInputs
 from mhacli.models.load import Loaded, device_of, tokenizer_in_memory
@@ -35,6 +35,7 @@ from mhacli.record.heads import Kept
 from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, options_of
+from mhacli.text.reading import given_texts
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 _EFFECTS, _REMOVED = "mhacli.effects", "mhacli.removed"
@@ -75,16 +76,20 @@ def effects(
     and if the verification fails.
     """
     require_open(model, _EFFECTS)
-    given = {"at": at, "position": position, "target": target, "versus": versus, "screen": screen}
-    # a whole number may be a tensor
-    numbers: dict[str, Any] = {name: x if x is None or isinstance(x, str) else index(x) for name, x in given.items()}
+    numbers: dict[str, Any] = {"at": at, "position": position, "screen": screen, "verify": n_verified}
+    numbers |= {"target": target, "versus": versus}
+    for name, x in numbers.items():
+        is_token = isinstance(x, str) and name in ("target", "versus")
+        try:
+            numbers[name] = x if x is None or is_token else index(x)  # a whole number may be a tensor
+        except TypeError:
+            raise UsageError(f"{name} cannot be {x!r:.60}, which is no whole number") from None
     settings = EffectSettings(
-        heads=None if heads is None else tuple(map(_place_of, heads)),
+        heads=None if heads is None else tuple(map(_place_of, heads if isinstance(heads, Iterable) else [heads])),
         edges=edges,
         replace=None if replace == "zero" else replace,
         target_first=target_first,
         from_python=True,
-        verify=index(n_verified),
         **numbers,
     )
     if model.training:
@@ -97,7 +102,11 @@ def effects(
         for other in option.excludes:
             if value and getattr(settings, other):
                 raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
-    chosen = None if layers is None else tuple(x if isinstance(x, tuple) else (None, x) for x in layers)
+    try:
+        chosen = None if layers is None else layer_choices(layers)
+    except (TypeError, ValueError):
+        message = f"layers {layers!r} is no list of layers that exist"
+        raise UsageError(message, hint='[5, 6], or [("cross", 5)]') from None
     run = Run(model=ModelSettings(path=type(model).__name__, layers=chosen, device=str(device_of(model))))
     keywords = _inputs(model, inputs, tokenizer)
     with torch.no_grad(), inspecting(model, tokenizer) as seen:
@@ -125,8 +134,13 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     for name, value in given.items():
         if name not in accepted and "input_ids" in accepted:  # others take any
             raise UsageError(f"{type(model).__name__} takes no {name}", hint=f"leave {name} out")
-        x = torch.as_tensor(value).to(device_of(model)) if isinstance(value, (list, Tensor)) else value
-        if name.endswith(("input_ids", "attention_mask", "token_type_ids")):
+        is_of_ids = name.endswith(("input_ids", "attention_mask", "token_type_ids"))
+        try:
+            x = torch.as_tensor(value).to(device_of(model)) if is_of_ids or isinstance(value, (list, Tensor)) else value
+        except (TypeError, ValueError, RuntimeError):
+            message = f"{_EFFECTS} takes the {name} of one text, not {value!r:.60}"
+            raise UsageError(message, hint=f"{_EFFECTS}(model, text, tokenizer)") from None
+        if is_of_ids:
             x = x[None] if x.ndim == 1 else x
             if x.ndim != 2 or x.shape[0] != 1 or not x.shape[1] or x.is_floating_point():
                 shape = f"{x.dtype} of shape {tuple(x.shape)}"
@@ -300,7 +314,7 @@ def heads(
     or a model of transformers in evaluation mode with its `tokenizer`. Raises `MhaError`, also if the verification of a removal
     fails.
     """
-    given = (texts,) if isinstance(texts, str) else tuple(texts)
+    given = given_texts(texts, _NAME)
     if not given:
         raise UsageError("no text is given", hint=f'{_NAME}(model, "the cat sat on the mat")')
     if isinstance(model, str | os.PathLike):

@@ -127,7 +127,13 @@ def test_settings_that_do_not_fit_are_refused_with_one_that_does(
     assert hint in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("text", [[], None, ()])
+def test_a_context_that_is_one_text_is_no_list_of_characters() -> None:
+    context = mhacli.inspect("a cat", context="le").context
+    assert context is not None
+    assert [text.tokens for text in context] == [("le",)]
+
+
+@pytest.mark.parametrize("text", [[], None, (), 3, [3]])
 def test_a_call_without_a_text_is_refused(text: Any) -> None:
     with pytest.raises(MhaError) as caught:
         mhacli.inspect(text)
