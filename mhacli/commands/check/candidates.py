@@ -174,8 +174,16 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
     if stated is not None:
         yield {"scale": stated}, (Choice("scale", f"the scale is {stated:g}, from --scale"),)
     yield {}, ()
-    for name, value in numbers_of(probed.subject.built.arguments.items(), "scale"):
+    arguments = probed.subject.built.arguments.items()
+    for name, value in numbers_of(arguments, "scale"):
         yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
+    for name, value in arguments:
+        if name.rpartition(".")[2] == "query_pre_attn_scalar" and type(value) in (int, float):
+            yield {"scale": value**-0.5}, (Choice("scale", f"the scale is 1/√{value:g}, given as {name}"),)
+    if all(any(_are_units(rows) for _, rows in call.vectors(role)) for role in "qk"):
+        factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} | {1.0}
+        for factor in filter(None, factors):
+            yield {"scale": factor}, (Choice("scale", f"the scale of cosines is {factor:g}, {_READ}"),)
     behind = call.behind
     for op, source in call.combined("mul", "div"):
         if not _is_learned(source) or op in behind:
@@ -187,6 +195,11 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
             yield {"scale": scores[0, :, :1, :1]}, (Choice("scale", f"the scale of each head {read}"),)
         elif factor.numel() == 1:
             yield {"scale": float(factor)}, (Choice("scale", f"the scale {read}"),)
+
+
+def _are_units(rows: Tensor) -> bool:
+    """Whether all vectors have length 1."""
+    return rows.shape[-1] > 1 and bool(((rows.norm(dim=-1) - 1).abs() <= TOLERANCE).all())
 
 
 def _is_learned(source: Operation) -> bool:

@@ -301,6 +301,16 @@ class NanoChat(nn.Module):
         return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, -1))
 
 
+class NormedGpt(NanoChat):
+    """As in nGPT: queries and keys of length 1, whose scores are multiplied by √d_head."""
+
+    def forward(self, x):
+        split = [layer(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2) for layer in (self.c_q, self.c_k, self.c_v)]
+        q, k = (F.normalize(rows, dim=-1) for rows in split[:2])
+        y = F.scaled_dot_product_attention(q, k, split[2], is_causal=True, scale=self.head_dim**0.5)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
 class Rms(nn.Module):
     def __init__(self, d, eps=1e-6):
         super().__init__()
@@ -390,15 +400,16 @@ class HandNormed(nn.Module):
 class CappedAttention(nn.Module):
     """Causal self-attention whose scores are capped at `softcap`: softcap · tanh(scores / softcap)."""
 
-    def __init__(self, d_model, n_heads, softcap=5.0):
+    def __init__(self, d_model, n_heads, softcap=5.0, query_pre_attn_scalar=None):
         super().__init__()
         self.n_heads, self.softcap = n_heads, softcap
+        self.width = query_pre_attn_scalar or d_model // n_heads
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT / math.sqrt(q.size(-1))
+        scores = q @ k.mT / math.sqrt(self.width)
         future = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).triu(1)
         scores = self.softcap * torch.tanh(scores / self.softcap)
         scores = scores.masked_fill(future, float("-inf"))
