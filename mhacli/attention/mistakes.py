@@ -128,12 +128,13 @@ def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
 def of_scores() -> Iterator[Mistake]:
     """Transposed products, another scale or cap, and weights that are not those over the keys."""
     yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order", "unpacked"))
+    yield Mistake("scale-twice", wrong_for("q", "take", scaled_before), changes="scaled")
+    yield Mistake("scale-twice", wrong_for("k", "take", scaled_before), changes="scaled")
     for code, factor, detail in (
         ("scale-missing", lambda layer, qk, d: 1.0, ""),
         ("scale-d-model", lambda layer, qk, d: model_width(layer, d) ** -0.5, ""),
         ("scale-d-model", lambda layer, qk, d: 1 / model_width(layer, d), "by d_model itself"),
         ("scale-not-root", lambda layer, qk, d: 1 / d, ""),
-        ("scale-twice", lambda layer, qk, d: stages.factor(layer, d) ** 2, ""),
         ("scale-one-side", lambda layer, qk, d: d**-0.25, ""),
         ("scale-length", lambda layer, qk, d: qk.shape[-1] ** -0.5, "√k_len"),
         ("scale-length", lambda layer, qk, d: qk.shape[-2] ** -0.5, "√q_len"),
@@ -187,6 +188,13 @@ def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: 
     return qk * wrong
 
 
+def scaled_before(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Tensor:
+    """Queries or keys that are scaled before their products are."""
+    heads = stages.take(layer, qkv, role)
+    require(heads.shape[-1] > 1)
+    return heads * stages.factor(layer, heads.shape[-1])
+
+
 def scaled_weights(
     factor: Callable[..., float | Tensor], layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None
 ) -> Tensor:
@@ -204,6 +212,8 @@ def scaled_weights(
 _TRIANGLE = ("tril", "triu")
 _FILLING = (r"masked_fill|where\(",)
 _FILLED = ("masked_fill", "where")
+_DROPPED = (r"^\w+\.masked_fill\(",)
+"""A line whose result is not kept."""
 
 
 def of_masks() -> Iterator[Mistake]:
@@ -222,7 +232,7 @@ def of_masks() -> Iterator[Mistake]:
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
     inverted = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes)}
     yield Mistake("mask-inverted, of the layer", inverted, at=_FILLING)
-    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)})
+    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)}, at=_DROPPED)
     yield Mistake("mask-transposed", {"mask_rule": lambda layer, allowed: allowed.mT})
     for code, wrong, detail in (
         ("mask-multiplied", lambda layer, scores, keep: scores * keep, ""),
@@ -311,7 +321,8 @@ def of_projections() -> Iterator[Mistake]:
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
         wrong, site = {"project": partial(projected, order, "qkv")}, "q_proj" if order[0] != "q" else "k_proj"
-        yield Mistake("qkv-order", wrong, words, site, splitting, ("order",))
+        yield Mistake("qkv-order", wrong, words, site, splitting, ("order", "fused"))
+        yield Mistake("qkv-order, by separate projections", wrong, words, site, needs=("order",))
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
         yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")
@@ -330,6 +341,7 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-values", "qvv"),
         ("keys-of-values", "qvk"),
         ("keys-of-queries", "qqv"),
+        ("keys-of-queries, and values", "qqq"),
     ):
         yield Mistake(code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj")
     for taker, giver in permutations(_NAMES, 2):
@@ -337,8 +349,11 @@ def of_projections() -> Iterator[Mistake]:
         twice = wrong_for(taker, "project", partial(projected_twice, giver))
         yield Mistake(name, twice, f"by the {_NAMES[giver]}", f"{taker}_proj")
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
-        yield Mistake("bias-missing", wrong_for(letters, "project", partial(by_changed, unbiased)), ", ".join(letters))
-    yield Mistake("projection-transposed", {"project": partial(by_changed, transposed)})
+        without = wrong_for(letters, "project", partial(by_changed, unbiased))
+        yield Mistake("bias-missing", without, ", ".join(letters), f"{letters[0]}_proj")
+    for letters in ("qkv", "q", "k", "v"):
+        applied = wrong_for(letters, "project", partial(by_changed, transposed))
+        yield Mistake("projection-transposed", applied, ", ".join(letters), f"{letters[0]}_proj")
     yield Mistake("bias-missing, of the output", {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)})
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})
@@ -363,9 +378,9 @@ def of_rotations() -> Iterator[Mistake]:
         ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
         ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
         ("k", "rope-sign", partial(rotated, sign=-1), ""),
-        ("qk", "rope-without-minus", one_signed, ""),
     ):
         yield Mistake(code, wrong_for(letters, "rotate", rotate), detail, letters[0])
+    yield Mistake("rope-without-minus", {"rotate": one_signed}, changes="q", at=(r"\b(cat|stack)\(",))
     yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
     of_values = wrong_for("v", "take", lambda layer, qkv, role: rotated(layer, qkv[2], 0))
     yield Mistake("rope-of-values", of_values, changes="v")

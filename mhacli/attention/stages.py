@@ -386,9 +386,9 @@ class Mistake:
     `stages` are the wrong stages by name, the first of which is its `stage`; `changes` is the site that it changes, where it is
     not that of the stage. Its source line is the first that matches a regular expression of `at`, the likelier first, else the
     one that computes its site. `needs` are facts without which it may be a choice: `causal` if attention is meant to be causal,
-    `pairing` if the rotary pairing is stated, `order` if it is known which projection is which, `unpacked` if the code unpacks a
-    fused projection in the order of its name. `shown_by`: `further` inputs, large ones and masks of windows, or `steps` with a
-    cache. `may_be_nan`: it may leave only NaN.
+    `pairing` if the rotary pairing is stated, `order` if it is known which projection is which, `fused` if they are parts of one,
+    `unpacked` if the code unpacks that in the order of its name. `shown_by`: `further` inputs, large ones and masks of windows,
+    or `steps` with a cache. `may_be_nan`: it may leave only NaN.
     """
 
     name: str

@@ -80,7 +80,7 @@ def assigned_names(source: str) -> list[str]:
     >>> assigned_names("q, k, v = self.qkv(x).chunk(3)"), assigned_names("return q == k")
     (['q', 'k', 'v'], [])
     """
-    assigned = re.match(r"(\w+(?:, *\w+)*) *=(?!=)", source)
+    assigned = re.match(r"(\w+(?:, *\w+)*) *=(?!=| *lambda)", source)
     return re.split(", *", assigned[1]) if assigned else []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,12 @@ class Trial:
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
         """How many tensors the layer with these mistakes has in common with the call."""
         return self.call.at_sites(self.candidate.layer, mistakes).n_produced
+
+    def likelihood(self, mistakes: Sequence[Mistake]) -> tuple[int, bool]:
+        """How many tensors it has in common with the call, and whether the line of the last mistake reads like it."""
+        call, last = self.call.at_sites(self.candidate.layer, mistakes), mistakes[-1]
+        source = call.line_of(last.site).source
+        return call.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
     def with_one_more(self, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
         """The known mistakes with each of the pool that replaces another stage."""
@@ -118,13 +125,13 @@ class Diagnosis:
 
     def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
         """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
-        the most tensors with the call."""
+        the most tensors with the call, and then one whose line reads like it."""
         self.n_hypotheses += len(hypotheses)
         errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-        error, mistakes = max(matching, key=lambda match: len(matching) > 1 and trial.n_produced(match[1]))
+        error, mistakes = max(matching, key=lambda match: trial.likelihood(match[1])) if matching[1:] else matching[0]
         self.candidate = trial.candidate
         self.proofs |= {new: (error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
@@ -210,6 +217,7 @@ def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> 
         "causal": probed.expects_causal,
         "pairing": probed.request.rope is not None,
         "order": all(choice.name != "unnamed" for choice in candidate.choices),
+        "fused": order is not None,
         "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -64,10 +65,22 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
         names = _user_names(line, call, probed, case, diagnosis)
+        letter, giver = mistake.site[0], mistake.code.partition("-from-")[2][:1]
+        taking, given = (names.get(f"self.{each}_proj", f"self.{each}_proj") for each in (letter, giver))
         if mistake.stage == "project":
-            names |= names_on(line, mistake.site[0])
+            names |= names_on(line, letter) | {"self.q_proj": taking}
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
-        yield replace(finding, fix=in_user_names(finding.fix, names))
+        fix, form = finding.fix, case.form
+        if form is not None and form.true_means == "hide":
+            fix = fix.replace("mask == 0", "mask != 0")
+        if form is not None and form.kind == "additive":
+            fix = fix.replace(".masked_fill(mask == 0, float('-inf'))", " + mask")
+        fix = in_user_names(fix, names)
+        if line.source.count(f"{given}(") == 1:
+            fix = line.source.replace(f"{given}(", f"{taking}(")
+        if mistake.code == "mask-ignored" and any(re.match(pattern, line.source) for pattern in mistake.at):
+            fix = f"{line.source.partition('.')[0]} = {line.source}"
+        yield replace(finding, fix=fix)
 
 
 def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall) -> Iterator[Finding]:
@@ -117,7 +130,7 @@ def _user_names(
     if function is None:
         return {}
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
-    sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head}
+    sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
     names = names_within(function, probed.subject.built.module, parts=parts, sizes=sizes)
     names |= dict(call.names_in(function))
@@ -127,11 +140,16 @@ def _user_names(
         names["z"] = f"({names['pattern']} @ {names['v']})"
     if "q" in names:
         names.setdefault("d_head", f"{names['q']}.size(-1)")
-    mask = None if case.form is None else case.form.parameter
-    if mask is not None and mask in (argument.arg for argument in function.args.args):
-        names["mask"] = mask
+    form = case.form
+    if form is not None and form.parameter in (argument.arg for argument in function.args.args):
+        names["mask"] = form.parameter
+        if form.kind != "lengths":
+            hidden = form.parameter if form.true_means == "hide" else f"({form.parameter} == 0)"
+            names["key_padding_mask"] = hidden
     elif layer.causal and "length" in names and "mask" not in ast.unparse(function):
         names["mask"] = f"torch.ones({names['length']}, {names['length']}).tril()"
+    if "length" in names:
+        names["ones"] = f"torch.ones({names['length']}, {names['length']})"
     return names
 
 

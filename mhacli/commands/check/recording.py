@@ -142,20 +142,27 @@ class RecordedCall:
         return sum(bool(self.producers(site)) for site in SITES)
 
     def _producer(self, site: str) -> Operation | None:
-        """The first operation on a line of user code that produces a site: where heads are split or joined, the first that shapes
-        them; a projection by the name of a variable, because the shapes may be the same."""
+        """The first operation on a line of user code that produces a site: where heads are split, the first that shapes them, and
+        where they are joined, one with as many axes; a projection by the name of a variable, as shapes may be the same."""
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
         if site in ("q", "k", "v", "concat"):
             preferred = [op for op in producers if not (op.projects or op.is_product)]
+            joined = [op for op in preferred if site == "concat" and op.output.ndim == self.sites[site].ndim]
+            preferred = joined or preferred
         elif site.endswith("_proj"):
             preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
         return next(iter(preferred or producers), None)
 
     def line_of(self, site: str) -> SourceLine:
         """The line that produces a site's numbers, or those of the first later site that is found."""
+        producer = self._first_producer(site)
+        return SourceLine() if producer is None else producer.at
+
+    def _first_producer(self, site: str) -> Operation | None:
+        """The operation that produces a site, or the first later one that is found."""
         later = (self._producer(later) for later in SITES[SITES.index(site) :])
-        return next((operation.at for operation in later if operation is not None), SourceLine())
+        return next((operation for operation in later if operation is not None), None)
 
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
         """The line of a mistake: the first that matches a pattern, before others one that leads to a site, else the one that
@@ -166,7 +173,7 @@ class RecordedCall:
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
                 source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
         code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
-        producer = self._producer(site) if site else None
+        producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
         made = ([op.at for op in operations if op.at.line is not None] for operations in (leading, self.operations))
         for places in (*made, code):
@@ -182,8 +189,8 @@ class RecordedCall:
             if producer is None or not is_within(producer.at, function):
                 continue
             names = assigned_names(producer.at.source)
-            fitting = [name for name in names if read_name(name)[0] in (site, "" if len(names) == 1 else site)]
-            if site not in "qkv":
+            fitting = [name for name in names if read_name(name)[0] == site]
+            if not fitting:
                 last = next(op for op in reversed(self.operations) if op.at == producer.at)
                 fitting = names if len(names) == 1 and last in self.producers(site) else []
             if len(fitting) == 1:

@@ -84,7 +84,7 @@ PAPER = in_layer(
     ("mask-added-as-01", FILLED, "scores = scores + mask"),
     ("mask-after-softmax", AFTER_SOFTMAX[0], AFTER_SOFTMAX[1].format("0.0")),
     ("mask-sentinel-too-small", "-1e9", "-100.0", True),
-    ("mask-sentinel-too-small|mask-multiplied", "-1e9", "1e-9"),
+    ("mask-sentinel-too-small", "-1e9", "1e-9"),
     ("mask-not-finite", FILLED, 'scores = scores + (1.0 - mask.to(scores.dtype)) * float("-inf")', True),
     ("mask-sign", "-1e9", "1e9"),
     ("mask-ignored", "mask == 0", "torch.ones(q.size(2), k.size(2)).tril() == 0"),
@@ -100,7 +100,7 @@ PAPER = in_layer(
 SELF = in_layer(
     "separate:SelfAttention",
     ("scale-not-root", "self.head_dim**-0.5", "self.head_dim**-1.0", True),
-    ("scale-twice|scale-not-root", "energy = q @ k.mT", "energy = (q * self.head_dim**-0.5) @ k.mT"),
+    ("scale-twice", "energy = q @ k.mT", "energy = (q * self.head_dim**-0.5) @ k.mT"),
     ("scale-multiplied", "self.head_dim**-0.5", "self.head_dim**0.5"),
     ("scale-after-softmax", "weights = energy.softmax(dim=-1)", "weights = energy.softmax(dim=-1) * self.head_dim**-0.5",
      "q @ k.mT * self.head_dim**-0.5", "q @ k.mT"),
@@ -124,6 +124,7 @@ SELF = in_layer(
     ("projection-transposed", "q = self.query(x)", "q = (x @ self.query.weight + self.query.bias)",
      "k = self.key(x)", "k = (x @ self.key.weight + self.key.bias)",
      "v = self.value(x)", "v = (x @ self.value.weight + self.value.bias)"),
+    ("projection-transposed", "k = self.key(x)", "k = (x @ self.key.weight + self.key.bias)"),
     ("out-proj-missing", "return self.dense(out)", "return out", True),
     ("out-proj-transposed", "self.dense(out)", "out @ self.dense.weight + self.dense.bias"),
     ("bias-missing", "self.dense(out)", "F.linear(out, self.dense.weight)"),
@@ -234,6 +235,7 @@ FUSED = [
     *in_layer(
         "fused:KernelAttention",
         ("scale-missing", "attn_mask=mask", "attn_mask=mask, scale=1.0"),
+        ("scale-twice", "_attention(q,", "_attention(q * self.scale,"),
         ("mask-inverted", "attn_mask=mask", "attn_mask=None if mask is None else ~mask"),
         ("mask-added-as-01", "attn_mask=mask", "attn_mask=None if mask is None else mask.to(q.dtype)"),
         states=KEEP,
@@ -281,6 +283,10 @@ FUSED = [
         "fused:ContextAttention",
         ("values-from-keys|one-projection", '("bij,bjd->bid", attn, v)', '("bij,bjd->bid", attn, k)'),
         line=False,
+    ),
+    *in_layer(
+        "right:ContextAttention",
+        ("keys-of-queries|mask-ignored|padding-ignored", "rows = x if context is None else context", "rows = x"),
     ),
     *in_layer(
         "fused:FusedGroups",
