@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
+from mhacli.usercode.names import source_of
 from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
 from mhacli.usercode.roles import ROWS, role_of, signature, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
@@ -117,6 +118,11 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         has_guessed = any(_is_width(name.rpartition(".")[2]) for name in guesses)
         if has_guessed and not request.keeps_sizes:  # perhaps it cannot be built narrower
             return _constructed(thing, replace(request, keeps_sizes=True), given)
+        widths = {name: _OF_GROUPS for name in guesses if role_of(name.rpartition(".")[2]) == "d_model"}
+        if widths and "num_groups" in str(fault):
+            built = _constructed(thing, request, {**given, **widths})
+            reason = "a width that 32 groups divide"
+            return replace(built, given=frozenset(given), guesses={**built.guesses, **dict.fromkeys(widths, reason)})
         words = ", ".join(f"{name}={text}" for name, text in request.arguments)
         subject = f"{request.target.rpartition(':')[2]}({words})" + (f" of {shown_path(file)}" if file else "")
         advice = None if words else f"its arguments are {_described(parameters)}"
@@ -183,7 +189,10 @@ def _arguments(
     if unknown:
         names = " and ".join(f"{path}{name}" for name in unknown)
         of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
-        values_of = {name: "'torch.ones(8)'" if name in of_tensors else "1" for name in unknown}
+        values_of = {
+            name: "'torch.ones(8)'" if name in of_tensors else "'(4, 4)'" if f"{name}[" in source_of(thing) else "1"
+            for name in unknown
+        }
         hint = f"for example {' '.join(f'--arg {path}{name}={value}' for name, value in values_of.items())}"
         hint += "; or name a function without arguments that builds it" if of_tensors else ""
         message = f"{request.target} needs a value for {names}, which mha cannot guess from the name"
@@ -201,6 +210,8 @@ def _arguments(
     return values
 
 
+_OF_GROUPS: Final = 64
+"""A width that the usual 32 groups of a norm divide."""
 _WIDE: Final = 1024
 """The least default width in whose place a narrow one is used, because calls would be slow."""
 

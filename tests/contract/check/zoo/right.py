@@ -369,6 +369,14 @@ class GatedMap(nn.Module):
         return x + self.gamma * self.proj_out(z).reshape(b, c, h, w)
 
 
+class GroupedMap(GatedMap):
+    """A map of a width that its 32 groups divide."""
+
+    def __init__(self, channels, heads=4):
+        super().__init__(channels, heads)
+        self.norm = nn.GroupNorm(32, channels)
+
+
 class Kind(enum.Enum):
     """How attention is computed."""
 
