@@ -305,8 +305,13 @@ class UserAttention:
         inside: list[Tensor] = []
 
         def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            is_part = part is not self.built.module and isinstance(output, Tensor) and not output.is_nested
-            inside.extend([output] if is_part and _fits(output.shape, (*self.axes, "width"), sizes) else [])
+            output = output[0] if isinstance(output, tuple) and output else output
+            if part is self.built.module or not isinstance(output, Tensor) or output.is_nested or output.ndim != 3:
+                return
+            batch, rows = (output.shape[self.axes.index(axis)] for axis in ("batch", "row"))
+            if batch == sizes.batch and rows not in (1, sizes.q_len):
+                inside.clear()  # it goes on with other rows, such as a summary
+            inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
         watched = self.built.module if self.is_inside else None
         with _quietly(self.built, call, training=training), watching(watched, note), within:

@@ -412,6 +412,13 @@ class BehaviourTester:
             return self.not_tried("causality", self.too_coarse or "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [difference for difference in differences if difference.largest > self.tolerance]
+        earlier = self.changed(0, self.middle, 1)
+        if (
+            not leaks
+            and self.model.attention.is_inside
+            and not self._reach(earlier, start=self.middle, end=self.length)
+        ):
+            return self.not_tried("causality", "what was read depends on no other token, as behind an embedding alone")
         if not leaks and difference_of(self.training_pass, self.first_pass).largest > self.tolerance:
             changed = self.run_pass(self.changed(self.middle, self.length, self.middle), training=True)[0]
             difference = difference_of(changed, self.training_pass).first(self.middle)

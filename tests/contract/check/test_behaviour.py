@@ -245,6 +245,26 @@ class Sideways(LengthFirst):
         return super().forward(ids).view(batch, length, -1)
 
 
+class Summary(LengthFirst):
+    """It gives an output for each pair of tokens."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.tokens(ids).unflatten(1, (-1, 2)).sum(2))
+
+
+class Running(Summary):
+    """One answer for a text, and no part of it reads the tokens but the embedding."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tokens(ids).cumsum(1)[:, -1]
+
+
+def test_an_embedding_does_not_stand_for_what_follows_it() -> None:
+    with pytest.raises(mhacli.MhaError):
+        mhacli.check(Summary(), causal=True)
+    assert mhacli.check(Running(), causal=True).verdict == "unknown"
+
+
 class Around(nn.Module):
     """Attention over vectors whose first axis is the length."""
 
