@@ -62,7 +62,7 @@ class Candidate:
 def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
     """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
     cannot be identified."""
-    read = (norms, scales, causality, rotations, softcaps, score_biases, sinks, around)
+    read = (norms, scales, causality, rotations, softcaps, score_biases, sinks, input_norms, after_attention)
     designs = list(product(*(list(options(probed, call)) for options in read)))
     layers = [base.with_designs(*design) for base in _base_layers(probed) for design in designs]
 
@@ -421,25 +421,37 @@ def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
 _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
-def around(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """What the run does to the input of attention and to its output: a norm of the module, a learned number, a residual
-    connection, an activation at the end."""
+def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+    """The norm of the module that the inputs pass first, or the input of the queries alone; none where the call shows none."""
+    made = _made_rows(call)
+    norm = next((norm for norm in _norms_in(probed) if _is_made(call.inputs.queries, norm, made)), None)
+    if norm is None:
+        yield {}, ()
+        return
+    normed = norm
+    yield {"before": lambda inputs: inputs.map(normed)}, (Choice("pre-norm", "the input is normalised first"),)
+    if probed.subject.takes_context:
+
+        def queries_normed(inputs: Inputs) -> Inputs:
+            return inputs._replace(queries=normed(inputs.queries), keys=inputs.rows_of("k"))
+
+        yield {"before": queries_normed}, (Choice("pre-norm", "the input of the queries is normalised first"),)
+
+
+def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+    """What the call does with the output: learned numbers times it, a residual connection, a norm of the module, and an
+    activation at the end."""
     if probed.subject.is_function or not call.operations:
         yield {}, ()
         return
-    module, x, out, last = probed.module, call.inputs.queries, as_float64(call.graph.out), call.operations[-1]
-    made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
-    made = [rows for each in made for rows in (each, each.transpose(0, 1), each.mT) if rows.shape == out.shape]
+    inputs, out, last, made = call.inputs.queries, as_float64(call.graph.out), call.operations[-1], _made_rows(call)
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
-    children = [] if module is None else [*module.modules()][1:]
-    norms_of_module = [_of_rows(child) for child in children if is_norm(child)]
-    first = next((norm for norm in norms_of_module if _is_made(x, norm, made)), None)
-    for norm, is_residual in product((*norms_of_module, None), (True, False)):
-        if is_residual and x.shape != out.shape:
+    for norm, is_residual in product((*_norms_in(probed), None), (True, False)):
+        if is_residual and inputs.shape != out.shape:
             continue
-        if any(_is_made(rows + x if is_residual else rows, norm, [out]) for rows in made):
+        if any(_is_made(rows + inputs if is_residual else rows, norm, [out]) for rows in made):
             break
 
     def after(gate: Tensor, out: Tensor, x: Tensor) -> Tensor:
@@ -447,26 +459,27 @@ def around(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         normed = summed if norm is None else norm(summed)
         return normed if activation is None else activation(normed)
 
-    shown = [
-        (activation is not None, Choice("activation", f"the output passes through {name}")),
-        (norm is not None, Choice("post-norm", "the output is normalised")),
-        (is_residual, Choice("residual", "the input is added to the output")),
-    ]
-    choices, gates = tuple(choice for is_so, choice in shown if is_so), list[Design]()
+    choices = [Choice("activation", f"the output passes through {name}")] if activation is not None else []
+    choices += [Choice("post-norm", "the output is normalised")] if norm is not None else []
+    choices += [Choice("residual", "the input is added to the output")] if is_residual else []
+    gated = Choice("gate", "the output is multiplied by learned numbers")
     for op, source in call.combined("mul"):
         if op in call.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
-            gated = Choice("gate", "the output is multiplied by learned numbers")
-            gates.append(({"after": partial(after, as_float64(source.output).flatten())}, (*choices, gated)))
-    gates.append(({"after": partial(after, torch.ones(()))}, choices))
-    norms_first: dict[str, Any] = {"": None}
-    if (normed := first) is not None:
-        norms_first = {"the input is normalised first": lambda inputs: inputs.map(normed)}
-        if probed.subject.takes_context:
-            norms_first["the input of the queries is normalised first"] = lambda inputs: inputs._replace(
-                queries=normed(inputs.queries), keys=inputs.rows_of("k")
-            )
-    for (words, before), (behind, chosen) in product(norms_first.items(), gates):
-        yield {"before": before, **behind}, (*[Choice("pre-norm", words)] * (first is not None), *chosen)
+            yield {"after": partial(after, as_float64(source.output).flatten())}, (*choices, gated)
+    yield {"after": partial(after, torch.ones(()))}, tuple(choices)
+
+
+def _norms_in(probed: ProbedAttention) -> list[Norm]:
+    """The norms of a module, as functions of rows `[batch, length, width]`."""
+    parts = [] if probed.module is None or probed.subject.is_function else [*probed.module.modules()][1:]
+    return [_of_rows(part) for part in parts if is_norm(part)]
+
+
+def _made_rows(call: RecordedCall) -> list[Tensor]:
+    """What a call makes in the shape of its output, with the first or the last two axes exchanged too."""
+    made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
+    turned = (rows for each in made for rows in (each, each.transpose(0, 1), each.mT))
+    return [rows for rows in turned if rows.shape == call.graph.out.shape]
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
