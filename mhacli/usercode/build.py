@@ -456,6 +456,11 @@ def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) 
     return call
 
 
+def as_float64(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64)
+
+
 def cast_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a tensor after its module is cast to `dtype`."""
     if tensor.is_complex():

@@ -1,4 +1,4 @@
-"""One recorded call of a user's attention as a graph of torch operations, in order, each with its source line, its sources and
+"""A recorded call of a user's attention as a graph of torch operations, in order, each with its source line, its sources and
 its site: q, scores, pattern, z.
 
 A torch function mode sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except
@@ -8,12 +8,13 @@ so recorded values stay intact; other outputs are not copied, and views share me
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from traceback import walk_stack
 from types import FunctionType
@@ -29,6 +30,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
+from mhacli.usercode.build import as_float64
+from mhacli.usercode.names import assigned_names
 from mhacli.usercode.process import SourceLine, source_line
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import MaskForm, UserAttention
@@ -213,15 +216,20 @@ def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tupl
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"
 _ROLES = "qkv"
+HIDDEN = -500.0
+"""Scores, or terms added to them, below this number hide a key, whichever number stands for −∞."""
+NO_NUMBER = 1e30
+"""What stands for hidden scores, infinity and NaN where numbers are compared."""
 
 
-@dataclass
-class Graph:
-    """A recorded call. `given` has its inputs by name, and `out` is its result. Each softmax or kernel has an entry in
-    `attentions`, the operation of each of its sites."""
+@dataclass(eq=False)
+class RecordedCall:
+    """A recorded call, its `inputs` and its result. `given` has the inputs by name. Each softmax or kernel has an entry in
+    `attentions`, the operation of each of its sites. There are no operations if the call cannot be recorded."""
 
     out: Tensor
-    given: dict[str, Tensor]
+    inputs: Inputs
+    given: dict[str, Tensor] = field(default_factory=dict)
     operations: Sequence[Operation] = ()
     attentions: list[dict[str, Operation]] = field(default_factory=list)
 
@@ -234,41 +242,109 @@ class Graph:
         line = self.operations[-1].at if self.operations else SourceLine()
         return tensors | {"out": (line, [self.out])}
 
+    def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
+        """The operations of these names that combine what depends on the inputs with one tensor that does not, and its source."""
+        for operation in self.operations:
+            fixed = [source for source in operation.sources if not source.live]
+            if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
+                yield operation, fixed[0]
+
+    @property
+    def behind(self) -> Sequence[Operation]:
+        """The operations after the first weighted values."""
+        z = next(iter(self.attentions), {}).get("z")
+        return [] if z is None else self.operations[self.operations.index(z) + 1 :]
+
+    def path(self, role: str) -> list[Operation]:
+        """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
+        first = next(iter(self.attentions), {})
+        path = first[role].upstream() if role in first else []
+        return [operation for operation in self.operations if operation in path]
+
+    def vectors(self, role: str) -> Iterator[tuple[Operation, Tensor]]:
+        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads, and by which operation."""
+        for operation in self.path(role):
+            tensor = operation.output
+            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.inputs.lengths[1:]]
+            if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
+                yield operation, as_float64(tensor).movedim(axes[-1], -2)
+
+    def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
+        batch, *lengths = self.inputs.lengths
+        if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or math.prod(shape) % math.prod(self.inputs.lengths):
+            return None
+        return as_float64(tensor).expand(shape).reshape(batch, -1, *lengths)
+
+    def unpacks_in_order(self, order: str) -> bool | None:
+        """Whether the line that splits a fused projection names its parts in order; None without such a line."""
+        for op in self.operations:
+            if op.name in ("chunk", "split", "unbind", "tensor_split", "getitem"):
+                letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(op.at.source))
+                if sorted(letters) == sorted(order):
+                    return letters == order
+        return None
+
+    def numbers_below(self, bound: float) -> list[float]:
+        """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""
+        numbers = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
+        made = [source.output for op in self.operations for source in op.sources]
+        numbers += [tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()]
+        return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value <= bound))
+
+    @cached_property
+    def numbers_by_size(self) -> dict[int, tuple[list[Operation], Tensor]]:
+        """The operations by the size of their output, with the sorted numbers of each, `[operation, number]`."""
+        by_size: dict[int, list[Operation]] = {}
+        for op in self.operations:
+            if op.output.is_floating_point():
+                by_size.setdefault(op.output.numel(), []).append(op)
+        return {
+            size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops])) for size, ops in by_size.items()
+        }
+
+
+def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
+    """The numbers of a tensor, sorted in each column of rows of this width."""
+    rows = as_float64(tensor).reshape(-1, width)
+    rows = rows.masked_fill(rows < HIDDEN, -NO_NUMBER).nan_to_num(NO_NUMBER, NO_NUMBER)
+    return rows.sort(dim=0).values
+
 
 # ------------------------------------------------------------------------------------------------------------- recording
 
 
 def recorded(
     subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None, *, training: bool = False
-) -> Graph:
+) -> RecordedCall:
     """One recorded call. Raises what the call raises."""
-    inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
+    call_inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
     watcher = Watcher(subject.built.file)
-    out = subject(inputs, seed=seed, mask=mask, training=training, within=watcher)
+    out = subject(call_inputs, seed=seed, mask=mask, training=training, within=watcher)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
-    rows = zip(names, (inputs.queries, inputs.keys, inputs.values), strict=True)
+    rows = zip(names, call_inputs[:3], strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}
-    graph = Graph(out, {**given}, watcher.operations)
+    call = RecordedCall(out, inputs, {**given}, watcher.operations)
     module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
     if module is not None:
         things |= dict(module.named_buffers()) | dict(module.named_parameters())
     held = {address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)}
     is_masked = inputs.allowed is not None or inputs.real is not None
-    for leaf in dict.fromkeys(source for each in graph.operations for source in each.sources if not source.name):
+    for leaf in dict.fromkeys(source for each in call.operations for source in each.sources if not source.name):
         tensor = leaf.output
         matching = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
         leaf.site = held.get(address_of(tensor)) or next(iter(matching), "a tensor")
         leaf.live = leaf.site in matching
         if leaf.site == "a tensor" and is_masked and tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]:
             leaf.site = "mask"
-            graph.given.setdefault("mask", tensor)
-    for operation in graph.operations:
+            call.given.setdefault("mask", tensor)
+    for operation in call.operations:
         numbers = operation.sources  # of which a tensor that only states a shape or a dtype has no part in the result
         if re.fullmatch(r"new_\w+|\w+_like|to|\w+_as", operation.name):
             numbers = numbers[: operation.name == "to" or operation.name.endswith("_as")]
         operation.live = any(source.live for source in numbers)
-    _name_sites(graph)
-    return graph
+    _name_sites(call)
+    return call
 
 
 def _has_same_numbers(one: Tensor, other: Tensor) -> bool:
@@ -280,17 +356,17 @@ def _has_same_numbers(one: Tensor, other: Tensor) -> bool:
 # ----------------------------------------------------------------------------------------------------------------- sites
 
 
-def _name_sites(graph: Graph) -> None:
+def _name_sites(call: RecordedCall) -> None:
     """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, what joins the heads and projects them,
     the others after z, else torch's name."""
-    for operation in graph.operations:
+    for operation in call.operations:
         if operation.name == KERNEL:
             operands = zip(_ROLES, operation.sources, strict=False)
-            graph.attentions.append({role: source for role, source in operands if source.name} | {"z": operation})
+            call.attentions.append({role: source for role, source in operands if source.name} | {"z": operation})
         elif operation.name in SOFTMAXES and operation.live:
-            graph.attentions += filter(None, [_around_softmax(graph, operation)])
+            call.attentions += filter(None, [_around_softmax(call, operation)])
     leads: dict[Operation, dict[str, None]] = {}
-    for attention in graph.attentions:
+    for attention in call.attentions:
         for site, operation in attention.items():
             if site not in _ROLES or not operation.projects:
                 operation.site = operation.site or site
@@ -302,21 +378,21 @@ def _name_sites(graph: Graph) -> None:
             operation.site = letters if letters in ("qkv", "kv", "qv") else f"{letters}_proj"
         elif not operation.site:
             operation.site = f"{letters or next(iter(sites))}.{operation.name}"
-    site, ends = "z", [graph.operations.index(attention["z"]) for attention in graph.attentions]
-    for operation in graph.operations[max(ends) + 1 :] if ends else ():
+    site, ends = "z", [call.operations.index(attention["z"]) for attention in call.attentions]
+    for operation in call.operations[max(ends) + 1 :] if ends else ():
         if operation.projects and site == "z":
             operation.site = site = "out"
             joined = operation.live_sources[0]
             if joined.site.startswith("z."):
                 joined.site = "concat"
-                graph.attentions[-1]["concat"] = joined
+                call.attentions[-1]["concat"] = joined
         elif operation.live and not operation.site:
             operation.site = f"{site}.{operation.name}"
-    for operation in graph.operations:
+    for operation in call.operations:
         operation.site = operation.site or operation.name
 
 
-def _around_softmax(graph: Graph, softmax: Operation) -> dict[str, Operation]:
+def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and another after it."""
     qk = next((each for each in reached(softmax, attrgetter("live_sources")) if each.is_product), None)
     z, after = None, list[Operation]()

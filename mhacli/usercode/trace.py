@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.devices import environment
-from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import step_of, summarise
 from mhacli.io.data import decode
 from mhacli.record.checks import SelfCheck
@@ -26,8 +25,8 @@ from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import (
     KERNEL,
     SOFTMAXES,
-    Graph,
     Operation,
+    RecordedCall,
     address_of,
     recorded,
     writes_into_input,
@@ -53,20 +52,20 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
     if target.causal and subject.causal_by is None and subject.mask_forms:
         mask = subject.mask_forms[0]
         inputs = inputs._replace(allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril())
-    graph = recorded(subject, inputs, target.seed, mask=mask)
+    call = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
-    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, graph.out - unrecorded))
-    are_finite = torch.equal(graph.out.isfinite(), unrecorded.isfinite())
-    sizes = _sizes(graph, subject, inputs)
+    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, call.out - unrecorded))
+    are_finite = torch.equal(call.out.isfinite(), unrecorded.isfinite())
+    sizes = _sizes(call, subject)
     queries, keys = places(sizes["query"]), places(sizes["key"])
     has_context = not subject.is_function and inputs.keys is not None
     record = Record(
         command=tuple(request["command"]),
-        config=_config(subject, target, graph, sizes),
+        config=_config(subject, target, call, sizes),
         sequences=(queries,) * sizes["batch"],
         context=(keys,) * sizes["batch"] if has_context else None,
         vocabulary=keys.tokens if has_context else queries.tokens,
-        trace=_steps(graph, sizes, values=request["values"]),
+        trace=_steps(call, sizes, values=request["values"]),
         heads=HeadTable(),
         timings={},
         self_check=SelfCheck.of(error, _TOLERANCE * max(1.0, largest), holds=are_finite),
@@ -77,28 +76,28 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
             called=subject.described,
             sizes=tuple((word, size) for word, size in sizes.items() if word != "key" or size != sizes["query"]),
             n_runs=1,
-            result=tuple(graph.out.shape),
-            expected=(*inputs.queries.shape[:-1], *graph.out.shape[-1:]),
+            result=tuple(call.out.shape),
+            expected=(*inputs.queries.shape[:-1], *call.out.shape[-1:]),
         ),
     )
     return record.document()
 
 
-def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, int]:
+def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:
     """The size of each axis word: those of the inputs, and the head counts and widths that the run and the arguments show."""
-    batch, n_queries, n_keys = inputs.lengths
-    width, keys = inputs.queries.shape[-1], inputs.keys
+    batch, n_queries, n_keys = call.inputs.lengths
+    width, keys = call.inputs.queries.shape[-1], call.inputs.keys
     sizes = {"batch": batch, "query": n_queries, "key": n_keys}
-    sizes |= {"head": inputs.queries.shape[1], "d_head": width} if subject.is_function else {"d_model": width}
+    sizes |= {"head": call.inputs.queries.shape[1], "d_head": width} if subject.is_function else {"d_model": width}
     if keys is not None and keys.shape[-1] != width:
         sizes["d_context"] = keys.shape[-1]
-    if not graph.attentions:
+    if not call.attentions:
         return sizes
-    products = [attention.get("qk", attention["z"]) for attention in graph.attentions]
-    d_v = graph.attentions[0]["z"].output.shape[-1]
+    products = [attention.get("qk", attention["z"]) for attention in call.attentions]
+    d_v = call.attentions[0]["z"].output.shape[-1]
     sizes.setdefault("d_head", products[0].live_sources[0].output.shape[-1])
     n_numbers = sum(each.output.numel() for each in products if each.output.shape == products[0].output.shape)
-    n_rows = batch * n_queries * (n_keys if "qk" in graph.attentions[0] else d_v)
+    n_rows = batch * n_queries * (n_keys if "qk" in call.attentions[0] else d_v)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
     n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
     if isinstance(n_kv_heads, int) and 0 < n_kv_heads < sizes["head"] and sizes["head"] % n_kv_heads == 0:
@@ -108,7 +107,7 @@ def _sizes(graph: Graph, subject: UserAttention, inputs: Inputs) -> dict[str, in
     return sizes
 
 
-def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes: Mapping[str, int]) -> Config:
+def _config(subject: UserAttention, request: TargetRequest, call: RecordedCall, sizes: Mapping[str, int]) -> Config:
     """A config with the known facts: sizes, biases, output projection. Unknown heads count as one; positions are none."""
     n_heads, d_head = sizes.get("head", 1), sizes.get("d_head")
     return Config(
@@ -118,7 +117,7 @@ def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes:
         d_head=d_head,
         d_v=sizes.get("d_v", d_head),
         bias=any(part.bias is not None for part in parts_of(subject.built.module, {})),
-        out_proj=any(operation.site == "out" for operation in graph.operations),
+        out_proj=any(operation.site == "out" for operation in call.operations),
         positions="none",
         causal=request.causal,
         dtype=str(subject.dtype).removeprefix("torch."),  # type: ignore[arg-type]
@@ -131,7 +130,7 @@ def _config(subject: UserAttention, request: TargetRequest, graph: Graph, sizes:
 # ----------------------------------------------------------------------------------------------------------------- steps
 
 
-def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
+def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
     """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
     words. In self-attention, the operations tell queries from keys."""
     names: dict[int, list[str]] = {}
@@ -141,11 +140,11 @@ def _steps(graph: Graph, sizes: Mapping[str, int], *, values: bool) -> tuple[Ste
     names.setdefault(sizes.get("d_head", 0) // 2, []).append("d_head/2")
     names.setdefault(sizes["key"] + 1, []).append("key+1")
     names.pop(0, None)
-    given = [Operation("", tensor, site=name) for name, tensor in graph.given.items()]
+    given = [Operation("", tensor, site=name) for name, tensor in call.given.items()]
     axes: dict[Operation, tuple[str, ...]] = {}
     keys_first: set[Operation] = set()
     groups: dict[object, list[Operation]] = {}
-    for operation in (*given, *graph.operations):
+    for operation in (*given, *call.operations):
         axes[operation] = _axes_of(operation.output, names, operation.site)
         are_first = any(source in keys_first for source in operation.sources)
         is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")

@@ -21,19 +21,17 @@ from mhacli.commands.check.probes import (
     TOLERANCE,
     InputCase,
     arguments_without_effect,
-    as_float64,
     make_case,
     randomised,
     unmasked_inputs,
     unparametrized,
 )
-from mhacli.commands.check.recording import NO_NUMBER, sorted_numbers
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.usercode.build import arguments_of, cast, cast_copy, is_factory, load_built, parameters_of
+from mhacli.usercode.build import arguments_of, as_float64, cast, cast_copy, is_factory, load_built, parameters_of
 from mhacli.usercode.find_call import find_modes
-from mhacli.usercode.graph import recorded
+from mhacli.usercode.graph import NO_NUMBER, recorded, sorted_numbers
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target

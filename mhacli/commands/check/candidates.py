@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer
-from mhacli.commands.check.probes import HIDDEN, TOLERANCE, ProbedAttention, as_float64, make_case
-from mhacli.commands.check.recording import RecordedCall, recorded_case
+from mhacli.commands.check.probes import TOLERANCE, ProbedAttention, make_case, recorded_case
 from mhacli.commands.check.result import CheckRequest
-from mhacli.usercode.build import Built
-from mhacli.usercode.graph import KERNEL, Operation
+from mhacli.usercode.build import Built, as_float64
+from mhacli.usercode.graph import HIDDEN, KERNEL, Operation, RecordedCall
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import ProjectionReading, Widths, is_norm, parts_of, projection_readings
 from mhacli.usercode.roles import role_of
@@ -141,7 +140,7 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         return
     yield {"causal": expected}, ()
     yield {"causal": not expected}, ()
-    is_finite = bool(call.graph.out.isfinite().all())  # NaN would count as seeing nothing
+    is_finite = bool(call.out.isfinite().all())  # NaN would count as seeing nothing
     if influence is None or not is_finite or (expected and bool(influence.triu(1).any())):
         return
     if probed.visible in ("other", "itself only"):
@@ -444,7 +443,7 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
     if probed.subject.is_function or not call.operations:
         yield {}, ()
         return
-    inputs, out, last, made = call.inputs.queries, as_float64(call.graph.out), call.operations[-1], _made_rows(call)
+    inputs, out, last, made = call.inputs.queries, as_float64(call.out), call.operations[-1], _made_rows(call)
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
@@ -479,7 +478,7 @@ def _made_rows(call: RecordedCall) -> list[Tensor]:
     """What a call makes in the shape of its output, with the first or the last two axes exchanged too."""
     made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
     turned = (rows for each in made for rows in (each, each.transpose(0, 1), each.mT))
-    return [rows for rows in turned if rows.shape == call.graph.out.shape]
+    return [rows for rows in turned if rows.shape == call.out.shape]
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

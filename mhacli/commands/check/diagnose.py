@@ -17,20 +17,20 @@ from mhacli.attention.mistakes import MISTAKES, sentinels
 from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run_stages, stages_with
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, candidates
+from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.probes import (
     InputCase,
     ProbedAttention,
-    as_float64,
     large_case,
     make_case,
     masked_cases,
+    recorded_case,
     unmasked_inputs,
 )
-from mhacli.commands.check.recording import RecordedCall, recorded_case
 from mhacli.commands.check.result import Behaviour
 from mhacli.io.data import finite
-from mhacli.usercode.build import cast_copy
-from mhacli.usercode.graph import Graph, Watcher
+from mhacli.usercode.build import as_float64, cast_copy
+from mhacli.usercode.graph import RecordedCall, Watcher
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
@@ -56,13 +56,13 @@ class Trial:
 
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
         """How many tensors the layer with these mistakes has in common with the call."""
-        return self.call.at_sites(self.candidate.layer, mistakes).n_produced
+        return sites_in(self.call, self.candidate.layer, mistakes).n_produced
 
     def likelihood(self, mistakes: Sequence[Mistake]) -> tuple[int, bool]:
         """How many tensors it has in common with the call, and whether the line of the last mistake reads like it."""
-        call, last = self.call.at_sites(self.candidate.layer, mistakes), mistakes[-1]
-        source = call.line_of(last.site).source
-        return call.n_produced, any(re.search(pattern, source) for pattern in last.at)
+        sites, last = sites_in(self.call, self.candidate.layer, mistakes), mistakes[-1]
+        source = sites.line_of(last.site).source
+        return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
     def with_one_more(self, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
         """The known mistakes with each of the pool that replaces another stage."""
@@ -234,7 +234,7 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
         layers = list(group)
         if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
             return
-        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -call.at_sites(candidate.layer).n_produced)
+        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced)
         few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
         likely = [Trial(candidate, result.cases, call, _pool(probed, candidate, call)) for candidate in few]
         ranked = ranked or likely
@@ -243,9 +243,9 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
             return
     if any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
-    if ranked and not any(call.at_sites(trial.candidate.layer).producers("z") for trial in ranked):
+    if ranked and not any(sites_in(call, trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
-        shown = [mistake for mistake in pool if call.at_sites(layer, [mistake]).producers("z")]
+        shown = [mistake for mistake in pool if sites_in(call, layer, [mistake]).producers("z")]
         result.likeliest_mistake = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
 
 
@@ -378,7 +378,7 @@ def _judged(
     watcher = Watcher(convention.attention.built.file)
     with suppress(Exception):  # the call cannot be recorded
         convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
-    call = RecordedCall(Graph(differing[0].output, {}, watcher.operations), differing[0].inputs)
+    call = RecordedCall(differing[0].output, differing[0].inputs, operations=watcher.operations)
     is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
     pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
     is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, call, pool))

@@ -21,6 +21,7 @@ from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import BehaviourTester, is_claimed_causal
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
+from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.probes import ProbedAttention, arguments_without_effect, probe
 from mhacli.commands.check.result import AttentionInside, CheckRequest, Examination, Finding, OutputComparison, Verdict
 from mhacli.errors import MhaError, first_names
@@ -267,7 +268,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         reason = "no token attends to another: this is not attention"
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
-    departure = None if likeliest is None else diagnosis.call.at_sites(likeliest.layer).first_difference()
+    departure = None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
     if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:

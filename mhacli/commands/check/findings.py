@@ -17,8 +17,8 @@ from mhacli.attention.stages import Mistake
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import counts_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, error_of
+from mhacli.commands.check.layer_sites import LayerSites, sites_in
 from mhacli.commands.check.probes import InputCase, ProbedAttention
-from mhacli.commands.check.recording import RecordedCall
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
@@ -32,12 +32,12 @@ from mhacli.usercode.roles import role_of, stated
 
 def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Finding, ...]:
     """Every mistake found: statements that the code contradicts, proven mistakes, and those that only measurements show."""
-    call = diagnosis.call
+    sites = LayerSites(diagnosis.call)
     if diagnosis.candidate is not None:
-        call = call.at_sites(diagnosis.layer, diagnosis.mistakes)
-    proven = [*_contradictions(diagnosis, probed, call), *_proven(diagnosis, probed)]
+        sites = sites_in(diagnosis.call, diagnosis.layer, diagnosis.mistakes)
+    proven = [*_contradictions(diagnosis, probed, sites), *_proven(diagnosis, probed)]
     codes = {finding.code for finding in proven}
-    return (*proven, *(finding for finding in _measured(diagnosis, probed, call) if finding.code not in codes))
+    return (*proven, *(finding for finding in _measured(diagnosis, probed, sites) if finding.code not in codes))
 
 
 def _sentence(mistake: Mistake) -> str:
@@ -58,13 +58,13 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
     for mistake, (error, trial) in diagnosis.proofs.items():
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
-        call = trial.call.at_sites(diagnosis.layer, diagnosis.mistakes)
-        line = call.line_for(mistake.at, mistake.site, subject.built)
+        sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
+        line = sites.line_for(mistake.at, mistake.site, subject.built)
         others = tuple(other for other in diagnosis.mistakes if other is not mistake)
         codes = tuple(other.code for other in others)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
-        names = _user_names(line, call, probed, case, diagnosis)
+        names = _user_names(line, sites, probed, case, diagnosis)
         letter, giver = mistake.site[0], mistake.code.partition("-from-")[2][:1]
         taking, given = (names.get(f"self.{each}_proj", f"self.{each}_proj") for each in (letter, giver))
         if mistake.stage == "project":
@@ -83,7 +83,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         yield replace(finding, fix=fix)
 
 
-def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall) -> Iterator[Finding]:
+def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
     """A finding for each statement, of heads or scale, that the matching layer contradicts, for each of its biases that is a
     mistake, and for heads of another width, or in another number, than is stated; not where a width is stated."""
     if diagnosis.candidate is None:
@@ -92,17 +92,17 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, call: Recorde
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
-            line, actual, claim = call.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            line, actual, claim = sites.line_of("q"), str(layer.n_heads), str(request.n_heads)
             what = f"{actual} heads"
         else:
             scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            line, what, claim = call.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
+            line, what, claim = sites.line_of("scaled"), f"scores times {actual}", f"{request.scale:.4g}"
         message = f"the code has {what}, and --{option} says {claim}"
         fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
         yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
-    for bias in score_biases_in(call) if layer.bias is not None else ():
+    for bias in score_biases_in(diagnosis.call) if layer.bias is not None else ():
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
     arguments, width = probed.subject.built.arguments, probed.subject.sizes.d_in
@@ -117,13 +117,13 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, call: Recorde
     is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
     evidence = f"matches exactly with {layer.n_heads} × {layer.d_head} columns, where {n_heads} heads are given"
     if joins_heads and layer.n_heads == 1:
-        yield finding_of("heads-missing", evidence, call.line_of("qk"))
+        yield finding_of("heads-missing", evidence, sites.line_of("qk"))
     if is_narrow or is_exchanged:
-        yield finding_of("head-width", evidence, call.line_of("q"))
+        yield finding_of("head-width", evidence, sites.line_of("q"))
 
 
 def _user_names(
-    line: SourceLine, call: RecordedCall, probed: ProbedAttention, case: InputCase, diagnosis: Diagnosis
+    line: SourceLine, sites: LayerSites, probed: ProbedAttention, case: InputCase, diagnosis: Diagnosis
 ) -> dict[str, str]:
     """Maps names in corrected expressions to the user's names in the function around a line, or to what they stand for."""
     function, layer = function_around(line), diagnosis.layer
@@ -133,7 +133,7 @@ def _user_names(
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
     names = names_within(function, probed.subject.built.module, parts=parts, sizes=sizes)
-    names |= dict(call.names_in(function))
+    names |= dict(sites.names_in(function))
     if (scaled := names.pop("scaled", None)) is not None:
         names.setdefault("scores", scaled)
     if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
@@ -156,28 +156,28 @@ def _user_names(
 # ----------------------------------------------------------------------------------------------- shown by measurements
 
 
-def _measured(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall) -> Iterator[Finding]:
+def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
     """Mistakes that only measurements show."""
     subject, built = probed.subject, probed.subject.built
     if diagnosis.likeliest_mistake is not None and diagnosis.likeliest is not None:
         mistake = diagnosis.likeliest_mistake
-        line = diagnosis.call.at_sites(diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
+        line = sites_in(diagnosis.call, diagnosis.likeliest.layer, (mistake,)).line_for(mistake.at, mistake.site, built)
         evidence = f"the weighted values match if {_sentence(mistake)}; what is done with them is not understood"
         yield finding_of(mistake.name, evidence, line)
     if diagnosis.candidate is not None:
         has_norms = diagnosis.layer.q_norm is not None and all(each.stage != "norm" for each in diagnosis.mistakes)
         if has_norms and (unused := _unused(probed, n_axes=1)):
-            yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", call.line_of("k"))
+            yield finding_of("qk-norm-shared", f"no output depends on {first_names(unused, 4)}", sites.line_of("k"))
     padded = next((case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None)
     n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         evidence = f"{rows}: its own causal mask leaves them no key"
-        yield finding_of("fully-masked-row", evidence, call.line_of("pattern"))
+        yield finding_of("fully-masked-row", evidence, sites.line_of("pattern"))
     for code, evidence in probed.evidence.items():
-        yield finding_of(code, evidence, _first_that_differs(probed, code) or call.line_of("pattern"))
+        yield finding_of(code, evidence, _first_that_differs(probed, code) or sites.line_of("pattern"))
     for name in diagnosis.ignored:
-        yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", call.line_of("scores"))
+        yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
     cache = diagnosis.cache
     if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
@@ -186,7 +186,7 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, call: RecordedCall)
     is_open = subject.mode is None and not (diagnosis.is_right or diagnosis.mistakes)
     if is_open and (unused := _unused(probed, n_axes=2)):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        yield finding_of("unused-parameters", evidence, call.line_for((), "", built))
+        yield finding_of("unused-parameters", evidence, sites.line_for((), "", built))
 
 
 def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:

@@ -20,7 +20,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.record.checks import TOLERANCES
-from mhacli.usercode.build import cast, cast_copy, copied
+from mhacli.usercode.build import as_float64, cast, cast_copy, copied
+from mhacli.usercode.graph import RecordedCall, recorded
 from mhacli.usercode.process import exception_text
 from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import InputDrawer, MaskForm, UserAttention
@@ -219,8 +220,6 @@ def with_dropout(module: nn.Module | None, p: float) -> nn.Module | None:
 
 TOLERANCE = TOLERANCES["float32"].runs
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
-HIDDEN = -500.0
-"""Scores, or terms added to them, below this number hide a key, whichever number stands for −∞."""
 LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
 """Inputs times this make scores a million times as large; a number that stands for −∞ must be lower still."""
@@ -255,17 +254,20 @@ class InputCase:
         return counted
 
 
-def as_float64(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor in float64 on the CPU."""
-    return tensor.detach().to("cpu", torch.float64)
-
-
 def make_case(
     name: str, subject: UserAttention, inputs: Inputs, form: MaskForm | None = None, *, rounding: float = TOLERANCE
 ) -> InputCase:
     """The case with the subject's output. Raises what the subject raises."""
     output = as_float64(subject(inputs, mask=form))
     return InputCase(name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding)
+
+
+def recorded_case(subject: UserAttention, case: InputCase) -> RecordedCall:
+    """The recorded call of a case, without operations if it cannot be recorded."""
+    try:
+        return recorded(subject, case.inputs, 0, case.form)
+    except Exception:  # user code may raise anything
+        return RecordedCall(case.output, case.inputs)
 
 
 def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:

@@ -1,0 +1,141 @@
+"""The sites of a layer in a recorded call: which operation makes the numbers of each, on which line and in which variable."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.stages import Mistake, ReferenceLayer, run_stages, stages_with
+from mhacli.commands.check.result import FirstDifference
+from mhacli.usercode.build import Built
+from mhacli.usercode.graph import NO_NUMBER, Operation, RecordedCall, sorted_numbers
+from mhacli.usercode.names import assigned_names, is_within
+from mhacli.usercode.process import SourceLine
+from mhacli.usercode.projections import read_name
+
+SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSites:
+    """A layer's tensor at each of its sites for the inputs of a recorded call, and the operations of the call that produce it."""
+
+    call: RecordedCall
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def producers(self, site: str) -> list[Operation]:
+        """The operations that produce the numbers of a site, in any order, or those of its first head."""
+        if site not in self.tensors:
+            return []
+        expected = self.tensors[site]
+        heads = [expected, *([expected[:, 0]] if expected.ndim == 4 and expected.shape[1] > 1 else [])]
+        producers = []
+        for head in [head for head in heads if head.numel() in self.call.numbers_by_size]:
+            operations, made = self.call.numbers_by_size[head.numel()]
+            right = sorted_numbers(head)[:, 0]
+            largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
+            is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1)
+            producers += [operation for operation, is_one in zip(operations, is_close.tolist(), strict=True) if is_one]
+        return producers
+
+    @cached_property
+    def n_produced(self) -> int:
+        """The number of sites that the run produces."""
+        return sum(bool(self.producers(site)) for site in SITES)
+
+    def _producer(self, site: str) -> Operation | None:
+        """The first operation on a line of user code that produces a site: where heads are split, the first that shapes them, and
+        where they are joined, one with as many axes; a projection by the name of a variable, as shapes may be the same."""
+        producers = [op for op in self.producers(site) if op.at.line is not None]
+        preferred = []
+        if site in ("q", "k", "v", "concat"):
+            preferred = [op for op in producers if not (op.projects or op.is_product)]
+            joined = [op for op in preferred if site == "concat" and op.output.ndim == self.tensors[site].ndim]
+            preferred = joined or preferred
+        elif site.endswith("_proj"):
+            preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
+        return next(iter(preferred or producers), None)
+
+    def line_of(self, site: str) -> SourceLine:
+        """The line that produces a site's numbers, or those of the first later site that is found."""
+        producer = self._first_producer(site)
+        return SourceLine() if producer is None else producer.at
+
+    def _first_producer(self, site: str) -> Operation | None:
+        """The operation that produces a site, or the first later one that is found."""
+        later = (self._producer(later) for later in SITES[SITES.index(site) :])
+        return next((operation for operation in later if operation is not None), None)
+
+    def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
+        """The line of a mistake: the first that matches a pattern, before others one that leads to a site, else the one that
+        computes the site, else the first line of `forward` or of a function."""
+        source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
+        for part in (getattr(built.thing, "forward", None), built.thing):
+            with contextlib.suppress(OSError, TypeError):
+                lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
+                source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
+        code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
+        producer = self._first_producer(site) if site else None
+        leading = [] if producer is None else producer.upstream()
+        made = (
+            [op.at for op in operations if op.at.line is not None] for operations in (leading, self.call.operations)
+        )
+        for places in (*made, code):
+            for pattern, line in product(patterns, places):
+                if re.search(pattern, line.source.split("#")[0]):
+                    return line
+        return self.line_of(site) if site else next(iter(source), SourceLine())
+
+    def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+        """Sites with the variable of a function that holds their numbers."""
+        for site in ("q", "k", "v", "scaled", "scores", "pattern", "z"):
+            producer = self._producer(site)
+            if producer is None or not is_within(producer.at, function):
+                continue
+            names = assigned_names(producer.at.source)
+            fitting = [name for name in names if read_name(name)[0] == site]
+            if not fitting:
+                last = next(op for op in reversed(self.call.operations) if op.at == producer.at)
+                fitting = names if len(names) == 1 and last in self.producers(site) else []
+            if len(fitting) == 1:
+                yield site, fitting[0]
+
+    def first_difference(self) -> FirstDifference | None:
+        """The first site that the run does not produce, and the last one before it. The scaled products are scores too. None if
+        there is nothing to compare."""
+        if not (self.tensors and self.call.operations):
+            return None
+        made = {site for site in SITES if self.producers(site)}
+        made |= {"qk"} if "scaled" in made else set()  # queries may be scaled before the products
+        made |= set("qkv") if "q_proj" not in self.tensors else set()  # a function is given them
+        missing = next((site for site in SITES if site in self.tensors and site not in made), "out")
+        before = [site for site in SITES[: SITES.index(missing)] if site in self.tensors]
+        last_shared = next((site for site in reversed(before) if site != "scaled"), None)
+        producer = self._producer(before[-1]) if before else None
+        later = [] if producer is None else self.call.operations[self.call.operations.index(producer) + 1 :]
+        shared = [op for site in before for op in self.producers(site)]
+        operation = next((op for op in later if op.at.line is not None and op not in shared), producer)
+        line = SourceLine() if operation is None else operation.at
+        return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
+
+
+def sites_in(call: RecordedCall, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> LayerSites:
+    """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
+    tensors = dict[str, Tensor]()
+    try:
+        with torch.no_grad():
+            run_stages(
+                stages_with(mistakes), layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})
+            )
+    except Exception:  # the mistake is not possible here, or a norm fails
+        return LayerSites(call)
+    return LayerSites(call, tensors)
