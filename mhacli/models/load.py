@@ -205,7 +205,7 @@ def load_model(
     with offline(), warnings.catch_warnings():
         warnings.filterwarnings("error" if device_map else "ignore", message=".*device_map keys do not match")
         model, info = guarded("the config and the weights", path, load)
-    notes = _require_whole(info, path, head=not is_base)
+    notes = _require_whole(model, info, path, head=not is_base)
     for place, module in () if allow_nonfinite else model.named_modules():
         kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
         for name, parameter in module.named_parameters(place, recurse=False):
@@ -257,12 +257,14 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
         raise MhaError(f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path)
 
 
-def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
+def _require_whole(model: Any, info: Any, path: str, *, head: bool) -> list[str]:
     """The notes on missing weights. Raises `MhaError` for weights that are not in the files, because they would be random.
 
-    With a language `head` nothing may be missing, because it decides what is generated.
+    With a language `head` nothing may be missing, because it decides what is generated. Tables that the class computes are in no
+    file; Marian names them as in the model with a head.
     """
-    missing = sorted(info["missing_keys"])
+    computed, prefix = model._keys_to_ignore_on_load_missing or (), model.base_model_prefix
+    missing = [n for n in sorted(info["missing_keys"]) if not any(re.search(c, f"{prefix}.{n}") for c in computed)]
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
     wrong = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in info.get("mismatched_keys", ()))
     if needed or wrong:

@@ -109,6 +109,20 @@ def test_a_part_that_no_attention_depends_on_may_be_missing_and_is_a_note(mha: A
     assert "pooler.dense.weight" in ended.stderr
 
 
+def test_tables_of_positions_that_a_family_computes_are_in_no_file(mha: Any, tmp_path: Path) -> None:
+    made = checkpoints.from_config(
+        "marian", {**checkpoints.BART, "max_position_embeddings": 64}, automatic=checkpoints.PAIR
+    )
+    place = saved("bart", tmp_path / "m", made)
+    theirs = checkpoints.load(place, checkpoints.PAIR, attn_implementation="eager")
+    ids = {"input_ids": torch.tensor([checkpoints.tokenizer_of("bart")(TEXT)["input_ids"]])}
+    with torch.no_grad():
+        pattern = theirs.get_encoder()(**ids, output_attentions=True).attentions[1][0]
+    expected = -(pattern * pattern.log()).sum(dim=-1).mean(dim=-1)
+    found = [row[0] for row in rows(mha, place, "--layer", "encoder.1")]
+    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) -> None:
     saved("bert", tmp_path / "m", checkpoints.from_config("bert", FAMILIES["bert"].config))
     ended = mha("run", "--model", "m", TEXT, "--generate", "2", "--json", code=1)
