@@ -61,6 +61,11 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         record = run.run()
     call, attention, n_before = taken[0]
     layer, has_rotation = record.layers[0], record.config.positions.startswith("rope")
+    if (
+        call.q is not None
+    ):  # some layers of a model with rotations have none: theirs are views of what a module computed
+        projected = {tensor.untyped_storage().data_ptr() for _, _, tensor in outputs[:n_before]}
+        has_rotation = has_rotation and call.q.untyped_storage().data_ptr() not in projected
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,15 @@ def test_a_cell_of_any_family_adds_up_and_is_the_familys_own(case: str, mha: Any
             assert cell["pattern_row"][other] == pytest.approx(
                 cell["share"] * math.exp(score - cell["score"]), abs=5e-5
             )
+
+
+def test_a_layer_without_rotation_is_not_called_rotated(mha: Any, tmp_path: Path) -> None:
+    config = {**checkpoints.GROUPED, "no_rope_layers": [1, 0, 1], "layer_types": ["full_attention"] * 3}
+    checkpoints.from_config("smollm3", config, automatic=checkpoints.CAUSAL).save_pretrained(tmp_path / "m")
+    checkpoints.tokenizer_of("llama").save_pretrained(tmp_path / "m")
+    for layer in range(3):
+        trace = mha("trace", "--model", "m", TEXT, "--layer", str(layer), "--json").json["trace"]
+        assert [layer != 1] * 2 == ["rotated" in step["formula"] for step in trace if step["site"] in ("q", "k")]
 
 
 @pytest.mark.parametrize(("name", "query", "key"), [("gpt2", 3, 9), ("mistral", 9, 9 - WINDOW)])
