@@ -21,7 +21,7 @@ from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import Setup, record_run
 from mhacli.models.capture import Call, captured
-from mhacli.models.layer_names import LayerKey, dtype_of
+from mhacli.models.layer_names import LayerKey, config_of, dtype_of
 from mhacli.models.load import ModelTokenizer
 from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, prepare_checkpoint, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
@@ -275,7 +275,9 @@ class EffectStudy:
 
     @cached_property
     def has_batches(self) -> bool:
-        """Whether a pass can have several rows."""
+        """Whether a pass can have several rows. A classifier of texts without an id for padding takes one."""
+        if self.untouched.measured in ("class", "score") and (config := config_of(self.model)) is not None:
+            return getattr(config.get_text_config(), "pad_token_id", None) is not None
         return self.metric is None and (hasattr(self.model, "config") or not self.record.layers)
 
     @cached_property

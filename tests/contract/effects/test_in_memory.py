@@ -144,6 +144,21 @@ def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
     assert record.effect.measured == ("span" if "Answering" in kind else "score")
 
 
+def test_a_classifier_without_an_id_for_padding_is_measured_text_by_text() -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    model = GPT2ForSequenceClassification(
+        GPT2Config(vocab_size=99, n_embd=24, n_layer=1, n_head=3, num_labels=4)
+    ).eval()
+    record = mhacli.effects(model, ids_of(1, 5))
+    with torch.no_grad():
+        before = model(ids_of(1, 5)).logits[0]
+        with mhacli.removed(model, heads=[(0, 1)]):
+            expected = (model(ids_of(1, 5)).logits[0] - before)[before.argmax()]
+    assert record.effects[1].d_logit == pytest.approx(float(expected), abs=1e-6)
+
+
 IDS = ids_of(1, 5)
 
 
