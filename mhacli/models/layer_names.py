@@ -113,9 +113,13 @@ _AFTER_PADDING = (
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
+_INTERLEAVED = (
+    "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj", "helium",
+    "llama4_text", "moonshine",
+)  # fmt: skip
 QUIRKS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "mpt"), "alibi"),
-    **dict.fromkeys(("codegen", "cohere", "gptj"), "rope-interleaved"),
+    **dict.fromkeys(_INTERLEAVED, "rope-interleaved"),
     **dict.fromkeys(_AFTER_PADDING, "positions after padding"),
 }
 """What a family does that neither its config nor the names of its modules say: how it encodes positions; that positions count
@@ -184,10 +188,10 @@ def positions_of(model: Any) -> str:
         return "alibi"  # Falcon has a rotation too, but does not use it
     if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
         return "rope-interleaved" if quirks_of(config) == "rope-interleaved" else "rope"
-    if "relative_attention_bias" in names or getattr(config, "relative_attention", False):
+    if names & {"relative_attention_bias", "rel_attn"} or getattr(config, "relative_attention", False):
         return "relative"
-    is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding"}
-    return "learned" if is_learned else "none"
+    is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding", "positions_embed"}
+    return "learned" if is_learned else "sinusoidal" if hasattr(model, "pos_encoding") else "none"
 
 
 def most_positions(config: Any) -> int | None:
