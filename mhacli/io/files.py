@@ -97,7 +97,7 @@ def check_target(path: str, *, force: bool) -> str:
     if mode is not None and not force:
         raise _exists(path)
     if not os.path.isdir(folder):
-        raise _unwritable(path, f"there is no folder {folder}")
+        raise _unwritable(path, f"{folder} is no folder" if os.path.exists(folder) else f"there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise _unwritable(path, f"the folder {folder} is read-only")
     return target
