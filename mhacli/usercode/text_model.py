@@ -310,7 +310,7 @@ def _table_of(attention: UserAttention) -> nn.Embedding | None:
     read: list[tuple[nn.Embedding, Tensor]] = []
 
     def note(_name: str, part: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        if isinstance(part, nn.Embedding):
+        if isinstance(part, nn.Embedding) and isinstance(inputs[0], Tensor):  # some tables of positions take a shape
             read.append((part, inputs[0]))
 
     drawer = attention.drawer(0)
