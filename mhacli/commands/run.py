@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def run(
     what: Computation,
     reading: Reading,
-    options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "words", "rows", *DRAWING)],
+    options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "sort", "words", "rows", *DRAWING)],
     output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""

@@ -28,8 +28,8 @@ def show(
     require_output(options, output, read=path)
     record = load(path)
     model = record.model
-    if record.survey is None and model is None and (options.maps or options.sort != "head"):
-        raise UsageError(f"--map and --sort need a record of mha heads, which {path} is not")
+    if record.survey is None and model is None and options.maps:
+        raise UsageError(f"--map needs a record of mha heads, which {path} is not")
     if model is None and (options.layers or options.words or options.rows):
         raise UsageError(f"--layer, --words and --from need a record of a checkpoint, which {path} is not")
     for name in ("shapes", "timings"):

@@ -278,7 +278,7 @@ def inspect(
     tokens, too little memory, numbers that overflow.
     """
     config = (config or Config()).resolved()
-    given, others = (given_texts(each or (), "mhacli.inspect") for each in (text, context))
+    given, others = (given_texts(() if each is None else each, "mhacli.inspect") for each in (text, context))
     texts, vocabulary, _ = encode(given, config, context=others)
     request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     return record_run(Setup(request, texts))[0]

@@ -313,6 +313,8 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
         return tuple(heads if rises else reversed(heads))
     is_change = name in {row.field for row in OF_REMOVAL}
     known = [head for head in heads if getattr(head, name) is not None]
+    if heads and not known and any(row.optional for row in _COLUMNS if row.field == name):
+        raise UsageError(f"--sort {sort} orders by a number that no head here has", hint="mha explain " + name)
     known.sort(key=lambda head: abs(getattr(head, name)) if is_change else getattr(head, name), reverse=not rises)
     return (*known, *(head for head in heads if getattr(head, name) is None))
 

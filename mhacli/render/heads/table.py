@@ -77,14 +77,13 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
             explanation=_OF_CONTROL,
         )
         columns.append(control)
-    has_many = record.survey is not None or bool(record.layers)
     return Table(
         columns=[*columns, *_number_columns(record, options), *_profile_column(record)],
         rows=[(head, "") for head in listed],
         foot=[*_baselines(record, listed)],
         legend=[*_legend(listed)],
         gap=1,
-        elsewhere="with --sort, --csv" if has_many else "with --json",
+        elsewhere="with --json",
     )
 
 

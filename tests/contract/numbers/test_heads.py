@@ -393,8 +393,9 @@ def test_first_tokens_are_counted_together(mha: Any, tmp_path: Path) -> None:
 def test_heads_are_printed_in_the_order_of_a_statistic(mha: Any) -> None:
     words = ["the cat sat on the mat and the dog sat", "--heads", "8", "--init", "uniform", "--scale", "9", "--causal"]
     heads = {head["head"]: head for head in mha("heads", *words, "--json").json["heads"]}
-    for sort in ("entropy", "eff.keys:up", "head:down", "kind"):
-        lines = mha("heads", *words, "--brief", "--sort", sort).stdout.splitlines()
+    sorts = ("entropy", "eff.keys:up", "head:down", "kind")
+    for command, sort in ((name, sort) for name in ("heads", "run") for sort in sorts):
+        lines = mha(command, *words, "--brief", "--sort", sort).stdout.splitlines()
         order = [int(line.split()[0]) for line in lines if re.match(r"\s*\d+ ", line)]
         field = sort.partition(":")[0].replace("eff.keys", "effective_keys")
         column = [heads[head][field] for head in order]
@@ -422,6 +423,7 @@ REFUSED = {
     "rows beyond the text": (["--rows", "4:14"], 2, "14"),
     "keys that are none": (["--keys", "5:5"], 2, "5:5"),
     "unknown order": (["--sort", "size"], 2, "size"),
+    "order by numbers that are not there": (["--sort", "d_logit"], 2, "d_logit"),
     "sequence that is not there": (["--sequence", "1"], 2, "sequence"),
     "training": (["--train", "--dropout", "0.5"], 2, "--train"),
     "queries of padded texts": (["a dog", "--padding", "left", "--query", "1"], 2, "padding"),
