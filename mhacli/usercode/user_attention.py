@@ -278,7 +278,7 @@ class UserAttention:
 
     def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> Tensor:
         """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed` seeds torch's generators.
-        Raises what the call raises, and ValueError for a mask that its form cannot express."""
+        Raises what the call raises."""
         with nullcontext() if seed is None else seeded(seed, self.device):
             result = self.result(inputs, **how)
         return self.read(result, self.sizes_of(inputs))
@@ -426,24 +426,17 @@ def mask_in(form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: 
     """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
     True = keep.
 
-    The batch axis has full size; other axes have size 1 if the mask is constant along them. Raises ValueError for a mask that
-    varies along an axis that the form lacks.
+    The batch axis has full size; other axes have size 1 if the mask is constant along them, as it is along those that the form
+    lacks. Lengths are of padding on the right.
     """
     if form.kind == "lengths":
-        if real is None:
-            return torch.full((sizes.batch,), sizes.k_len)
-        if bool((real[:, 1:] & ~real[:, :-1]).any()):
-            raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
-        return real.sum(-1)
+        return torch.full((sizes.batch,), sizes.k_len) if real is None else real.sum(-1)
     keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
     if real is not None:
         keep = keep.to(real.device) & real[:, None, None, :]
     for dim, axis in enumerate(PATTERN_AXES):
         if axis not in form.axes and keep.shape[dim] > 1:
-            first = keep.narrow(dim, 0, 1)
-            if not torch.equal(first.expand_as(keep), keep):
-                raise ValueError(f"a mask for {form.parameter} must be the same for each {axis}, got different ones")
-            keep = first
+            keep = keep.narrow(dim, 0, 1)
     if "batch" in form.axes:
         keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
     keep = rearranged(keep, PATTERN_AXES, form.axes)

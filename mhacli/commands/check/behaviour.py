@@ -28,7 +28,7 @@ from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import seeded
-from mhacli.usercode.process import SourceLine, Stage, exception_text
+from mhacli.usercode.process import SourceLine, exception_text
 from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import MaskForm
 
@@ -163,7 +163,6 @@ class BehaviourTester:
     model: TextModel
     is_causal: bool | None
     seed: int
-    stage: Stage
     texts: Sequence[Tensor] = ()
     more: dict[str, Callable[[BehaviourTester], Behaviour]] = field(default_factory=dict)
     n_passes: int = 0
@@ -194,7 +193,6 @@ class BehaviourTester:
         """What one pass gives for each of the texts, with a seed, inside a context."""
 
         def run(**note: Any) -> list[tuple[Tensor, Tensor | None]]:
-            self.stage(f"calling {self.model.attention.built.name}")
             self.n_passes += 1
             with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
                 return self.model.run(texts, **how, **note)

@@ -82,10 +82,10 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
                 if model is None:
                     raise
         if model is None:
-            return combined([(subject, _with_behaviour(subject, request, stage)) for subject in subjects])
+            return combined([(subject, _with_behaviour(subject, request)) for subject in subjects])
         claim = True if model.has_source and request.states_causal is None else request.states_causal
-        tester = BehaviourTester(model, claim, request.seed, stage)
-        _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request, stage)
+        tester = BehaviourTester(model, claim, request.seed)
+        _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)
         return replace(_of_behaviour(tester, request.target_request.target), arguments=arguments_of(built))
 
 
@@ -111,20 +111,20 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     )
 
 
-def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
+def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examination:
     """The report on one mode, with its behaviour over a long text where it reads one sequence of vectors."""
-    report = _examined_mode(subject, request, stage)
+    report = _examined_mode(subject, request)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject, request.length)
     if text_model is None or report.verdict == "wrong":
         return report
     choices = {choice.name for choice in report.choices}
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
-    tester = BehaviourTester(text_model, stated, request.seed, stage)
+    tester = BehaviourTester(text_model, stated, request.seed)
     tester.results |= {answer.name: answer for answer in report.behaviour}
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
-        _compare_inside(parts, tester, request, stage)
+        _compare_inside(parts, tester, request)
     if tester.inside or subject.is_pooled:
         behaved = _of_behaviour(tester, report.target)
         return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
@@ -132,7 +132,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest, stage: Stage)
     return replace(report, verdict=verdict, findings=tuple(tester.findings), behaviour=tester.behaviours)
 
 
-def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
+def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination:
     """The report on one mode."""
     report = Examination(
         verdict="unknown",
@@ -143,10 +143,10 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     )
     if subject.is_pooled:
         return report
-    probed = probe(subject, request, stage)
-    stage(f"comparing {report.target} with the reference", limited=False)
+    probed = probe(subject, request)
+    subject.built.stage(f"comparing {report.target} with the reference", limited=False)
     diagnosis = diagnose(probed)
-    stage(f"giving {report.target} a text step by step", limited=False)
+    subject.built.stage(f"giving {report.target} a text step by step", limited=False)
     examine_stepwise(probed, diagnosis)
     findings, comparison, passed = findings_of(diagnosis, probed), None, (*diagnosis.passed, *subject.unread)
     if diagnosis.candidate is not None:
@@ -208,7 +208,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> Mapping[typ
 
 
 def _compare_inside(
-    parts: Mapping[type, Mapping[str, nn.Module]], tester: BehaviourTester, request: CheckRequest, stage: Stage
+    parts: Mapping[type, Mapping[str, nn.Module]], tester: BehaviourTester, request: CheckRequest
 ) -> None:
     """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
     inside, mistakes = list[AttentionInside](), list[Finding]()
@@ -217,8 +217,10 @@ def _compare_inside(
         try:
             with naming(copied(next(iter(named.values())))) as target:
                 alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
-                subjects = find_modes(load_built(alone.target_request, stage), alone.target_request)
-                compared = combined([(subject, _examined_mode(subject, alone, stage)) for subject in subjects])
+                subjects = find_modes(
+                    load_built(alone.target_request, tester.model.attention.built.stage), alone.target_request
+                )
+                compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
             verdict, reason = compared.verdict, compared.reason or ""
             mistakes += compared.findings
         except (MemoryError, torch.OutOfMemoryError):

@@ -86,16 +86,14 @@ class ProbedAttention:
         return None if twin is None else self.subject.with_call(twin)
 
 
-def probe(subject: UserAttention, request: CheckRequest, stage: Callable[[str], None]) -> ProbedAttention:
+def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     """What is measured without the reference, in eval mode; then with random weights and biases, because initial ones hide
-    mistakes, for example with zero biases. `stage` is called before each measurement, which restarts the time limit."""
+    mistakes, for example with zero biases."""
     called = subject.with_call(copied(subject.built.call))  # so that the subject keeps nothing of the calls
     probed, seed = ProbedAttention(called, request), request.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
-        stage(f"calling {subject.built.name}")
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for measure in (repeat_calls, replace_tokens, average_training):
-            stage(f"probing {subject.built.name} ({measure.__name__.replace('_', ' ')})")
             with suppress(Exception):  # user code may raise anything
                 measure(probed, subject.drawer(seed))
     module = subject.built.module
