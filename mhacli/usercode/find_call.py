@@ -309,8 +309,9 @@ def _rotation(name: str, d_head: int, shape: int, sizes: CallSizes) -> Any:
 _EXAMPLE_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths to try, until a call works."""
 _SHAPES = (
-    "torch.randn(2, T, {})", "torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, 1, T, {})", "torch.randn({}, T)",
-    "torch.randn(2, 3, 224, 224)", "torch.randn(2, 3, 32, 32)", "torch.randn(2, 3, 28, 28)",
+    "torch.randn(2, T, {})", "torch.randn(T, {})", "torch.randn(2, {}, T)", "torch.randn(2, T, T, {})",
+    "torch.randn(2, 4, 4, {})", "torch.randn(2, 1, T, {})", "torch.randn({}, T)", "torch.randn(2, 3, 224, 224)",
+    "torch.randn(2, 3, 32, 32)", "torch.randn(2, 3, 28, 28)",
 )  # fmt: skip
 """The vectors or images of an example that a refusal gives, the first that works."""
 _OTHERS = ("torch.ones(2, dtype=torch.long)", "torch.randn(2, {})", "torch.randn(2, 9, {})", "None", "1", "")
@@ -419,10 +420,12 @@ def _beginning(most: Tensor, shapes: Sequence[tuple[int, int]], length: int, n_t
 
 
 def _axes(shape: torch.Size, longer: torch.Size, *, is_function: bool, is_second: bool) -> AxisNames:
-    """The axes of the inputs: a length is what differs in a longer text, else it stands where it usually does."""
+    """The axes of the inputs: a length is what differs in a longer text, else it stands where it usually does; of a map, the
+    channels stand before it or, as two equal axes show, behind it."""
     changing = [dim for dim, (size, other) in enumerate(zip(shape, longer, strict=True)) if size != other]
     if len(shape) == 4 and (len(changing) == 2 or (not changing and not is_function)):
-        return ("batch", "width", "row", "column")
+        is_behind = changing == [1, 2] or (not changing and shape[1] == shape[2] != shape[3])
+        return ("batch", "row", "column", "width") if is_behind else _MAP
     usual = 0 if len(shape) == 3 and is_second else len(shape) - 2
     axes = {2: ["width"], 3: ["batch", "width"], 4: ["batch", "head", "width"]}[len(shape)]
     axes.insert(changing[0] if changing else usual, "row")

@@ -101,6 +101,7 @@ def test_the_call_the_layout_and_the_masks_follow_from_names(call: Call) -> None
 EXAMPLES = {
     "Unbatched": ("lambda m, T: m(torch.randn(T, 24))", "[seq, d]"),
     "ChannelsFirst": ("lambda m, T: m(torch.randn(2, 24, T))", "[batch, d, seq]"),
+    "ChannelsLast": ("lambda m, T: m(torch.randn(2, T, T, 24))", "[batch, height, width, d]"),
     "Prompted": ("lambda m, T: m(torch.randn(2, T, 24), {'length': T})['z']", "forward"),
     "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
     "RequiredMask": ("lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())", "only at length 9"),

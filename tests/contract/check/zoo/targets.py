@@ -347,3 +347,10 @@ def attend_heads_third(q, k, v):
 class Inner:
     class Attention(OddName):
         pass
+
+
+class ChannelsLast(OddName):
+    """Over the pixels of a map, its channels last."""
+
+    def forward(self, melody):
+        return super().forward(melody.flatten(1, 2)).view_as(melody)
