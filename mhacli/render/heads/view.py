@@ -56,6 +56,7 @@ def strong_places(
             heading="receives most",
             value=lambda head: _receivers(record, head),
             meaning="part of all attention, × uniform attention, key",
+            drop=1,
         ),
         Column(
             heading="stands out",
@@ -63,7 +64,7 @@ def strong_places(
             least=_LEAST,
             meaning="weight, × uniform attention, query → key",
         ),
-        Column(heading="largest score", value=top_score, drop=1),
+        Column(heading="largest score", value=top_score, drop=2),
     ]
     most = None if options.everything else MAX_PLACES
     return Group(*table(Table(columns=columns, rows=listed, most=most), screen.width))
