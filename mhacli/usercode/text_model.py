@@ -61,7 +61,8 @@ class TextModel:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
     `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder
-    with a decoder, whose ids these are. `mask` says which tokens are real; `hides_padding`: it is surely meant for it.
+    with a decoder, whose ids these are. `masks` say which tokens are real, several if it is unknown what True means in them;
+    `hides_padding`: they are surely meant for it.
     `positions` takes the numbers of positions, of which the first is `first_position`. `cached` reads texts in steps, None if it
     takes no cache.
     """
@@ -71,11 +72,16 @@ class TextModel:
     n_ids: int = 0
     pad: int = 0
     has_source: bool = False
-    mask: MaskForm | None = None
+    masks: tuple[MaskForm, ...] = ()
     hides_padding: bool = True
     positions: str | None = None
     first_position: int = 0
     cached: StepConvention | None = None
+
+    @property
+    def mask(self) -> MaskForm | None:
+        """The likeliest of the masks."""
+        return next(iter(self.masks), None)
 
     def draw(self, seed: int, length: int) -> Tensor:
         """A random text of ordinary tokens."""
@@ -111,7 +117,9 @@ class TextModel:
             result = self.attention.result(inputs, mask=mask, given=given, **how)
         out, wholes = self.attention.read(result, self.attention.sizes_of(inputs)), [None] * len(texts)
         if self.attention.is_inside:  # which returns nothing for each token
-            found = (tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point() and tensor.ndim == 2)
+            floats = [tensor for _, tensor in leaves(result[0]) if tensor.is_floating_point()]
+            numbers = [tensor[:, None] for tensor in floats if tensor.ndim == 1 and len(self.attention.slots) == 1]
+            found = [*(tensor for tensor in floats if tensor.ndim == 2), *numbers]
             of_texts = (each for each in found if len(each) == len(texts) and each.shape[1] != self.n_ids)
             wholes = next((list(each.detach().cpu()) for each in of_texts), wholes)
         if len(out) != len(texts):
@@ -167,10 +175,16 @@ def text_model_of_vectors(attention: UserAttention, length: int | None) -> TextM
     """An attention over vectors as a function of texts; None for a function of heads, and where no long text works."""
     if attention.is_function:
         return None
-    mask = next(iter(attention.padding_forms), None)
+    masks = _likeliest(attention.padding_forms)
     # beside a memory, one mask alone leaves padding in the other rows
-    hides_padding = attention.n_rows == 1 and mask is not None and call_role(mask.parameter) == "padding"
-    return TextModel(attention=attention, mask=mask, hides_padding=hides_padding).at_longest(length)
+    hides_padding = attention.n_rows == 1 and bool(masks) and call_role(masks[0].parameter) == "padding"
+    return TextModel(attention=attention, masks=masks, hides_padding=hides_padding).at_longest(length)
+
+
+def _likeliest(forms: Sequence[MaskForm]) -> tuple[MaskForm, ...]:
+    """The first form that hides a token, or else the first of each meaning of True."""
+    hiding = tuple(form for form in forms if form.hides)[:1]
+    return hiding or tuple({form.true_means: form for form in reversed(forms)}.values())[::-1]
 
 
 # ------------------------------------------------------------------------------------------------------------ token ids
@@ -222,9 +236,8 @@ def text_model_of_ids(
         return None
     n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
     attention = with_independent_rows(found)
-    mask, given = _mask_of_padding(attention, decoder, means), dict(attention.others)
-    if mask is not None and mask.parameter in given:
-        given[mask.parameter] = partial(mask_of, mask, causal=False)
+    masks, given = _masks_of_padding(attention, decoder, means), dict(attention.others)
+    given |= {mask.parameter: partial(mask_of, mask, causal=False) for mask in masks[:1] if mask.parameter in given}
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
     padding_rows = (getattr(table, "padding_idx", None) for table in place_tables)
@@ -235,7 +248,7 @@ def text_model_of_ids(
         n_ids=n_ids,
         pad=next((i for i in pads if isinstance(i, int) and 0 <= i < n_ids), 0),
         has_source=decoder is not None,
-        mask=mask,
+        masks=masks,
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next(
@@ -334,8 +347,8 @@ def _n_ids(attention: UserAttention) -> int:
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 
 
-def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> MaskForm | None:
-    """The first form of a mask of padding that hides a token, else the first that the call takes. In transformers True keeps."""
+def _masks_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> tuple[MaskForm, ...]:
+    """The likeliest forms of a mask of padding that the call takes. In transformers True keeps."""
     means = "keep" if hasattr(getattr(attention.built.module, "config", None), "get_text_config") else means
     accepted = list[MaskForm]()
     for parameter in signature_of(attention.built.call, *MASKS):
@@ -345,10 +358,10 @@ def _mask_of_padding(attention: UserAttention, decoder: str | None, means: str |
         forms = [form for form in forms_of(parameter) if form.is_padding and means in (None, form.true_means)]
         forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
         for form in accepted_forms(attention, forms):
-            if form.hides:
-                return form
             accepted.append(form)
-    return next(iter(accepted), None)
+            if form.hides:
+                return (form,)
+    return _likeliest(accepted)
 
 
 # ------------------------------------------------------------------------------------------------ steps behind a cache

@@ -64,6 +64,8 @@ WRONG = (
     Wrong("Padded", "attn_mask=mask", "attn_mask=None", "padding-leak", ""),
     Wrong("Padded", "attn_mask=mask", "attn_mask=mask, is_causal=mask is None", "padding-leak", ""),
     Wrong("Pooled", "else ~padding_mask", "else padding_mask < 2", "padding-leak", ""),
+    Wrong("Pooled", "return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)", "return answers.mean(1)[:, 0]",
+          "padding-leak", ""),
     Wrong("Pooled", "return (answers", "return (answers.roll(1, 0)", "batch-leak", ""),
     Wrong("Demanding", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
 )  # fmt: skip
@@ -283,6 +285,19 @@ def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_
     for right in (mhacli.check(LengthFirst()), mhacli.check(LengthFirst(), example=example)):
         assert (right.verdict, right.called) == ("consistent", "forward(ids)  # rows [seq, batch]")
     assert (around.verdict, around.example) == ("right", "lambda m, T: m(torch.randn(T, 2, 24))")
+
+
+class Neighbours(Around):
+    """A token that is hidden reaches the one before it, but padding of zeros reaches none."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        x = x + nn.functional.pad(x, (0, 0, 0, 0, 0, 1))[1:]
+        return self.attention(x, x, x, key_padding_mask=key_padding_mask)[0]
+
+
+def test_padding_is_a_leak_only_if_it_is_with_each_meaning_of_a_mask() -> None:
+    asked = {behaviour.name: behaviour.ok for behaviour in mhacli.check(Neighbours()).behaviour}
+    assert asked["right-padding"]
 
 
 class Recurrent(Around):
