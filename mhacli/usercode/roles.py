@@ -61,7 +61,7 @@ _OF_CONSTRUCTORS = {
     "dtype": "dtype torchdtype",
     "config": "config cfg args params conf hparams modelconfig modelargs",
     "eps": "eps normeps layernormeps rmsnormeps layernormepsilon",
-    "theta": "ropetheta theta ropebase",
+    "theta": "ropetheta theta ropebase base",
     "temperature": "temperature temp",
     "softcap": "softcap logitcap attnlogitsoftcapping",
 }

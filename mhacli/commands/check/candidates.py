@@ -306,7 +306,7 @@ def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
             angles = tuple(rates.round(decimals=4).tolist())
             distinct.setdefault((stated or pairing, angles), (rates, x.shape[-1]))
     for (pairing, _), (rates, d) in sorted(distinct.items(), key=lambda each: bool(each[1][0][0] < 0)):
-        base, n_turned = _base(rates), 2 * len(rates)
+        base, n_turned = base_of(rates), 2 * len(rates)
         words = "" if n_turned == d else f"the first {n_turned} of {d} columns, "
         words += f"{PAIRS[pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
         words += ", backwards" if rates[0] < 0 else ""
@@ -351,7 +351,7 @@ def _pairs(rows: Tensor, pairing: Pairing) -> Tensor:
     return torch.complex(rows[..., 0::2], rows[..., 1::2])
 
 
-def _base(rates: Tensor) -> float | None:
+def base_of(rates: Tensor) -> float | None:
     """Theta if the rates are theta^(−2j/d)."""
     exponents = torch.arange(len(rates), dtype=torch.float64) / len(rates)
     base = 10000.0 if len(rates) == 1 else float(rates[1].abs()) ** -len(rates)

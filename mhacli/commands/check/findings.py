@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mhacli.attention.stages import Mistake
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import counts_of, score_biases_in
+from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.layer_sites import LayerSites, sites_in
 from mhacli.commands.check.probes import InputCase, ProbedAttention
@@ -105,6 +106,7 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerS
     for bias in score_biases_in(diagnosis.call) if layer.bias is not None else ():
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
+    yield from _rates_of_another_width(diagnosis, probed, sites)
     arguments, width = probed.subject.built.arguments, probed.subject.sizes.d_in
     n_heads = probed.request.n_heads or next(iter(counts_of(probed.subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
@@ -120,6 +122,23 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerS
         yield finding_of("heads-missing", evidence, sites.line_of("qk"))
     if is_narrow or is_exchanged:
         yield finding_of("head-width", evidence, sites.line_of("q"))
+
+
+def _rates_of_another_width(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
+    """A finding for rotary angles whose exponents are divided by d_model, or by half or twice the width, as the base shows; not
+    where it may be a base that the code has as a number."""
+    rates, weights, built = diagnosis.layer.rates, diagnosis.layer.weights, probed.subject.built
+    base = None if rates is None else base_of(rates)
+    if rates is None or weights is None or base is None:
+        return
+    given = [value for _, value in numbers_of(built.arguments.items(), "theta") if value > 1]
+    for theta, power in product(given or [10000.0], (2 * len(rates) / weights.q.weight.shape[1], 0.5, 2.0)):
+        is_meant = power == 1 or (not given and abs(base - round(base)) < 1e-2)
+        if not is_meant and abs(math.log(base, theta) - power) < 1e-4:
+            evidence = f"matches exactly with base {base:.6g}, which is {theta:g} to the power of {power:.4g}"
+            message = "the exponents of rotary angles are divided by another number than the width that is rotated"
+            line = sites.line_for((r"\*\*.*arange",), "q", built)
+            yield finding_of("rope-rates", evidence, line, message=message)
 
 
 def _user_names(

@@ -372,6 +372,7 @@ BIASED = [
 ]  # fmt: skip
 
 ROTATED = [
+    *in_layer("positions:Qwen3", ("rope-rates", ".to(x) / self.d)", ".to(x) / x.shape[-1])"), states=CAUSAL),
     *in_layer(
         "positions:PartialNeoX",
         ("rope-of-queries-only", "k = self.rotate(k, t)", "k = k"),
