@@ -61,9 +61,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         record = run.run()
     call, attention, n_before = taken[0]
     layer, has_rotation = record.layers[0], record.config.positions.startswith("rope")
-    if (
-        call.q is not None
-    ):  # some layers of a model with rotations have none: theirs are views of what a module computed
+    if call.q is not None:  # a layer without a rotation has views of what its modules computed
         projected = {tensor.untyped_storage().data_ptr() for _, _, tensor in outputs[:n_before]}
         has_rotation = has_rotation and call.q.untyped_storage().data_ptr() not in projected
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
