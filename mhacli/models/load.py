@@ -289,8 +289,11 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
         limit = {"cpu": min(free.get("cpu", 0), memory.available_bytes())}
         return {"device_map": "auto", "max_memory": free | limit, "offload_folder": temporary_folder()}
     assert not isinstance(device_map, str)
-    inner = {name: device for name, device in device_map.items() if name.startswith(leaves_out)} or device_map
-    devices = {name.removeprefix(leaves_out): device for name, device in inner.items()}
+    named = {
+        f"{name}.": device for name, device in device_map.items()
+    }  # with a dot, the layers may be named as a whole
+    inner = {name: device for name, device in named.items() if name.startswith(leaves_out)} or named
+    devices = {name.removeprefix(leaves_out).removesuffix("."): device for name, device in inner.items()}
     return {"device_map": devices} | ({"offload_folder": temporary_folder()} if "disk" in devices.values() else {})
 
 
@@ -436,7 +439,7 @@ def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str
     if largest >= n_vocabulary:
         raise MhaError(
             f"token id {largest} is outside of the vocabulary of {path}, which has {n_vocabulary} entries",
-            hint="use the tokenizer of the model: leave out --tokenizer",
+            hint="take another text, or another --tokenizer; resize_token_embeddings of transformers gives added tokens a row",
             code="unknown-token",
             path=path,
         )

@@ -231,7 +231,10 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
 
 
 _HIDING = {
-    "OptimizedModule": ("compiled, and its attention runs within kernels", "give {by} model._orig_mod, and call it"),
+    "OptimizedModule": (
+        "compiled, and its attention runs within kernels",
+        "use its _orig_mod, the module before it was compiled",
+    ),
     "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
     "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
 }
