@@ -254,7 +254,7 @@ class _Removing:
         """`z` after the removals in this attention. Raises `MhaError` for a head that does not exist, and if nothing can be
         removed."""
         together = [each for each in _OPEN if each.model is self.model]
-        if call.part != 0 or self._pass is None or together[0] is not self:
+        if self._pass is None or together[0] is not self:
             return None
         key: LayerKey = (call.kind, call.layer)
         first, here, (_, n_heads, n_queries, n_keys) = self._pass.n_past, list[Removal](), call.shape

@@ -144,11 +144,13 @@ Edit = Callable[[tuple[Any, ...], dict[str, Any]], Arguments]
 class Parts:
     """The parts of a model.
 
-    Of each attention: its module, its output projection, the outputs z of its heads, the visible cells if no mask shows them, and
+    Of each attention: its module, its output projection, the outputs z of its heads, in `later` those of a second attention by
+    the same module, the visible cells if no mask shows them, and
     the number of `blocks` that finished `before` it. These are in the order in which they ran, with their outputs for one text; a
     model that runs a block twice has none before its attentions. `output` is that of the pass.
     """
 
+    later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
     modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
     projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
     z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
@@ -156,6 +158,11 @@ class Parts:
     before: dict[LayerKey, int] = field(default_factory=dict)
     blocks: list[tuple[nn.Module, Any]] = field(default_factory=list)
     output: Any = None
+
+    def z_of(self, call: Call) -> Tensor | None:
+        """The outputs of the heads in the text, None if they were not captured."""
+        key: LayerKey = (call.kind, call.layer)
+        return self.later.get((key, call.part)) if call.part else self.z.get(key)
 
     @contextmanager
     def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:
@@ -183,6 +190,8 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
             parts.modules[key], parts.z[key] = modules.get(call.name, model), call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
+        elif call.z is not None and key in parts.z and call.z.shape[1] == parts.z[key].shape[1]:
+            parts.later[key, call.part] = call.z.clone()
         return None if call.z is None else call.z.clone()
 
     def find_projection(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -353,9 +353,9 @@ class EffectStudy:
 
         def take(call: Call) -> Tensor | None:
             key = (call.kind, call.layer)
-            if key not in layers or call.part or call.z is None:
+            of_text = self.parts.z_of(call)
+            if key not in layers or of_text is None:
                 return None
-            of_text = self.parts.z.get(key)
             z, *found = without(call, removals, start=self.start, width=width, of_text=of_text)
             visible.update(found[0])
             emptied.update(found[1])
@@ -383,24 +383,26 @@ class EffectStudy:
     def _estimate(self) -> None:
         """Estimates the change by removing each head to first order, by the gradient of the measure by the z of each attention.
         Source: Nanda 2023, Attribution Patching."""
-        added = dict[LayerKey, Tensor]()
+        added = list[tuple[LayerKey, Tensor, Tensor]]()
 
         def take(call: Call) -> Tensor | None:
-            if call.part or call.z is None:
+            z = self.parts.z_of(call)
+            if z is None or call.z is None:
                 return None
-            change = added[call.kind, call.layer] = torch.zeros_like(call.z, requires_grad=True)
+            change = torch.zeros_like(z, requires_grad=True)
+            added.append(((call.kind, call.layer), z, change))
             return call.z + change
 
         with torch.enable_grad(), captured(self.model, take, batch=1):
             measure = values(self._read(), self.target)["logit"][0]
-            found = torch.autograd.grad(measure, [*added.values()], allow_unused=True)
-        gradients = dict(zip(added, found, strict=True))
+            gradients = torch.autograd.grad(measure, [change for *_, change in added], allow_unused=True)
         for item, (removal,) in enumerate(self.plan):
-            gradient, (head,) = gradients.get(removal.layer), removal.heads
-            if gradient is not None:
-                z, places = self.parts.z[removal.layer][0, head].double(), [*removal.queries] or slice(None)
-                moved = (stand_in(z, removal.replace) - z) * gradient[0, head].double()
-                self.estimates[item] = float(moved[places].sum())
+            (head,), places = removal.heads, [*removal.queries] or slice(None)
+            for (layer, of_layer, _), gradient in zip(added, gradients, strict=True):
+                if layer == removal.layer and gradient is not None:
+                    z = of_layer[0, head].double()
+                    moved = (stand_in(z, removal.replace) - z) * gradient[0, head].double()
+                    self.estimates[item] = self.estimates.get(item, 0.0) + float(moved[places].sum())
 
     # -------------------------------------------------------------------------------------------------- the verification
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -157,6 +158,22 @@ def test_a_classifier_without_an_id_for_padding_is_measured_text_by_text() -> No
         with mhacli.removed(model, heads=[(0, 1)]):
             expected = (model(ids_of(1, 5)).logits[0] - before)[before.argmax()]
     assert record.effects[1].d_logit == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_head_that_a_layer_computes_twice_is_removed_from_both() -> None:
+    config = {**checkpoints.GROUPED, "num_hidden_layers": 1}
+    model, ids = checkpoints.from_config("diffllama", config, automatic=checkpoints.CAUSAL), ids_of(1, 5)
+    effect, dropout, keep = mhacli.effects(model, ids).effects[1], torch.nn.functional.dropout, torch.ones(1, 6, 1, 1)
+    with torch.no_grad():
+        before = model(ids).logits[0, -1]
+        with mhacli.removed(model, heads=[(0, 1)]):
+            removed = model(ids).logits[0, -1]
+        model.set_attn_implementation("eager")  # it passes its weights through dropout
+        keep[:, 1] = 0
+        with patch.object(torch.nn.functional, "dropout", lambda weights, **_: dropout(weights, 0.0) * keep):
+            after = model(ids).logits[0, -1]
+    assert torch.allclose(removed, after, atol=1e-5)
+    assert effect.d_logit == pytest.approx(float((after - before)[before.argmax()]), abs=1e-5)
 
 
 IDS = ids_of(1, 5)
