@@ -50,7 +50,8 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, An
 def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
-    examination = examine(request, stage)
+    with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
+        examination = examine(request, stage)
     environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
     return replace(examination, time_s=time.perf_counter() - started, environment=environment)
 

@@ -351,8 +351,9 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
      ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
 )  # fmt: skip
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
-    model = user_code.load(user_code.ZOO / "models.py").Masked
+    model, random = user_code.load(user_code.ZOO / "models.py").Masked, torch.get_rng_state()
     report = mhacli.check(model, example=example.format(mask), causal=True, length=None if "m:" in example else 32)
+    assert torch.equal(torch.get_rng_state(), random)
     assert report.verdict == verdict
     asked = {behaviour.name: behaviour for behaviour in report.behaviour}
     assert asked["causality"].tried.length == (9 if "m:" in example else 32)
