@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from mhacli.commands.check.result import CheckStatus, ExaminedModel, HealthCheck
 
 if TYPE_CHECKING:
-    from mhacli.commands.check.checkpoint import Examined, examine_checkpoint
+    from mhacli.commands.check.checkpoint import examine_checkpoint
 
-__all__ = ["CheckStatus", "Examined", "ExaminedModel", "HealthCheck", "examine_checkpoint"]
+__all__ = ["CheckStatus", "ExaminedModel", "HealthCheck", "examine_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

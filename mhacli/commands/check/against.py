@@ -241,7 +241,7 @@ _SITES = ("q", "k", "qk", "scores", "pattern", "v", "z", "concat", "out")
 _UP_TO_A_FACTOR = ("q", "k", "qk")
 """Sites before the scale, which some apply to the queries and others to the scores."""
 _INPUTS = ("q", "k", "v")
-"""Sites that may agree although an earlier one of another branch does not."""
+"""Sites that may agree although one that stands before them in the list does not."""
 
 
 def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
@@ -253,8 +253,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         )
     except Exception:  # the code of the user raises it
         return None
-    same, last_shared, sites = list[str](), -1, [site for site in _SITES if site in first and site in second]
-    for place, site in enumerate(sites):
+    same, sites = list[str](), [site for site in _SITES if site in first and site in second]
+    for site in sites:
         made = [graph[site][1] for graph in (first, second)]
         widths = [tensors[0].shape[-1] if site == "concat" else 1 for tensors in made]
         a, b = (
@@ -265,9 +265,9 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
             b = b * a.norm() / b.norm().clamp(min=1e-300)
         if largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max()):
             same.append(site)
-            last_shared = last_shared if site in _INPUTS else place
-    for place, site in enumerate(sites):
-        if place > last_shared and site not in same:
-            before = [name for name in sites[:place] if name in same]
-            return FirstDifference(site, before[-1] if before else None, *first[site][0], *second[site][0])
-    return None
+    last_shared = max((sites.index(site) for site in same if site not in _INPUTS), default=-1)
+    differing = next((site for site in sites[last_shared + 1 :] if site not in same), None)
+    if differing is None:
+        return None
+    before = [site for site in sites[: sites.index(differing)] if site in same]
+    return FirstDifference(differing, before[-1] if before else None, *first[differing][0], *second[differing][0])

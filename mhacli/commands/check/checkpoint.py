@@ -49,13 +49,11 @@ CHECKS = (
     "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
 )  # fmt: skip
 """The checks of `mha doctor`, in its order."""
-Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
-"""What was examined, its checks in the order of `CHECKS`, and notes."""
 
 
 def examine_checkpoint(
     model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
-) -> Examined:
+) -> tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]:
     """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
     `admitted` and `checkpoint_behaviour`."""
     steps = count()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.attention.stages import Mistake
+from mhacli.attention.stages import Mistake, ReferenceLayer
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, error_of
@@ -86,7 +86,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
 
 def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
     """A finding for each statement, of heads or scale, that the matching layer contradicts, for each of its biases that is a
-    mistake, and for heads of another width, or in another number, than is stated; not where a width is stated."""
+    mistake, and for heads of another width or number than the arguments give."""
     if diagnosis.candidate is None:
         return
     request, layer, case = probed.request, diagnosis.layer, diagnosis.cases[0]
@@ -107,15 +107,19 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerS
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
     yield from _rates_of_another_width(diagnosis, probed, sites)
+    yield from _head_sizes(layer, probed, sites)
+
+
+def _head_sizes(layer: ReferenceLayer, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
+    """A finding for heads of another width or number than the arguments give; none where they give a width."""
     arguments, width = probed.subject.built.arguments, probed.subject.sizes.d_in
     n_heads = probed.request.n_heads or next(iter(counts_of(probed.subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
-    query_width = layer.weights.q.weight.shape[0]
     joins_heads = layer.weights.out is not None
     sizes = [name for name, value in arguments.items() if type(value) in (int, float)]
     may_be_narrow = any(role_of(name.rpartition(".")[2]) is None for name in sizes)  # as by downsample_rate=2
-    is_narrow = query_width * n_heads == width and joins_heads and not may_be_narrow
+    is_narrow = len(layer.weights.q.weight) * n_heads == width and joins_heads and not may_be_narrow
     is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
     evidence = f"matches exactly with {layer.n_heads} × {layer.d_head} columns, where {n_heads} heads are given"
     if joins_heads and layer.n_heads == 1:

@@ -72,7 +72,7 @@ def check(
             return examine_in_child(request)
         from mhacli.commands.check.examine import examination_of
 
-        return examination_of(request, lambda stage, *, limited=True: None)
+        return examination_of(request, process.no_stage)
 
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
