@@ -369,9 +369,8 @@ class BehaviourTester:
         rows, real = self.model.padded([self.text, self.text[:0]], "right")
         hides_all = torch.ones(1, 1, self.length, self.length, dtype=torch.bool).tril(-1)
         masked = [] if mask is None else [("a text whose tokens", Inputs(rows, real=real), mask)]
-        masked += [
-            ("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in self.model.attention.mask_forms
-        ][:1]
+        forms = self.model.attention.mask_forms[:1]
+        masked += [("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in forms]
         for what, inputs, form in masked:
             with suppress(Exception):  # a mask of another form
                 out = self.model.attention(inputs, mask=form, seed=self.seed)
@@ -425,10 +424,9 @@ class BehaviourTester:
         if not leaks:
             return self.compare("causality", differences, agrees, differs)
         if self.is_causal is None and (how := self._bidirectional_reason(reached)) is not None:
-            whether = (
-                "" if self.is_bidirectional else ", and nothing says whether it may: state --causal or --no-causal"
-            )
-            return self.not_tried("causality", f"{how}{whether}")
+            if not self.is_bidirectional:
+                how += ", and nothing says whether it may: state --causal or --no-causal"
+            return self.not_tried("causality", how)
         return self.compare("causality", leaks, agrees, differs, len(leaks[0].by_token))
 
     def _bidirectional_reason(self, reached: Mapping[int, float]) -> str | None:
@@ -480,9 +478,8 @@ class BehaviourTester:
         """Whether a text gives the same outputs alone and before, between and behind others of its length."""
         before, behind = (self.changed(0, self.length, seed, alike=True) for seed in (1, 2))
         first, _, last = self.run_pass(self.text, behind, self.text)
-        differences = [
-            difference_of(each, self.first_pass) for each in (self.run_pass(before, self.text, behind)[1], first, last)
-        ]
+        between = self.run_pass(before, self.text, behind)[1]
+        differences = [difference_of(each, self.first_pass) for each in (between, first, last)]
         differs = "the outputs of a text depend on the other texts in its batch"
         return self.compare("batch", differences, "a text alone gives the same as in a batch", differs)
 
@@ -499,10 +496,8 @@ class BehaviourTester:
             return self.not_tried(name, "needs texts of different lengths")
         tried = [(self._padded(form, side), form) for form in self.model.masks]
         differences, mask = min(tried, key=lambda each: max(difference.largest for difference in each[0]))
-        tokens, whole = (
-            max(difference.by_token.max().item() for difference in differences),
-            max(difference.whole for difference in differences),
-        )
+        tokens = max(each.by_token.max().item() for each in differences)
+        whole = max(each.whole for each in differences)
         other: PaddingSide = "left" if side == "right" else "right"
         differs_as_a_whole = tokens <= self.tolerance < whole and mask.kind != "lengths"
         if differs_as_a_whole and max(difference.whole for difference in self._padded(mask, other)) <= self.tolerance:

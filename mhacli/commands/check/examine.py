@@ -218,9 +218,8 @@ def _compare_inside(
         try:
             with naming(copied(next(iter(named.values())))) as target:
                 alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
-                subjects = find_modes(
-                    load_built(alone.target_request, tester.model.attention.built.stage), alone.target_request
-                )
+                built = load_built(alone.target_request, tester.model.attention.built.stage)
+                subjects = find_modes(built, alone.target_request)
                 compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
             verdict, reason = compared.verdict, compared.reason or ""
             mistakes += compared.findings
