@@ -22,15 +22,7 @@ from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
-from mhacli.usercode.graph import (
-    KERNEL,
-    SOFTMAXES,
-    Operation,
-    RecordedCall,
-    address_of,
-    recorded,
-    writes_into_input,
-)
+from mhacli.usercode.graph import KERNEL, SOFTMAXES, Operation, RecordedCall, address_of, recorded, writes_into_input
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import stated

@@ -82,6 +82,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     dtype = str(first.dtype).removeprefix("torch.")
     built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
     words = f"{second.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in built)})"
+    choices = Choice("built", f"the other is {words}"), Choice("called", f"the other is called {second.described}")
     untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
     return Examination(
         verdict="wrong" if differing else "right",
@@ -90,11 +91,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         arguments=arguments_of(first.built),
         findings=(finding,) if differing else (),
         departure=departure,
-        choices=(
-            weights,
-            Choice("built", f"the other is {words}"),
-            Choice("called", f"the other is called {second.described}"),
-        ),
+        choices=(weights, *choices),
         comparison=OutputComparison(targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance),
         against=targets[1],
         not_examined=tuple(dict.fromkeys(untried)),
@@ -177,13 +174,11 @@ def _with_same_weights(
             ours[places] = theirs[other_cells[name]]
             ours[0] = 0
         if all(torch.equal(ours[places], theirs[other_cells[name]]) for name, places in cells.items()):
-            for copy, numbers in zip(copies, (ours, theirs), strict=True):
+            pair = list[UserAttention]()
+            for subject, copy, numbers in zip((first, second), copies, (ours, theirs), strict=True):
                 vector_to_parameters(numbers[1:], copy.parameters())
-            a, b = (
-                subject.with_call(cast(copy, subject.dtype, subject.device))
-                for subject, copy in zip((first, second), copies, strict=True)
-            )
-            yield (a, b), Choice("weights", words)
+                pair.append(subject.with_call(cast(copy, subject.dtype, subject.device)))
+            yield (pair[0], pair[1]), Choice("weights", words)
             if words == _BY_NAME:
                 return
 

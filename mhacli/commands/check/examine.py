@@ -74,7 +74,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
         of_ids = partial(text_model_of_ids, built, request.target_request, request.length, means=request.mask_means)
-        model, subjects = of_ids(), tuple[UserAttention, ...]()
+        model = of_ids()
         if model is None:
             try:
                 subjects = find_modes(built, request.target_request)
@@ -82,8 +82,8 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
                 model = of_ids(has_table=False)
                 if model is None:
                     raise
-        if model is None:
-            return combined([(subject, _with_behaviour(subject, request)) for subject in subjects])
+            else:
+                return combined([(subject, _with_behaviour(subject, request)) for subject in subjects])
         claim = True if model.has_source and request.states_causal is None else request.states_causal
         tester = BehaviourTester(model, claim, request.seed)
         _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)

@@ -86,9 +86,7 @@ class LayerSites:
         code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
-        made = (
-            [op.at for op in operations if op.at.line is not None] for operations in (leading, self.call.operations)
-        )
+        made = [[op.at for op in ops if op.at.line is not None] for ops in (leading, self.call.operations)]
         for places in (*made, code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):

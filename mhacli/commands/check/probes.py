@@ -296,10 +296,9 @@ def masked_cases(
         masked = inputs._replace(allowed=allowed[:n_masks].repeat(form.n_shared, 1, 1, 1))
         if form.is_padding:
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
-        of_true = (
-            f"{'True' if form.kind == 'bool' else '1'} = {'may attend' if form.true_means == 'keep' else 'hidden'}"
-        )
-        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, of_true)
+        mark = "True" if form.kind == "bool" else "1"
+        meaning = "may attend" if form.true_means == "keep" else "hidden"
+        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, f"{mark} = {meaning}")
         with suppress(Exception):  # the form does not fit these sizes
             yield make_case(f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form)
 
