@@ -18,6 +18,7 @@ import mhacli
 from mhacli.cli.console import discard_stdout, flush, require_stdout, stderr_line, write
 from mhacli.cli.help import HelpCommand, add_help_options, help_text
 from mhacli.errors import MhaError, UsageError
+from mhacli.io.long_work import raise_received
 from mhacli.io.memory import gc_paused
 from mhacli.text.escape import message_text, without_surrogates
 
@@ -140,7 +141,9 @@ def _as_error(fault: Exception) -> MhaError:
 
 
 def _print_error(fault: MhaError) -> int:
-    """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code."""
+    """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code. After a signal it is the
+    interrupt, which a library took for a failure."""
+    raise_received()
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
         texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}

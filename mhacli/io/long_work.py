@@ -23,10 +23,17 @@ def no_progress(fraction: float, step: str) -> None:
 GRACE_S = 0.6
 """Seconds that the main thread has for its cleanup before the process is ended."""
 _not_before = 0.0
+_received = list[int]()
 
 
 class Terminated(BaseException):
     """SIGTERM was received. Like `KeyboardInterrupt`, it is not an error."""
+
+
+def raise_received() -> None:
+    """Raises the exception of a received signal: anew where a library took it for a failure, such as of an import."""
+    if _received:
+        raise Terminated if _received[-1] == signal.SIGTERM else KeyboardInterrupt
 
 
 def install() -> None:
@@ -37,8 +44,9 @@ def install() -> None:
     Files stay whole because they take their names only when they are complete.
     """
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+    def end(number: int, frame: FrameType | None) -> None:
+        _received.append(number)
+        raise_received()
 
     def end_in_time() -> None:
         while True:
@@ -53,8 +61,8 @@ def install() -> None:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell must go on ignoring it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
     threading.Thread(target=end_in_time, daemon=True).start()
 
 
