@@ -165,10 +165,10 @@ def of_scores() -> Iterator[Mistake]:
         ("softmax-axis", lambda layer, scores: scores.flatten(-2).softmax(-1).view_as(scores), "over queries and keys"),
         ("sink-dropped-wrongly", lambda layer, scores: stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:], ""),
         ("sink-without-effect", lambda layer, scores: stages.softmax(replace(layer, sinks=None), scores), ""),
-        ("softmax-missing", lambda layer, scores: scores, ""),
         ("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1), ""),
     ):
         yield Mistake(code, {"softmax": softmax}, detail)
+    yield Mistake("softmax-missing", {"softmax": lambda layer, scores: scores}, changes="z")
     around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1)}
     yield Mistake("softmax-twice, around the mask", around)
     overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}

@@ -198,7 +198,12 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, sites.line_of("pattern"))
     for code, evidence in probed.evidence.items():
-        yield finding_of(code, evidence, _first_that_differs(probed, code) or sites.line_of("pattern"))
+        line = _first_that_differs(probed, code) or sites.line_of("pattern")
+        finding, always = finding_of(code, evidence, line), re.search(r"\bF\.dropout\(([^()]*)\)", line.source)
+        if code == "dropout-in-eval" and always is not None and "training" not in always[1]:
+            fixed = line.source.replace(always[1], f"{always[1]}, training=self.training")
+            finding = replace(finding, fix=fixed)
+        yield finding
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
     cache = diagnosis.cache
