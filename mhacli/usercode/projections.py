@@ -32,7 +32,7 @@ class Widths(NamedTuple):
 @dataclass(frozen=True)
 class WeightMatrix:
     """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of q, k and v in order, or none.
-    `number` is its index in a list of similar matrices. `biases` are all that stand apart from matrices, by letters and
+    `number` is its index in a list of similar matrices. `biases` are all that belong to no matrix, by letters and
     number."""
 
     name: str
@@ -44,7 +44,7 @@ class WeightMatrix:
     biases: Mapping[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
     def bias_of(self, letter: str, width: int) -> Tensor | None:
-        """The bias of one role, of this width: its own, one that stands apart, or its third of one for q, k and v. Heads that
+        """The bias of one role, of this width: its own, a separate one, or its third of one for q, k and v. Heads that
         share a projection share its bias."""
         bias = self.biases.get((letter, self.number)) if self.bias is None else self.bias
         fused = self.biases.get(("qkv", self.number))
@@ -69,7 +69,7 @@ class ProjectionReading:
 
 
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
-    """Every reading, the most natural first. Empty if queries, keys and values cannot be told apart."""
+    """Every reading, the most natural first. Empty if queries, keys and values cannot be distinguished."""
     parts, makers = _through_latents(parts, widths)
     for groups in _groups(parts):
         named = [part.name for _, group in groups for part in group]

@@ -395,7 +395,7 @@ class GrowingCache:
 
 @dataclass(frozen=True)
 class StepConvention:
-    """One way to call attention step by step: its call is given the arguments for switches and positions.
+    """A convention for calling attention step by step: its call is given the arguments for switches and positions.
 
     `caches` are the arguments for the cache with their defaults, empty for a module that keeps its own. `make` creates a cache,
     which all steps are given; None: each step is given what the last one returned. `mask` is the form of the causal mask of a
@@ -434,8 +434,8 @@ def causal_inputs(rows: Tensor, start: int, end: int, mask: MaskForm | None) -> 
 
 
 def step_conventions(attention: UserAttention, mask: MaskForm | None = None) -> Iterator[StepConvention]:
-    """The ways to call attention step by step, the likeliest first; none without any sign of a cache. Models of token ids make
-    their caches and count their positions."""
+    """The conventions by which attention may be called step by step, the likeliest first; none without any sign of a cache.
+    Models of token ids make their caches and count their positions."""
     fixed = {name for name, value in attention.others.items() if not isinstance(value, bool | partial | None)}
     free = [p for p in signature_of(attention.built.call) if p.name not in fixed]
     switches = [p.name for p in free if p.role == "caching"]

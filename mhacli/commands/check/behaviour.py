@@ -432,7 +432,7 @@ class BehaviourTester:
     def _bidirectional_reason(self, reached: Mapping[int, float]) -> str | None:
         """How tokens see later ones, by the part of the outputs before each cut that what is after it reaches, however little. It
         is surely meant (`is_bidirectional`) but where a language model may do so by mistake. None if it is a leak: later tokens
-        reach some positions or distances and not others, as in nothing that is meant to see both ways."""
+        reach some positions or distances and not others, as in nothing that is meant to be bidirectional."""
         width = self.first_pass.output.shape[-1]
         self.is_bidirectional = not (self.model.n_ids and width == self.model.n_ids)
         if min(reached.values()) >= _ALL:

@@ -308,8 +308,9 @@ _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
 def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
-    """Reads a text after a prefill, token by token, and in longer steps, in each way until one gives what one call gives, and
-    diagnoses the first that does not. Nothing if the subject takes no cache, if no way works, and if tokens see later ones."""
+    """Reads a text after a prefill, token by token, and in longer steps, by each convention until one gives what one call gives,
+    and diagnoses the first that does not. Nothing if the subject takes no cache, if no convention works, and if tokens see
+    later ones."""
     attention, form = probed.subject, diagnosis.mask_form
     if probed.module is not None:  # which no call has left anything in
         attention = attention.with_call(cast_copy(probed.module, attention.dtype, attention.device))
