@@ -113,10 +113,7 @@ _AFTER_PADDING = (
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-_INTERLEAVED = (
-    "codegen", "cohere", "cohere2", "cohere2_moe", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "gptj", "helium",
-    "llama4_text", "moonshine",
-)  # fmt: skip
+_INTERLEAVED = ("codegen", "cohere", "cohere2", "deepseek_v2", "ernie4_5", "glm", "glm4", "gptj", "helium")
 QUIRKS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "mpt"), "alibi"),
     **dict.fromkeys(_INTERLEAVED, "rope-interleaved"),

@@ -114,13 +114,12 @@ def test_tables_of_positions_that_a_family_computes_are_in_no_file(mha: Any, tmp
         "marian", {**checkpoints.BART, "max_position_embeddings": 64}, automatic=checkpoints.PAIR
     )
     place = saved("bart", tmp_path / "m", made)
-    theirs = checkpoints.load(place, checkpoints.PAIR, attn_implementation="eager")
-    ids = {"input_ids": torch.tensor([checkpoints.tokenizer_of("bart")(TEXT)["input_ids"]])}
+    encoder = checkpoints.load(place, checkpoints.PAIR, attn_implementation="eager").get_encoder()
+    ids = torch.tensor([checkpoints.tokenizer_of("bart")(TEXT)["input_ids"]])
     with torch.no_grad():
-        pattern = theirs.get_encoder()(**ids, output_attentions=True).attentions[1][0]
+        pattern = encoder(ids, output_attentions=True).attentions[1][0]
     expected = -(pattern * pattern.log()).sum(dim=-1).mean(dim=-1)
-    found = [row[0] for row in rows(mha, place, "--layer", "encoder.1")]
-    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [row[0] for row in rows(mha, place, "--layer", "encoder.1")] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) -> None:

@@ -146,12 +146,8 @@ def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
 
 
 def test_a_classifier_without_an_id_for_padding_is_measured_text_by_text() -> None:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    torch.manual_seed(0)
-    model = GPT2ForSequenceClassification(
-        GPT2Config(vocab_size=99, n_embd=24, n_layer=1, n_head=3, num_labels=4)
-    ).eval()
+    config = {**checkpoints.GPT, "pad_token_id": None, "num_labels": 4}
+    model = checkpoints.from_config("gpt2", config, automatic="AutoModelForSequenceClassification")
     record = mhacli.effects(model, ids_of(1, 5))
     with torch.no_grad():
         before = model(ids_of(1, 5)).logits[0]
