@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -168,20 +167,10 @@ def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears
     assert "━" not in "".join(screen.display)
 
 
-def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one() -> None:
-    program = """if True:
-        import signal
-        from unittest.mock import patch
-        from mhacli.__main__ import main
-
-        def importing(*_):
-            try:
-                signal.raise_signal(signal.SIGINT)
-            finally:
-                raise ImportError("cannot load module more than once per process")
-
-        with patch("mhacli.cli.app._application", importing):
-            main()
-    """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_S)
-    assert (ended.returncode, ended.stderr) == (130, b"")
+def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(tmp_path: Path) -> None:
+    torch = (
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise ImportError('no module')\n"
+    )
+    with started(tmp_path, "run", "a", modules={"torch": torch}) as process:
+        assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
+        assert process.returncode == 130
