@@ -86,7 +86,6 @@ ROWS = (
     Right("right:CausalOverOwnRows", "dim=24 heads=3", KEEP),
     Right("right:UnlessMasked", SIZES, CAUSAL, "mask-replaces-causal", True),
     Right("right:Latent", SIZES, common=True),
-    Right("right:GroupedMap", choices="pre-norm residual gate"),
     Right("right:GatedMap", choices="pre-norm residual gate", common=True),
     Right("right:Wide", states=KEEP, choices="mask-form"),
     Right("right:TenThousand", SIZES, KEEP, "mask-value"),

@@ -354,9 +354,9 @@ class Latent(nn.Module):
 class GatedMap(nn.Module):
     """A fused convolution over a normalised map, heads outside, scaled on both sides; a gate that is closed at first."""
 
-    def __init__(self, channels=24, heads=3):
+    def __init__(self, channels, heads=4):
         super().__init__()
-        self.heads, self.norm = heads, nn.GroupNorm(4, channels)
+        self.heads, self.norm = heads, nn.GroupNorm(32, channels)
         self.qkv, self.proj_out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
         self.gamma = nn.Parameter(torch.zeros(1))
 
@@ -367,14 +367,6 @@ class GatedMap(nn.Module):
         weights = torch.softmax(torch.einsum("bct,bcs->bts", q * root, k * root), dim=-1)
         z = torch.einsum("bts,bcs->bct", weights, v).reshape(b, c, h * w)
         return x + self.gamma * self.proj_out(z).reshape(b, c, h, w)
-
-
-class GroupedMap(GatedMap):
-    """A map of a width that its 32 groups divide."""
-
-    def __init__(self, channels, heads=4):
-        super().__init__(channels, heads)
-        self.norm = nn.GroupNorm(32, channels)
 
 
 class Kind(enum.Enum):
