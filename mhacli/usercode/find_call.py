@@ -533,8 +533,8 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
 def _working_example(
     built: Built, request: TargetRequest, required: Sequence[CallParameter], widths: Sequence[int]
 ) -> str | None:
-    """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, or the first
-    is an input of one of the widths and the others are alike."""
+    """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, first with
+    several widths, or an input of one of the widths stands beside others that are alike."""
     parts = [] if built.module is None else [*built.module.modules()]
     n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
     firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
@@ -543,9 +543,10 @@ def _working_example(
     of_layers = [f"torch.randn(2, T, {part.in_features})" for part in layers if isinstance(part, nn.Linear)]
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in layers if isinstance(part, nn.Embedding)]
     alike = ([first] + [other or first] * (len(required) - 1) for other, first in itertools.product(others, firsts))
-    unlike = itertools.islice(itertools.permutations(of_layers, len(required)), _MOST_CALLS if len(required) > 1 else 0)
+    unlike = [*itertools.islice(itertools.permutations(of_layers, len(required)), _MOST_CALLS)] if required else []
+    of_widths = [call for call in unlike if len({word for word in call if "randn" in word}) > 1]
     template, deadline = plain_call(built, request), time.monotonic() + _SEARCH_S
-    for first, *rest in itertools.chain(unlike, alike):
+    for first, *rest in itertools.chain(of_widths, alike, unlike):
         if time.monotonic() > deadline:
             break
         words = ["None" if p.role in MASKS else word for p, word in zip(required[1:], rest, strict=True)]
