@@ -503,7 +503,13 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
-    attention, fault = tried[0]
+    (attention, fault), tables = tried[0], _tables(built)
+    if tables and "'indices'" in str(fault):  # it takes token ids, and how it fails for them tells more
+        attention = replace(attention, axes=OF_IDS, ids=torch.arange(min(tables)))
+        try:
+            with_output(attention)
+        except (Exception, SystemExit) as of_ids:  # the user's code may raise anything
+            fault = of_ids
     line, text = source_line_of(fault, built.file), exception_text(fault)
     place = f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})" if line else ""
     message = shorten(text, 160, placeholder=" …") + place
@@ -530,13 +536,18 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     return _refused(built, f"{built.name} could not be called by {calls}: {message}", hint)
 
 
+def _tables(built: Built) -> list[int]:
+    """The number of ids that each embedding of a module knows."""
+    parts = [] if built.module is None else built.module.modules()
+    return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+
+
 def _working_example(
     built: Built, request: TargetRequest, required: Sequence[CallParameter], widths: Sequence[int]
 ) -> str | None:
     """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, first with
     several widths, or an input of one of the widths stands beside others that are alike."""
-    parts = [] if built.module is None else [*built.module.modules()]
-    n_ids = min((part.num_embeddings for part in parts if isinstance(part, nn.Embedding)), default=0)
+    n_ids = min(_tables(built), default=0)
     firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
     others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]
     layers = [] if built.module is None else [*built.module.children()]

@@ -285,6 +285,8 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         for candidate in (*candidates, replace(template, is_inside=True, has_target=True)):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found = with_output(candidate)
+                if found.is_resizable:  # a number of classes may be that of the tokens
+                    with_output(replace(found, sizes=found.sizes._replace(q_len=_LEAST + 1, k_len=_LEAST + 1)))
                 first = first or found
                 if hides(found, None):
                     return found

@@ -381,9 +381,10 @@ class UserAttention:
         for slot in self.slots:
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
-            vectors = f"torch.randn({', '.join(str(words.get(axis, 'T')) for axis in self.axes)})"
+            shape = ", ".join(str(words.get(axis, "T")) for axis in self.axes)
+            made = f"torch.randn({shape})" if self.ids is None else f"torch.randint({len(self.ids)}, ({shape}))"
             is_first = slot.name == first and not rows
-            rows.append(vectors if slot.positional_only or is_first else f"{slot.name}={vectors}")
+            rows.append(made if slot.positional_only or is_first else f"{slot.name}={made}")
         return f"lambda m, T: m({self._arguments_text(rows)})"
 
     @property

@@ -165,10 +165,10 @@ class Padded(Encoder):
 
 
 class Pooled(Padded):
-    """One answer for a text: the mean of its real tokens."""
+    """Four answers for a text, as many as it may have tokens: the mean of its real ones."""
 
     def forward(self, ids, padding_mask=None):
-        answers = super().forward(ids, padding_mask)[..., :3]
+        answers = super().forward(ids, padding_mask)[..., :4]
         real = torch.zeros_like(ids) == 0 if padding_mask is None else ~padding_mask
         return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
