@@ -201,8 +201,8 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         line = _first_that_differs(probed, code) or sites.line_of("pattern")
         finding, always = finding_of(code, evidence, line), re.search(r"\bF\.dropout\(([^()]*)\)", line.source)
         if code == "dropout-in-eval" and always is not None and "training" not in always[1]:
-            fixed = line.source.replace(always[1], f"{always[1]}, training=self.training")
-            finding = replace(finding, fix=fixed)
+            end = always.end(1)
+            finding = replace(finding, fix=f"{line.source[:end]}, training=self.training{line.source[end:]}")
         yield finding
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
@@ -210,7 +210,7 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
     if cache is not None and cache.ok is False and all(each.shown_by != "steps" for each in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
-        yield finding_of("cache-differs", evidence, SourceLine(built.file), message=message, fix="")
+        yield finding_of("cache-differs", evidence, sites.line_for((), "", built), message=message, fix="")
     is_open = subject.mode is None and not (diagnosis.is_right or diagnosis.mistakes)
     if is_open and (unused := _unused(probed, n_axes=2)):
         evidence = f"no output depends on {first_names(unused, 4)}"
