@@ -322,7 +322,8 @@ def of_projections() -> Iterator[Mistake]:
         words = f"{', '.join(order)} serve as q, k, v"
         wrong, site = {"project": partial(projected, order, "qkv")}, "q_proj" if order[0] != "q" else "k_proj"
         yield Mistake("qkv-order", wrong, words, site, splitting, ("order", "fused"))
-        yield Mistake("qkv-order, by separate projections", wrong, words, site, needs=("order",))
+        passing = (", *".join(rf"\b{letter}\w*" for letter in order),)
+        yield Mistake("qkv-order, by separate projections", wrong, words, site, passing, ("order",))
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
         yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")

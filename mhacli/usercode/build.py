@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import enum
 import inspect
+import re
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -190,7 +191,7 @@ def _arguments(
         names = " and ".join(f"{path}{name}" for name in unknown)
         of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
         values_of = {
-            name: "'torch.ones(8)'" if name in of_tensors else "'(4, 4)'" if f"{name}[" in source_of(thing) else "1"
+            name: "'torch.ones(8)'" if name in of_tensors else "'(4, 4)'" if re.search(rf"\b{name}\[", source_of(thing)) else "1"
             for name in unknown
         }
         hint = f"for example {' '.join(f'--arg {path}{name}={value}' for name, value in values_of.items())}"

@@ -101,7 +101,7 @@ _CACHING = re.compile(r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_va
 
 
 class CallParameter(NamedTuple):
-    """One parameter of a call. `positional_only`: it is positional only. `default` is also None without a default.
+    """One parameter of a call. `positional_only`: it takes no name. `default` is also None without a default.
 
     A `role` has the words above, or is `cache`; `off`, a switch that stays off; `caching`, one by which a call remembers what it
     read; `result`, which changes what is returned or printed alone; `weight` or `weight bias`; `other mask`; `rest`, for `*args`;
@@ -186,8 +186,8 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
         is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
-        positional_only = IN_ORDER.get([*is_other, True].index(True), ())
-        roles[: len(positional_only)] = positional_only
+        in_order = IN_ORDER.get([*is_other, True].index(True), ())
+        roles[: len(in_order)] = in_order
     inputs = [n for n, role in enumerate(roles) if role == "x"]
     targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
     first = next(iter(targets or inputs), None)

@@ -38,7 +38,7 @@ from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conve
 from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE = 100, 12, 2
-"""The most readings to rank, to try with one mistake, and with several: a few seconds' work. The first two readings may be the
+"""The most layers to rank, to try with one mistake, and with several: a few seconds' work. The first two may be the
 same layer without and with its own causal mask."""
 _MOST_MISTAKES = 4
 _HIDES = -1e4
@@ -47,7 +47,7 @@ _HIDES = -1e4
 
 @dataclass(frozen=True)
 class Trial:
-    """A layer that may explain some cases, alone or with mistakes of a `pool`; `run_stages` is the recorded first case."""
+    """A layer that may explain some cases, alone or with mistakes of a `pool`; `call` is the recorded first case."""
 
     candidate: Candidate
     cases: list[InputCase]

@@ -68,8 +68,10 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         names = _user_names(line, sites, probed, case, diagnosis)
         letter, giver = mistake.site[0], mistake.code.partition("-from-")[2][:1]
         taking, given = (names.get(f"self.{each}_proj", f"self.{each}_proj") for each in (letter, giver))
+        assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
+        makes_both = giver != "" and giver in assigned
         if mistake.stage == "project":
-            names |= names_on(line, letter) | {"self.q_proj": taking}
+            names |= {"self.q_proj": taking} | ({} if makes_both else names_on(line, letter))
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
         fix, form = finding.fix, case.form
         if form is not None and form.true_means == "hide":
@@ -77,7 +79,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         if form is not None and form.kind == "additive":
             fix = fix.replace(".masked_fill(mask == 0, float('-inf'))", " + mask")
         fix = in_user_names(fix, names)
-        if line.source.count(f"{given}(") == 1:
+        if line.source.count(f"{given}(") == 1 and not makes_both:
             fix = line.source.replace(f"{given}(", f"{taking}(")
         if mistake.code == "mask-ignored" and any(re.match(pattern, line.source) for pattern in mistake.at):
             fix = f"{line.source.partition('.')[0]} = {line.source}"
@@ -199,11 +201,9 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         yield finding_of("fully-masked-row", evidence, sites.line_of("pattern"))
     for code, evidence in probed.evidence.items():
         line = _first_that_differs(probed, code) or sites.line_of("pattern")
-        finding, always = finding_of(code, evidence, line), re.search(r"\bF\.dropout\(([^()]*)\)", line.source)
-        if code == "dropout-in-eval" and always is not None and "training" not in always[1]:
-            end = always.end(1)
-            finding = replace(finding, fix=f"{line.source[:end]}, training=self.training{line.source[end:]}")
-        yield finding
+        finding = finding_of(code, evidence, line)
+        fixed = re.sub(r"\bF\.dropout\([^(),]+(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training", line.source)
+        yield replace(finding, fix=fixed) if code == "dropout-in-eval" and fixed != line.source else finding
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
     cache = diagnosis.cache
