@@ -8,8 +8,8 @@ import copy
 import dataclasses
 import enum
 import inspect
-import re
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, get_args
@@ -190,10 +190,9 @@ def _arguments(
     if unknown:
         names = " and ".join(f"{path}{name}" for name in unknown)
         of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
-        values_of = {
-            name: "'torch.ones(8)'" if name in of_tensors else "'(4, 4)'" if re.search(rf"\b{name}\[", source_of(thing)) else "1"
-            for name in unknown
-        }
+        values_of = dict.fromkeys(unknown, "1")
+        values_of |= {name: "'(4, 4)'" for name in unknown if re.search(rf"\b{name}\[", source_of(thing))}
+        values_of |= dict.fromkeys(of_tensors, "'torch.ones(8)'")
         hint = f"for example {' '.join(f'--arg {path}{name}={value}' for name, value in values_of.items())}"
         hint += "; or name a function without arguments that builds it" if of_tensors else ""
         message = f"{request.target} needs a value for {names}, which mha cannot guess from the name"

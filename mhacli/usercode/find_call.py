@@ -386,13 +386,9 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     queries = parts.get("q", made[slots[0].name])
     is_function = len(parts) == 3 and not _shapes_of(built)
     is_second = vars(built.module or object).get("batch_first", True) is False
-    of_texts = (queries, longer[slots[0].name])
-    if template.ids is None:
-        axes = _axes(*(each.shape for each in of_texts), is_function=is_function, is_second=is_second)
-    else:
-        axes = _axes(*(each[..., None].shape for each in of_texts), is_function=False, is_second=is_second)[:-1]
-    shape = dict(zip(axes, queries.shape, strict=True))
-    of_keys = dict(zip(axes, parts.get("k", queries).shape, strict=True))
+    rows = [each if template.ids is None else each[..., None] for each in (queries, longer[slots[0].name])]
+    axes = _axes(*(each.shape for each in rows), is_function=is_function, is_second=is_second)
+    shape, of_keys = (dict(zip(axes, each.shape, strict=True)) for each in (rows[0], parts.get("k", rows[0])))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
     random = [name for name in random if name not in found and template.is_resizable and "column" not in shape]
@@ -404,7 +400,7 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     return replace(
         template,
         slots=slots,
-        axes=axes,
+        axes=axes[: queries.ndim],
         others={name: partial(_beginning, most[name], shapes[name], q_len, n_texts) for name in random},
         sizes=CallSizes(n_texts, q_len, k_len, shape.get("width", 1), of_keys.get("width", 1), n_heads),
         is_copied=template.ids is None,
@@ -463,11 +459,8 @@ def _with_masks(attention: UserAttention) -> UserAttention:
         is_given = given.get(parameter.name) is not None and not isinstance(given[parameter.name], partial)
         if is_given is (attention.example is None):
             continue
-        for _, forms in itertools.groupby(forms_of(parameter), attrgetter("is_padding")):
-            accepted = [*accepted_forms(attention, forms)]
-            found += accepted
-            if accepted:
-                break
+        kinds = itertools.groupby(forms_of(parameter), attrgetter("is_padding"))
+        found += next(filter(None, ([*accepted_forms(attention, forms)] for _, forms in kinds)), [])
     found.sort(key=lambda form: not form.hides)
     likeliest = {form.parameter: partial(mask_of, form, causal=False) for form in reversed(found)}
     likeliest = {name: made for name, made in likeliest.items() if isinstance(attention.others.get(name), partial)}
@@ -548,9 +541,9 @@ def _working_example(
     """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, first with
     several widths, or an input of one of the widths stands beside others that are alike."""
     n_ids = min(_tables(built), default=0)
+    layers = [] if built.module is None else [*built.module.children()]
     firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
     others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]
-    layers = [] if built.module is None else [*built.module.children()]
     of_layers = [f"torch.randn(2, T, {part.in_features})" for part in layers if isinstance(part, nn.Linear)]
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in layers if isinstance(part, nn.Embedding)]
     alike = ([first] + [other or first] * (len(required) - 1) for other, first in itertools.product(others, firsts))

@@ -105,9 +105,8 @@ def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[lis
             bias = None if maker.bias is None else part.weight @ maker.bias
             biases = [each for each in (part.bias, bias) if each is not None and len(each) == len(part.weight)]
             summed = torch.stack(biases).sum(dim=0) if biases else None
-            found.append(replace(part, weight=part.weight @ maker.weight, bias=summed))
-        else:
-            found.append(part)
+            part = replace(part, weight=part.weight @ maker.weight, bias=summed)
+        found.append(part)
     return found, names
 
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,10 +181,14 @@ def text_model_of_vectors(attention: UserAttention, length: int | None) -> TextM
     return TextModel(attention=attention, masks=masks, hides_padding=hides_padding).at_longest(length)
 
 
-def _likeliest(forms: Sequence[MaskForm]) -> tuple[MaskForm, ...]:
+def _likeliest(forms: Iterable[MaskForm]) -> tuple[MaskForm, ...]:
     """The first form that hides a token, or else the first of each meaning of True."""
-    hiding = tuple(form for form in forms if form.hides)[:1]
-    return hiding or tuple({form.true_means: form for form in reversed(forms)}.values())[::-1]
+    others = dict[str, MaskForm]()
+    for form in forms:
+        if form.hides:
+            return (form,)
+        others.setdefault(form.true_means, form)
+    return tuple(others.values())
 
 
 # ------------------------------------------------------------------------------------------------------------ token ids
@@ -236,7 +240,7 @@ def text_model_of_ids(
         return None
     n_ids, padding_id = (_n_ids(found), None) if table is None else (table.num_embeddings, table.padding_idx)
     attention = with_independent_rows(found)
-    masks, given = _masks_of_padding(attention, decoder, means), dict(attention.others)
+    masks, given = _likeliest(_forms_of_padding(attention, decoder, means)), dict(attention.others)
     given |= {mask.parameter: partial(mask_of, mask, causal=False) for mask in masks[:1] if mask.parameter in given}
     pads = [getattr(getattr(built.module, "config", None), "pad_token_id", None), padding_id]
     place_tables = (part for name, part in named_parts if name.endswith("position_embeddings"))
@@ -251,9 +255,7 @@ def text_model_of_ids(
         masks=masks,
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
-        cached=next(
-            (candidate for candidate in step_conventions(attention) if candidate.caches or "offset" in named), None
-        ),
+        cached=next((each for each in step_conventions(attention) if each.caches or "offset" in named), None),
     ).at_longest(length)
 
 
@@ -349,21 +351,16 @@ def _n_ids(attention: UserAttention) -> int:
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 
 
-def _masks_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> tuple[MaskForm, ...]:
-    """The likeliest forms of a mask of padding that the call takes. In transformers True keeps."""
+def _forms_of_padding(attention: UserAttention, decoder: str | None, means: str | None) -> Iterator[MaskForm]:
+    """The forms of masks of padding that the call takes. In transformers True keeps."""
     means = "keep" if hasattr(getattr(attention.built.module, "config", None), "get_text_config") else means
-    accepted = list[MaskForm]()
     for parameter in signature_of(attention.built.call, *MASKS):
         is_open = getattr(attention.others.get(parameter.name), "keywords", {}) == {"causal": False}
         if not (is_open or _is_of_padding(parameter)) or (decoder is not None and parameter.name[:3] != decoder[:3]):
             continue
         forms = [form for form in forms_of(parameter) if form.is_padding and means in (None, form.true_means)]
         forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
-        for form in accepted_forms(attention, forms):
-            accepted.append(form)
-            if form.hides:
-                return (form,)
-    return _likeliest(accepted)
+        yield from accepted_forms(attention, forms)
 
 
 # ------------------------------------------------------------------------------------------------ steps behind a cache

@@ -83,6 +83,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
     words = f"{second.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in built)})"
     choices = Choice("built", f"the other is {words}"), Choice("called", f"the other is called {second.described}")
+    ignored = zip(targets, map(arguments_without_effect, (first, second)), strict=True)
     untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
     return Examination(
         verdict="wrong" if differing else "right",
@@ -95,11 +96,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         comparison=OutputComparison(targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance),
         against=targets[1],
         not_examined=tuple(dict.fromkeys(untried)),
-        notes=tuple(
-            f"{target}: {note}"
-            for target, subject in zip(targets, (first, second), strict=True)
-            for note in arguments_without_effect(subject)
-        ),
+        notes=tuple(f"{target}: {note}" for target, notes in ignored for note in notes),
     )
 
 

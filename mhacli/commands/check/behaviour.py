@@ -309,8 +309,7 @@ class BehaviourTester:
         if self.module is not None:
             around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
             classes = [type(self.module.get_submodule(name)) for name in (*around, "")]
-            own = (cls for cls in classes if not cls.__module__.startswith("torch."))
-            cls = next(own, classes[0])
+            cls = next((cls for cls in classes if not cls.__module__.startswith("torch.")), classes[0])
             if part is not None:
                 label = f"{part or 'the model'} ({classes[0].__name__})"
                 message = f"{message}, first in {label}"
@@ -387,12 +386,10 @@ class BehaviourTester:
 
     def causality(self) -> Behaviour:
         """Whether outputs before a cut stay when everything after it changes."""
-        if self.is_causal is False:
-            self.is_bidirectional = True
-            return self.not_tried("causality", "tokens may see later ones")
-        if self.model.attention.is_pooled:
-            self.is_bidirectional = True
-            return self.not_tried("causality", "its output is of a whole text, not of each token")
+        self.is_bidirectional = self.is_causal is False or self.model.attention.is_pooled
+        if self.is_bidirectional:
+            of_text = "its output is of a whole text, not of each token"
+            return self.not_tried("causality", "tokens may see later ones" if self.is_causal is False else of_text)
         if not self.cuts:
             return self.not_tried("causality", "needs a text of two tokens or more")
         differences, reached, moves = list[PassDifference](), dict[int, float](), False
@@ -409,12 +406,7 @@ class BehaviourTester:
             return self.not_tried("causality", self.too_coarse or "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [difference for difference in differences if difference.largest > self.tolerance]
-        earlier = self.changed(0, self.middle, 1)
-        if (
-            not leaks
-            and self.model.attention.is_inside
-            and not self._reach(earlier, start=self.middle, end=self.length)
-        ):
+        if not leaks and self.model.attention.is_inside and not self._reach_onwards():
             return self.not_tried("causality", "what was read depends on no other token, as behind an embedding alone")
         if not leaks and difference_of(self.training_pass, self.first_pass).largest > self.tolerance:
             changed = self.run_pass(self.changed(self.middle, self.length, self.middle), training=True)[0]
@@ -442,7 +434,7 @@ class BehaviourTester:
         if 0 < len(within) < len(reached) and seen == within == [*reached][: len(within)]:
             self.is_bidirectional = True
             return f"the first tokens, at least {within[-1]}, see each other, and later ones what is before them"
-        onwards = self._reach(self.changed(0, self.middle, 1), start=self.middle, end=self.length)
+        onwards = self._reach_onwards()
         if onwards < _ALL and reached[self.middle] >= onwards / 2:
             return "outputs depend on later tokens as far as on earlier ones"
         self.is_bidirectional = False
@@ -451,6 +443,10 @@ class BehaviourTester:
             if self._reach(*changes, start=0, end=cut) < _ALL:
                 return None
         return "outputs depend on some later tokens"
+
+    def _reach_onwards(self) -> float:
+        """The part of the outputs from the middle on that a change of what is before it reaches, however little."""
+        return self._reach(self.changed(0, self.middle, 1), start=self.middle, end=self.length)
 
     def _reach(self, *changed: Tensor, start: int, end: int) -> float:
         """The part of the outputs from `start` to `end` that one of several changes of the text reaches, however little: where

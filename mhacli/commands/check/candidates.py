@@ -1,5 +1,5 @@
-"""The layers that a user's attention may implement: every reading of its weights, with every design choice that a recorded run or
-a statement allows.
+"""The layers that a user's attention may implement: every reading of its weights, with every design choice that a call or a
+statement allows.
 
 Of scores and scales only tensors that do not depend on the inputs are read, so that mistakes that depend on inputs stay visible.
 """
@@ -30,7 +30,7 @@ from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
 _READ = "read from the run"
-"""The ending of a choice that a run showed."""
+"""The ending of a choice that a call showed."""
 Norm = Callable[[Tensor], Tensor]
 """A norm."""
 Design = tuple[Mapping[str, Any], tuple[Choice, ...]]
@@ -167,7 +167,7 @@ def _factor_of(operation: Operation) -> float | None:
 
 
 def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The possible scales: of the option, the usual one, of arguments, and the learned factors of vectors or scores that the run
+    """The possible scales: of the option, the usual one, of arguments, and the learned factors of vectors or scores that the call
     shows, a number or one for each head, `[head, 1, 1]`."""
     stated = probed.request.scale
     if stated is not None:
@@ -211,8 +211,8 @@ def _is_learned(source: Operation) -> bool:
 
 
 class ScoreBias(NamedTuple):
-    """A bias added to scores in a run, `[1 or batch, head, query, key]`, scaled as it reaches the softmax, and its line; with the
-    name of the mistake that it is, if it is one."""
+    """A bias added to scores in a call, `[1 or batch, head, query, key]`, scaled as it reaches the softmax, and its line; with
+    the name of the mistake that it is, if it is one."""
 
     values: Tensor
     at: SourceLine
@@ -220,13 +220,13 @@ class ScoreBias(NamedTuple):
 
 
 def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The score bias that a run shows, for inputs of any length; it raises what the subject raises."""
-    subject, seed, shown = probed.subject, probed.request.seed, score_biases_in(call)
+    """The score bias that a call shows, for inputs of any length; it raises what the subject raises."""
+    subject, seed, shown = probed.subject, probed.request.seed, [*score_biases_in(call)]
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
         inputs = subject.drawer(seed).inputs(with_context=with_context, q_len=q_len, k_len=k_len, batch=batch)
-        biases = score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))
+        biases = [*score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))]
         return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
     def bias(inputs: Inputs) -> Tensor | None:
@@ -236,9 +236,8 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
     yield {"bias": bias if shown else None}, tuple(added)
 
 
-def score_biases_in(call: RecordedCall) -> list[ScoreBias]:
-    """Every bias added to scores in a run; masks are left out."""
-    found = []
+def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
+    """Every bias added to scores in a call; masks are left out."""
     for op, source in call.combined("add", "sub", "baddbmm", KERNEL):
         shape, added = op.output.shape, source.output
         if not added.is_floating_point() or op.arguments.get("beta") == 0:
@@ -254,15 +253,14 @@ def score_biases_in(call: RecordedCall) -> list[ScoreBias]:
         if not torch.equal(bias, bias[:1].expand_as(bias)):
             by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])  # as if sequences vary faster than heads
             is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
-            found.append(ScoreBias(bias, op.at, "bias-head-order, batched" * is_moved))
+            yield ScoreBias(bias, op.at, "bias-head-order, batched" * is_moved)
             continue
         slopes = bias[0, :, -1, visible].diff(dim=-1)  # a penalty grows with the distance to earlier keys
         is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
         is_bonus = slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
         reshaped = next((each for each in source.upstream() if _moves_heads(each, bias.shape)), None)
         at, mistake = (op.at, "bias-reversed" * is_bonus) if reshaped is None else (reshaped.at, "bias-head-order")
-        found.append(ScoreBias(bias[:1], at, mistake))
-    return found
+        yield ScoreBias(bias[:1], at, mistake)
 
 
 def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
@@ -294,7 +292,7 @@ PAIRS: dict[Pairing, str] = {"half": "column j with column j + d/2", "interleave
 
 
 def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """Every distinct rotation of queries or keys in a run, by position or by head, backward ones last, with the stated pairing;
+    """Every distinct rotation of queries or keys in a call, by position or by head, backward ones last, with the stated pairing;
     none and the usual ones if it only shows tables of numbers that multiply queries or keys."""
     stated, distinct = probed.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
     pairs = [pair for role in "qk" for pair in combinations([rows for _, rows in call.vectors(role)], 2)]
@@ -367,7 +365,7 @@ _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 
 def norm_of(call: RecordedCall, role: str) -> Norm | None:
-    """The norm of the heads of queries or keys in a run, with all that follows it, such as a gain, but without a number below 1,
+    """The norm of the heads of queries or keys in a call, with all that follows it, such as a gain, but without a number below 1,
     which scales the scores; None without one."""
     rows, scale = list[Tensor](), 1.0
     for operation, tensor in call.vectors(role):
@@ -405,7 +403,7 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
 
 
 def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The norms of queries and keys that a run shows, the same for both and none where it shows one."""
+    """The norms of queries and keys that a call shows, the same for both and none where it shows one."""
     q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
     if q_norm is None or k_norm is None:
         yield {}, ()
@@ -495,7 +493,7 @@ def _of_rows(norm: nn.Module) -> Norm:
 
 
 def _is_made(rows: Tensor, norm: Norm | None, made: Sequence[Tensor]) -> bool:
-    """Whether a run makes these rows, normalised."""
+    """Whether a call makes these rows, normalised."""
     try:
         normed = rows if norm is None else norm(rows).detach()
     except Exception:  # a norm of heads

@@ -344,12 +344,8 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     length, text = rows.shape[1], as_float64(rows)
     start = length - 2
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
-    for ends in (
-        (start, length - 1, length),
-        tuple(range(1, length + 1)),
-        (length - 3, length - 1, length),
-        (2, length),
-    ):
+    single, longer = tuple(range(1, length + 1)), ((length - 3, length - 1, length), (2, length))
+    for ends in ((start, length - 1, length), single, *longer):
         with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
             out = convention(rows, ends)
             is_first = ends[0] == start

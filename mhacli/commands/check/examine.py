@@ -188,11 +188,8 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> Mapping[typ
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        if (
-            q_len == k_len > 1
-            and (tester.model.attention.is_pooled or q_len == tester.length)
-            and call.unread_mask is None
-        ):
+        is_of_text = tester.model.attention.is_pooled or q_len == tester.length
+        if q_len == k_len > 1 and is_of_text and call.unread_mask is None:
             attention = as_attention(call)
             places = torch.arange(q_len, device=call.device)
             sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
@@ -273,14 +270,13 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
     departure = None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
+    unclear = dict.fromkeys(unused if diagnosis.candidate is None else diagnosis.unexplained)
     if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
         reason = f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of its input"
     elif likeliest is None:
         reason = "the names and shapes of the parameters do not show which project queries, keys and values"
-    elif diagnosis.candidate is not None:
-        reason = f"it is not clear what it does with {first_names(diagnosis.unexplained, _MOST_PARTS)}"
-    elif unused:
-        reason = f"it is not clear what it does with {first_names(dict.fromkeys(unused), _MOST_PARTS)}"
+    elif unclear:
+        reason = f"it is not clear what it does with {first_names(unclear, _MOST_PARTS)}"
     elif departure is not None:
         reason = f"it is not clear how it computes {departure.site}"
     else:

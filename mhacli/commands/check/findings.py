@@ -61,8 +61,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         numbers, proof = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
         line = sites.line_for(mistake.at, mistake.site, subject.built)
-        others = tuple(other for other in diagnosis.mistakes if other is not mistake)
-        codes = tuple(other.code for other in others)
+        codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
         names = _user_names(line, sites, probed, case, diagnosis)

@@ -49,7 +49,7 @@ class LayerSites:
 
     @cached_property
     def n_produced(self) -> int:
-        """The number of sites that the run produces."""
+        """The number of sites that the call produces."""
         return sum(bool(self.producers(site)) for site in SITES)
 
     def _producer(self, site: str) -> Operation | None:
@@ -108,7 +108,7 @@ class LayerSites:
                 yield site, fitting[0]
 
     def first_difference(self) -> FirstDifference | None:
-        """The first site that the run does not produce, and the last one before it. The scaled products are scores too. None if
+        """The first site that the call does not produce, and the last one before it. The scaled products are scores too. None if
         there is nothing to compare."""
         if not (self.tensors and self.call.operations):
             return None
@@ -129,11 +129,8 @@ class LayerSites:
 def sites_in(call: RecordedCall, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> LayerSites:
     """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
     tensors = dict[str, Tensor]()
-    try:
-        with torch.no_grad():
-            run_stages(
-                stages_with(mistakes), layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})
-            )
-    except Exception:  # the mistake is not possible here, or a norm fails
-        return LayerSites(call)
-    return LayerSites(call, tensors)
+    with contextlib.suppress(Exception), torch.no_grad():  # the mistake may not be possible here, or a norm fail
+        stages = stages_with(mistakes)
+        run_stages(stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor}))
+        return LayerSites(call, tensors)
+    return LayerSites(call)
