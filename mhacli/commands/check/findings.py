@@ -55,12 +55,11 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
 
 
 def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
-    subject = probed.subject
     for mistake, (error, trial) in diagnosis.proofs.items():
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        line = sites.line_for(mistake.at, mistake.site, subject.built)
+        line = sites.line_for(mistake.at, mistake.site, probed.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
@@ -76,7 +75,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         if form is not None and form.true_means == "hide":
             fix = fix.replace("mask == 0", "mask != 0")
         if form is not None and form.kind == "additive":
-            fix = fix.replace(".masked_fill(mask == 0, float('-inf'))", " + mask")
+            fix = re.sub(r"(\w+)\.masked_fill\(mask == 0, float\('-inf'\)\)", r"(\1 + mask)", fix)
         fix = in_user_names(fix, names)
         if line.source.count(f"{given}(") == 1 and not makes_both:
             fix = line.source.replace(f"{given}(", f"{taking}(")
@@ -137,8 +136,9 @@ def _rates_of_another_width(diagnosis: Diagnosis, probed: ProbedAttention, sites
     if rates is None or weights is None or base is None:
         return
     given = [value for _, value in numbers_of(built.arguments.items(), "theta") if value > 1]
+    is_meant = any(abs(math.log(base, theta) - 1) < 1e-4 for theta in given or [10000.0])
+    is_meant = is_meant or (not given and abs(base - round(base)) < 1e-2)
     for theta, power in product(given or [10000.0], (2 * len(rates) / weights.q.weight.shape[1], 0.5, 2.0)):
-        is_meant = power == 1 or (not given and abs(base - round(base)) < 1e-2)
         if not is_meant and abs(math.log(base, theta) - power) < 1e-4:
             evidence = f"matches exactly with base {base:.6g}, which is {theta:g} to the power of {power:.4g}"
             message = "the exponents of rotary angles are divided by another number than the width that is rotated"
