@@ -289,9 +289,8 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
         limit = {"cpu": min(free.get("cpu", 0), memory.available_bytes())}
         return {"device_map": "auto", "max_memory": free | limit, "offload_folder": temporary_folder()}
     assert not isinstance(device_map, str)
-    named = {
-        f"{name}.": device for name, device in device_map.items()
-    }  # with a dot, the layers may be named as a whole
+    # with a dot, the layers may be named as a whole
+    named = {f"{name}.": device for name, device in device_map.items()}
     inner = {name: device for name, device in named.items() if name.startswith(leaves_out)} or named
     devices = {name.removeprefix(leaves_out).removesuffix("."): device for name, device in inner.items()}
     return {"device_map": devices} | ({"offload_folder": temporary_folder()} if "disk" in devices.values() else {})

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.metric import GivenMetric
-from mhacli.commands.effect.removal import Removal, without
-from mhacli.commands.effect.study import EffectStudy, study_of, verified
+from mhacli.commands.effect.removal import Removal, joins, without
+from mhacli.commands.effect.study import EffectStudy, effects_of_heads, study_of, verified
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.capture import Call
@@ -222,7 +222,7 @@ class _Removing:
     def __init__(self, model: nn.Module, removals: Sequence[Removal]) -> None:
         self.model, self._removals = model, removals
         self._pass: ModelPass | None = None
-        self._done, self._layers = set[Removal](), dict[LayerKey, None]()
+        self._done, self._layers, self._heads = set[Removal](), dict[LayerKey, None](), list[Call]()
 
     def require_done(self) -> None:
         """Raises `MhaError` if not everything was removed."""
@@ -254,7 +254,7 @@ class _Removing:
         """`z` after the removals in this attention. Raises `MhaError` for a head that does not exist, and if nothing can be
         removed."""
         together = [each for each in _OPEN if each.model is self.model]
-        if self._pass is None or together[0] is not self:
+        if self._pass is None or together[0] is not self or not joins(call, self._heads):
             return None
         key: LayerKey = (call.kind, call.layer)
         first, here, (_, n_heads, n_queries, n_keys) = self._pass.n_past, list[Removal](), call.shape
@@ -340,7 +340,7 @@ def head_table(run: CheckpointRun, *, effect: bool, control: bool, report_progre
     language head. Raises `MhaError` if a second computation of removals disagrees."""
     request, texts = replace(run.request, kept=Kept()), run.inputs
     n_parts = 1 + control + (len(texts.sequences) if effect else 0)
-    floors, controls, effects_of = list[float](), None, dict[tuple[Any, ...], list[Effect]]()
+    floors, controls, effects = list[float](), None, list[list[Effect | None]]()
 
     def part(number: int) -> Progress:
         return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
@@ -354,12 +354,10 @@ def head_table(run: CheckpointRun, *, effect: bool, control: bool, report_progre
         study = study_of(run_of(run.loaded, text, request), EffectSettings(), of_text)
         studied = verified(study.run(part(1 + control + number)))
         floors += [] if studied.effect is None else [studied.effect.floor]
-        for of_head in studied.effects:
-            effects_of.setdefault((of_head.kind, of_head.layer, of_head.head), []).append(of_head)
-    kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers if layer.call == 1}
+        effects.append(effects_of_heads(studied))
     heads = []
     for number, head in enumerate(record.heads):
-        measured = effects_of.get((kinds.get((head.layer, head.attention)), head.layer, head.head), [])
+        measured = [each for of_text in effects if (each := of_text[number]) is not None]
         changes = {name: [getattr(each, name) for each in measured] for name in ("d_logit", "d_output") if measured}
         means: dict[str, Any] = {name: fmean(values) for name, values in changes.items() if None not in values}
         of_control = None if controls is None else controls[number]

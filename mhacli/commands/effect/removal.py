@@ -144,10 +144,10 @@ Edit = Callable[[tuple[Any, ...], dict[str, Any]], Arguments]
 class Parts:
     """The parts of a model.
 
-    Of each attention: its module, its output projection, the outputs z of its heads, in `later` those of a second attention by
-    the same module, the visible cells if no mask shows them, and
-    the number of `blocks` that finished `before` it. These are in the order in which they ran, with their outputs for one text; a
-    model that runs a block twice has none before its attentions. `output` is that of the pass.
+    Of each attention: its module, its output projection, the outputs z of its heads, in `later` those of other calls for these
+    heads, the visible cells if no mask shows them, and the number of `blocks` that finished `before` it. These are in the order
+    in which they ran, with their outputs for one text; a model that runs a block twice has none before its attentions. `output`
+    is that of the pass.
     """
 
     later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
@@ -175,6 +175,17 @@ class Parts:
             yield
 
 
+def joins(call: Call, heads: list[Call]) -> bool:
+    """Whether a call computes the same heads as `heads`, the calls of its module before it, to which it is added then. It has the
+    keys or the values of one of them in differential attention, and in attention by chunks of queries, not in groups of heads."""
+    if call.part == 0:
+        heads.clear()
+    pairs = [pair for other in heads for pair in ((call.k, other.k), (call.v, other.v))]
+    is_same = call.part == 0 or any(x is not None and y is not None and torch.equal(x, y) for x, y in pairs)
+    heads += [call] * is_same
+    return is_same
+
+
 @contextmanager
 def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
     """A context in which a pass fills `parts`. Every z is replaced by itself. An output projection is the first module without
@@ -182,15 +193,17 @@ def finding(model: nn.Module, parts: Parts) -> Iterator[None]:
     modules = dict(model.named_modules())
     numbered = [name for name in modules if is_numbered(name)]
     blocks = [name for name in numbered if not any(name.startswith(f"{other}.") for other in numbered)]
+    heads = list[Call]()
 
     def take(call: Call) -> Tensor | None:
         key = (call.kind, call.layer)
         parts.before.setdefault(key, len(parts.blocks))
+        is_same = joins(call, heads)
         if call.part == 0 and call.z is not None:
             parts.modules[key], parts.z[key] = modules.get(call.name, model), call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
-        elif call.z is not None and key in parts.z and call.z.shape[1] == parts.z[key].shape[1]:
+        elif is_same and call.z is not None and key in parts.z:
             parts.later[key, call.part] = call.z.clone()
         return None if call.z is None else call.z.clone()
 

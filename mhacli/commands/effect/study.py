@@ -79,6 +79,13 @@ def layer_study(run: Run, texts: Texts, settings: EffectSettings) -> tuple[Effec
     return EffectStudy(model.eval(), {"query": x, "key": context}, settings, run, record), run.notes
 
 
+def effects_of_heads(record: Record) -> list[Effect | None]:
+    """What the removal of each head of a record changes; None where it was not measured, as of a second call for its heads."""
+    kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers if layer.call == 1}
+    effects: dict[Any, Effect] = {(effect.kind, effect.layer, effect.head): effect for effect in record.effects}
+    return [effects.get((kinds.get((head.layer, head.attention)), head.layer, head.head)) for head in record.heads]
+
+
 def verified(record: Record, code: str = "self-check") -> Record:
     """A record of effects. Raises `MhaError` if the second computation of removals disagrees."""
     if record.effect is not None and not record.effect.verified.ok:

@@ -43,7 +43,7 @@ _RAY = (
     "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a new one here."
 )
 _CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
-_WITH_VALUE = "out|workers|ray|cpus-per-worker|device|device-map|colou?r|width"
+_WITH_VALUE = "out|workers|ray|cpus-per-worker|device|device-map|colou?r|width|sort"
 _WITHOUT_EFFECT = re.compile(rf"\0--(json|all|mixed|strict|({_WITH_VALUE})[=\0][^\0]*)(?=\0|$)")
 """Options that do not decide the numbers, among words that NUL separates."""
 
@@ -72,7 +72,7 @@ class Scan:
     cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000, needs=("workers", "ray"))
     out: str = setting("", OUTPUT, "Folder of the result. An interrupted scan resumes from it.", metavar="DIR", common=True)
     mixed: bool = setting(False, OUTPUT, "Allow results from different kinds of devices in one folder; the result records this.")
-    view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]
+    view: Annotated[ViewOptions, offers("everything", "sort", heads=f"{HEADS_SHOWN} (default: all)")]
     # fmt: on
 
     @cached_property

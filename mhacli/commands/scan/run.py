@@ -26,7 +26,7 @@ import torch
 import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.command import EffectSettings
-from mhacli.commands.effect.study import study_of, verified
+from mhacli.commands.effect.study import effects_of_heads, study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import EFFECTS, UNIT_SIZE, Settings, Totals, Unit, UnitFiles, differences, open_folder
 from mhacli.errors import MhaError, UsageError, library
@@ -35,7 +35,6 @@ from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
 from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
-from mhacli.record.effect import Effect
 from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of
 from mhacli.record.record import Record
 from mhacli.text.reading import Document, documents, is_pipe
@@ -241,27 +240,16 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
     there are any."""
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
-    effects = [effect for _, record in good for effect in _effects_of(record)]
-    of_effects = EffectTable(filter(None, effects)).columns()
+    effects = [effect for _, record in good for effect in effects_of_heads(record)]
+    of_effects = EffectTable(filter(None, effects)).columns().items() if any(effects) else ()
     return {
         "file": (str, [document.file for document, _ in of_heads]),
         "place": (int, [document.place for document, _ in of_heads]),
         "n_documents": (int, [1 for _ in of_heads]),
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(has_uniform=True),
-        **{
-            name: (of_effects[name][0], [getattr(each, name, None) for each in effects])
-            for name in EFFECTS
-            if any(effects)
-        },
+        **{n: (kind, [getattr(each, n, None) for each in effects]) for n, (kind, _) in of_effects if n in EFFECTS},
     }
-
-
-def _effects_of(record: Record) -> list[Effect | None]:
-    """What the removal of each head changes, None where it was not measured. Attentions of one layer lose a head together."""
-    kinds = {(layer.layer, layer.name): layer.kind for layer in record.layers}
-    effects = {(effect.kind, effect.layer, effect.head): effect for effect in record.effects}
-    return [effects.get((kinds[head.layer, head.attention], head.layer, head.head)) for head in record.heads]
 
 
 # --------------------------------------------------------------------------------------------------------------- engines
