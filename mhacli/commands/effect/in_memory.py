@@ -76,12 +76,11 @@ def effects(
     and if the verification fails.
     """
     require_open(model, _EFFECTS)
-    numbers: dict[str, Any] = {"at": at, "position": position, "screen": screen, "verify": n_verified}
-    numbers |= {"target": target, "versus": versus}
-    for name, x in numbers.items():
-        is_token = isinstance(x, str) and name in ("target", "versus")
+    numbers: dict[str, Any] = {"at": at, "position": position, "target": target, "versus": versus, "screen": screen}
+    for name, x in (numbers | {"n_verified": n_verified}).items():
+        is_free = name != "n_verified" if x is None else isinstance(x, str) and name in ("target", "versus")
         try:
-            numbers[name] = x if x is None or is_token else index(x)  # a whole number may be a tensor
+            numbers[name] = x if is_free else index(x)  # a whole number may be a tensor
         except TypeError:
             raise UsageError(f"{name} cannot be {x!r:.60}, which is no whole number") from None
     settings = EffectSettings(
@@ -90,6 +89,7 @@ def effects(
         replace=None if replace == "zero" else replace,
         target_first=target_first,
         from_python=True,
+        verify=numbers.pop("n_verified"),
         **numbers,
     )
     if model.training:

@@ -62,8 +62,8 @@ def fields(units: Mapping[str, Unit]) -> list[Column[Mapping[str, Any]]]:
 class Table(Generic[Row]):
     """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the first and the last.
 
-    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap` blanks apart. Those that a narrow
-    screen lacks are `elsewhere`. On the terminal the lines of `above` and `below` stand around a row, across all columns.
+    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap` blanks apart. On the
+    terminal the lines of `above` and `below` stand around a row, across all columns.
     """
 
     columns: Sequence[Column[Row]]
@@ -74,7 +74,6 @@ class Table(Generic[Row]):
     has_ends: bool = False
     legend: Sequence[str] = ()
     gap: int = 2
-    elsewhere: str = "with --csv"
     above: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
     below: Callable[[Row], Sequence[RenderableType]] = lambda row: ()
 

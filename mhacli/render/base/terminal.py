@@ -33,7 +33,7 @@ def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Ite
         n_dropped = len(of.columns) - len(widths)
         parts = [*of.meanings([*widths]), *legend]
         parts += [_more(rows)] if rows.hidden and not of.has_ends else []
-        parts += [f"{count_of(n_dropped, 'more column')} {of.elsewhere}"] if n_dropped else []
+        parts += [f"{count_of(n_dropped, 'more column')} with --json"] if n_dropped else []
         below = flowing([*parts, *notes], width, style="dim")
         explained = [column for column in widths if column.drop and column.meaning]
         if has_all or below.plain.count("\n") < _LEGEND or not (legend or explained):

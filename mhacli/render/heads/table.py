@@ -83,7 +83,6 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
         foot=[*_baselines(record, listed)],
         legend=[*_legend(listed)],
         gap=1,
-        elsewhere="with --json",
     )
 
 

@@ -325,7 +325,7 @@ def step_table(
             Column(heading="k shape", value=lambda n: list(caches[n].k_shape), drop=6),
             Column(heading="v shape", value=lambda n: list(caches[n].v_shape), drop=6),
         ]
-    return Table(columns=columns, rows=range(len(caches)), most=most, has_ends=True, elsewhere="with --json")
+    return Table(columns=columns, rows=range(len(caches)), most=most, has_ends=True)
 
 
 def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:

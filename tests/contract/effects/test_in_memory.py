@@ -172,32 +172,34 @@ def test_a_head_that_a_layer_computes_twice_is_removed_from_both() -> None:
     assert effect.d_logit == pytest.approx(float((after - before)[before.argmax()]), abs=1e-5)
 
 
+class InGroups(torch.nn.MultiheadAttention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.in_proj_weight.matmul(x.mT).unflatten(1, (3, 4, 3)).mT.unbind(1)
+        groups = [torch.nn.functional.scaled_dot_product_attention(q[:, g], k[:, g], v[:, g]) for g in ([0, 1], [2, 3])]
+        return torch.cat(groups, 1)
+
+
+def test_heads_of_another_group_stay() -> None:
+    model, x = InGroups(12, 4), torch.randn(1, 5, 12)
+    with torch.no_grad():
+        before = model(x)
+        with mhacli.removed(model, heads=[(0, 1)]):
+            assert (model(x) - before).abs().amax((0, 2, 3)).gt(0).tolist() == [False, True, False, False]
+
+
 IDS = ids_of(1, 5)
 
 
 @pytest.mark.parametrize(("inputs", "options", "mentions"), [
-    ("a text", {}, "tokenizer"),
-    (ids_of(2, 5), {}, "(2, 5)"),
+    ("a text", {}, "tokenizer"), (ids_of(2, 5), {}, "(2, 5)"), ({}, {}, "input_ids"), ({"input_ids": None}, {}, "input_ids"),
+    ({"pixel_values": torch.ones(1)}, {}, "pixel_values"), (["a text", "another"], {}, "input_ids"),
     ({"input_ids": ids_of(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}, {}, "attention_mask"),
-    ({"pixel_values": torch.ones(1)}, {}, "pixel_values"),
-    ({}, {}, "input_ids"),
-    (["a text", "another"], {}, "input_ids"),
-    ({"input_ids": None}, {}, "input_ids"),
-    (IDS, {"heads": 3}, "heads: 3"),
-    (IDS, {"layers": 3}, "layers 3"),
-    (IDS, {"at": [3]}, "at cannot be [3]"),
-    (IDS, {"position": "a"}, "position"),
-    (IDS, {"heads": [3]}, "3"),
-    (IDS, {"heads": [(9, 0)]}, "9"),
-    (IDS, {"heads": []}, "heads"),
-    (IDS, {"layers": [("corss", 1)]}, "corss"),
-    (IDS, {"target": 500}, "500"),
-    (IDS, {"position": 5}, "position"),
-    (IDS, {"at": 5}, "at 5"),
-    (IDS, {"versus": "1 2"}, "versus"),
-    (IDS, {"screen": 2, "edges": True}, "screen"),
-    (IDS, {"replace": "noise"}, "noise"),
-    (IDS, {"edges": True, "replace": "mean"}, "replace"),
+    (IDS, {"heads": 3}, "heads: 3"), (IDS, {"layers": 3}, "layers 3"), (IDS, {"at": [3]}, "at cannot be [3]"),
+    (IDS, {"position": "a"}, "position"), (IDS, {"n_verified": None}, "n_verified cannot be None"), (IDS, {"heads": [3]}, "3"),
+    (IDS, {"heads": [(9, 0)]}, "9"), (IDS, {"heads": []}, "heads"), (IDS, {"layers": [("corss", 1)]}, "corss"),
+    (IDS, {"target": 500}, "500"), (IDS, {"position": 5}, "position"), (IDS, {"at": 5}, "at 5"),
+    (IDS, {"versus": "1 2"}, "versus"), (IDS, {"screen": 2, "edges": True}, "screen"),
+    (IDS, {"replace": "noise"}, "noise"), (IDS, {"edges": True, "replace": "mean"}, "replace"),
 ], ids=str)  # fmt: skip
 def test_inputs_and_options_that_cannot_work_are_refused_without_names_of_the_command(
     inputs: Any, options: Any, mentions: str

@@ -168,9 +168,7 @@ def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears
 
 
 def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(tmp_path: Path) -> None:
-    torch = (
-        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise ImportError('no module')\n"
-    )
+    torch = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise ImportError\n"
     with started(tmp_path, "run", "a", modules={"torch": torch}) as process:
         assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
         assert process.returncode == 130
