@@ -278,13 +278,15 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, limit: float | None 
     `warnings`, and the result of the `rule` `slower:limit`, which is None without a rule or changes. Its `outcome` is `slower`
     if a time is certainly above the limit or a row could not run, `passed` if all times are certainly at most the limit."""
     then = {(row.backend, row.size): row for row in baseline.rows}
-    changes, broken, unmatched = [], [], []
+    changes, unsure, broken, unmatched = [], [], [], []
     for row in now.rows:
         before = then.pop((row.backend, row.size), None)
         if before is None:
             unmatched.append(f"{row.title}: not in {path}")
         elif row.interval is not None and before.interval is not None:
-            changes.append(_change(row, row.interval, before.interval, limit=limit))
+            is_sure = row.is_sure and before.is_sure
+            changes.append(_change(row, row.interval, before.interval, limit=limit, is_sure=is_sure))
+            unsure += changes[-1:] * (not is_sure)
         elif before.interval is not None:
             broken.append(f"{row.title}: {row.status} now ({row.reason})")
     unmatched += [f"{row.title}: not measured now" for row in then.values()]
@@ -294,8 +296,8 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, limit: float | None 
     verdicts, rule = [change["verdict"] for change in changes], None
     summary = f"{verdicts.count('slower')} slower and {verdicts.count('faster')} faster than in {path}"
     if limit is not None and (changes or broken):
-        undecided = [change for change in changes if change["ratio_low"] <= limit < change["ratio_high"]]
-        n_slower = sum(change["ratio_low"] > limit for change in changes)
+        undecided = [each for each in changes if each in unsure or each["ratio_low"] <= limit < each["ratio_high"]]
+        n_slower = sum(each["ratio_low"] > limit for each in changes if each not in undecided)
         outcome = "slower" if broken or n_slower else "inconclusive" if undecided else "passed"
         rule = {"limit": limit, "outcome": outcome, "undecided": undecided}
         summary = f"{n_slower} surely and {len(undecided)} perhaps more than {limit:g} × that in {path}: {outcome}"
@@ -304,14 +306,15 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, limit: float | None 
     return replace(now, comparison={**parts, "summary": summary, "changes": changes, "rule": rule})
 
 
-def _change(row: BenchRow, now: Interval, then: Interval, *, limit: float | None) -> dict[str, Any]:
+def _change(row: BenchRow, now: Interval, then: Interval, *, limit: float | None, is_sure: bool) -> dict[str, Any]:
     """The ratio of a row's time to the baseline's (above 1 = slower), from the fastest likely time now over the slowest likely
-    time then to the reverse: two runs share no rounds. It is similar if this interval contains 1. `shows_from` is the least
-    ratio that an interval of this width shows to be above the limit; `noise_high` is always null now."""
+    time then to the reverse: two runs share no rounds. It is similar if this interval contains 1, or comes from too few rounds
+    to be sure. `shows_from` is the least ratio that an interval of this width shows to be above the limit; `noise_high` is
+    always null now."""
     ratio, low, high = now[0] / then[0], now[1] / then[2], now[2] / then[1]
     return {
         **{name: getattr(row, name) for name in SIZE}, "backend": row.backend, "name": f"{row.length_text} · {row.family}",
         "baseline_s": then[0], "median_s": now[0], "ratio": ratio, "ratio_low": low, "ratio_high": high,
-        "verdict": "slower" if low > 1 else "faster" if high < 1 else "similar",
+        "verdict": "slower" if is_sure and low > 1 else "faster" if is_sure and high < 1 else "similar",
         "shows_from": None if limit is None else limit * ratio / low, "noise_high": None,
     }  # fmt: skip
