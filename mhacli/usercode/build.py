@@ -430,10 +430,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def copied(obj: T) -> T:
     """A deep copy, or the object itself if it cannot be copied."""
-    try:
+    with contextlib.suppress(Exception):  # user objects may raise anything
         return copy.deepcopy(obj)
-    except Exception:  # user objects may raise anything
-        return obj
+    return obj
 
 
 def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) -> T:

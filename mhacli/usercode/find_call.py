@@ -510,10 +510,9 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
-    required = [p for p in signature_of(built.call) if p.required]
-    unknown = [p.name for p in required if p.role == "unknown" and p.name not in attention.others]
+    unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.others]
     hint = f"give a call that works with --example; {attention.example_text} was tried"
-    works = _working_example(built, request, required, list(dict.fromkeys(each.sizes.d_in for each, _ in tried)))
+    works = _working_example(built, request, list(dict.fromkeys(each.sizes.d_in for each, _ in tried)))
     if works is not None:
         hint = f"give a call that works: --example {shlex.quote(works)}"
     if unknown:
@@ -535,12 +534,10 @@ def _tables(built: Built) -> list[int]:
     return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
 
 
-def _working_example(
-    built: Built, request: TargetRequest, required: Sequence[CallParameter], widths: Sequence[int]
-) -> str | None:
+def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]) -> str | None:
     """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, first with
     several widths, or an input of one of the widths stands beside others that are alike."""
-    n_ids = min(_tables(built), default=0)
+    required, n_ids = [p for p in signature_of(built.call) if p.required], min(_tables(built), default=0)
     layers = [] if built.module is None else [*built.module.children()]
     firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
     others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]

@@ -253,11 +253,8 @@ def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine 
     """The innermost line of user code, or of `file`, in the traceback; None if there is none."""
     if isinstance(fault, SyntaxError) and fault.filename and fault.lineno and os.path.isfile(fault.filename):
         return source_line(fault.filename, fault.lineno)
-    for frame, line in reversed([*traceback.walk_tb(fault.__traceback__)]):
-        name = frame.f_code.co_filename
-        if name == file or _is_user_file(name):
-            return source_line(name, line)
-    return None
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(fault.__traceback__)]
+    return next((source_line(*each) for each in reversed(frames) if each[0] == file or _is_user_file(each[0])), None)
 
 
 def source_line(file: str, line: int) -> SourceLine:

@@ -342,11 +342,10 @@ def _n_ids(attention: UserAttention) -> int:
     """The number of ids that a call takes, at most `_MOST_IDS`."""
 
     def is_too_large(i: int) -> bool:
-        try:
+        with suppress(Exception):  # user code may raise anything
             attention(Inputs(torch.full((_BATCH, _LEAST, 1), i)), seed=0)
-        except Exception:  # user code may raise anything
-            return True
-        return False
+            return False
+        return True
 
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 

@@ -65,7 +65,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
     second = _other(request.against, first, stage)
     stage(f"comparing {targets[0]} with {targets[1]}", limited=False)
-    gaps, pair, weights = _compared(_with_same_weights(first, second, request), request.seed)
+    gaps, pair, weights = _compared(_with_same_weights((first, second), request), request.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
     departure = None if failing is None else _departure(failing, pair, request.seed)
     differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
@@ -150,16 +150,15 @@ Cells = Mapping[str, Tensor]
 _BY_NAME = "weights are copied by their names"
 
 
-def _with_same_weights(
-    first: UserAttention, second: UserAttention, request: CheckRequest
-) -> Iterator[tuple[Pair, Choice]]:
+def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair, Choice]]:
     """Both with the same random weights: by name, else in every possible correspondence of projections. What one of them has no
     cell for, such as a bias, becomes zero in both, and what it has one cell for becomes equal in both."""
-    if first.built.module is None or second.built.module is None or not list(second.built.module.parameters()):
-        yield (first, second), Choice("weights", "there are no weights to copy")
+    first, second = (subject.built.module for subject in both)
+    if first is None or second is None or not list(second.parameters()):
+        yield both, Choice("weights", "there are no weights to copy")
         return
-    modules = randomised(first.built.module, request.seed), unparametrized(second.built.module)
-    readings = (_cells(module, subject, request) for module, subject in zip(modules, (first, second), strict=True))
+    modules = randomised(first, request.seed), unparametrized(second)
+    readings = (_cells(module, subject, request) for module, subject in zip(modules, both, strict=True))
     for (_, cells), (words, other_cells) in itertools.product(*readings):
         if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
             continue
@@ -172,7 +171,7 @@ def _with_same_weights(
             ours[0] = 0
         if all(torch.equal(ours[places], theirs[other_cells[name]]) for name, places in cells.items()):
             pair = list[UserAttention]()
-            for subject, copy, numbers in zip((first, second), copies, (ours, theirs), strict=True):
+            for subject, copy, numbers in zip(both, copies, (ours, theirs), strict=True):
                 vector_to_parameters(numbers[1:], copy.parameters())
                 pair.append(subject.with_call(cast(copy, subject.dtype, subject.device)))
             yield (pair[0], pair[1]), Choice("weights", words)

@@ -97,10 +97,8 @@ def is_claimed_causal(module: object) -> bool | None:
     names = [*architectures, *(cls.__name__ for cls in type(module).__mro__)]
     if any(_CAUSAL_HEAD.search(name) for name in names):
         return True
-    for name in names:
-        if _BIDIRECTIONAL.search(name) or _CAUSAL.search(name):
-            return not _BIDIRECTIONAL.search(name)
-    return None
+    telling = next((name for name in names if _BIDIRECTIONAL.search(name) or _CAUSAL.search(name)), None)
+    return None if telling is None else not _BIDIRECTIONAL.search(telling)
 
 
 # ------------------------------------------------------------------------------------------------------------- passes over texts

@@ -176,7 +176,11 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
 # ---------------------------------------------------------------------------------------- the attention inside a model
 
 
-def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> Mapping[type, Mapping[str, nn.Module]]:
+ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
+"""Modules by class and name."""
+
+
+def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass:
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
     modules = dict(tester.module.named_modules()) if tester.module is not None else {}
@@ -205,9 +209,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> Mapping[typ
     return {} if any("" in named for named in found.values()) else found
 
 
-def _compare_inside(
-    parts: Mapping[type, Mapping[str, nn.Module]], tester: BehaviourTester, request: CheckRequest
-) -> None:
+def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
     """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
     inside, mistakes = list[AttentionInside](), list[Finding]()
     for cls, named in parts.items():
