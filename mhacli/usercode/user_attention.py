@@ -308,8 +308,9 @@ class UserAttention:
             output = output[0] if isinstance(output, tuple) and output else output
             if part is self.built.module or not isinstance(output, Tensor) or output.is_nested or output.ndim != 3:
                 return
-            batch, rows = (output.shape[self.axes.index(axis)] for axis in ("batch", "row"))
-            if batch == sizes.batch and rows not in (1, sizes.q_len):
+            lengths = [*output.shape]
+            batch = lengths.pop(self.axes.index("batch"))
+            if batch == sizes.batch and not {1, sizes.q_len} & {*lengths}:
                 inside.clear()  # it goes on with other rows, such as a summary
             inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
