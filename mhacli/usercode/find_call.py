@@ -123,7 +123,7 @@ def with_output(attention: UserAttention) -> UserAttention:
         orders += _OF_HEADS[:2]
     output = output_in(result, orders, attention.sizes_of(inputs))
     floats = [(path, tensor) for path, tensor in leaves(result) if tensor.is_floating_point()]
-    if output is None and attention.example is not None and attention.ids is None:
+    if output is None and (attention.is_pooled or (attention.example is not None and attention.ids is None)):
         batch = len(inputs.queries)
         output = next(((path, OF_TEXTS) for path, out in floats if out.ndim > 1 and len(out) == batch), None)
     if output is None:

@@ -37,6 +37,7 @@ from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.user_attention import (
     NO_CONTEXT,
     OF_IDS,
+    OF_TEXTS,
     ROW_AXES,
     CallSizes,
     MaskForm,
@@ -50,7 +51,7 @@ from mhacli.usercode.user_attention import (
 
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
-_BATCH, _LEAST, _EXAMPLE_LENGTH = 3, 4, 7
+_BATCH, _LEAST, _EXAMPLE_LENGTH = 3, 6, 7
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
@@ -270,8 +271,8 @@ def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttentio
 
 def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> UserAttention | None:
     """The first call that gives an output of each token: as an example shows it, or with the ids for its targets too where that
-    helps, else with what its output layer reads. A mask that it needs is causal, of several meanings of it the first that hides
-    the last token, or of padding that nothing has."""
+    helps, else with what its output layer reads; else the first that gives one of each text. A mask that it needs is causal, of
+    several meanings of it the first that hides the last token, or of padding that nothing has."""
     if attention.example is not None:
         try:
             attention, others = attention_of_example(attention, _EXAMPLE_LENGTH * attention.is_resizable), ()
@@ -284,11 +285,12 @@ def _first_of_ids(attention: UserAttention, others: Sequence[CallParameter]) -> 
         template = replace(attention, others={**usual, **attention.others, **masks})
         candidates = [template, *(replace(template, slots=(*template.slots, target)) for target in targets)]
         candidates += [replace(candidate, is_inside=True) for candidate in candidates]
-        for candidate in (*candidates, replace(template, is_inside=True, has_target=True)):
+        of_texts = replace(template, output=("", OF_TEXTS))
+        for candidate in (*candidates, replace(template, is_inside=True, has_target=True), of_texts):
             with suppress(Exception, SystemExit):  # the user's code may raise anything
                 found = with_output(candidate)
                 if found.is_resizable:  # a number of classes may be that of the tokens
-                    with_output(replace(found, sizes=found.sizes._replace(q_len=_LEAST + 1, k_len=_LEAST + 1)))
+                    with_output(replace(found, sizes=found.sizes._replace(q_len=_LEAST - 1, k_len=_LEAST - 1)))
                 first = first or found
                 if hides(found, None):
                     return found

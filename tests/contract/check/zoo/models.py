@@ -165,10 +165,10 @@ class Padded(Encoder):
 
 
 class Pooled(Padded):
-    """Four answers for a text, as many as it may have tokens: the mean of its real ones."""
+    """Six answers for a text, as many as it may have tokens: the mean of its real ones."""
 
     def forward(self, ids, padding_mask=None):
-        answers = super().forward(ids, padding_mask)[..., :4]
+        answers = super().forward(ids, padding_mask)[..., :6]
         real = torch.zeros_like(ids) == 0 if padding_mask is None else ~padding_mask
         return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
