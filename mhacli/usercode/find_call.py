@@ -496,7 +496,7 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
 
 def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to give."""
-    (attention, fault), tables = tried[0], _tables(built)
+    (attention, fault), tables = tried[0], tables_of(built)
     if tables and "'indices'" in str(fault):  # it takes token ids, and how it fails for them tells more
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(min(tables)))
         try:
@@ -528,7 +528,7 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     return _refused(built, f"{built.name} could not be called by {calls}: {message}", hint)
 
 
-def _tables(built: Built) -> list[int]:
+def tables_of(built: Built) -> list[int]:
     """The number of ids that each embedding of a module knows."""
     parts = [] if built.module is None else built.module.modules()
     return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
@@ -537,7 +537,7 @@ def _tables(built: Built) -> list[int]:
 def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]) -> str | None:
     """The first call that works, written for `--example`: each argument is what a layer of the module itself takes, first with
     several widths, or an input of one of the widths stands beside others that are alike."""
-    required, n_ids = [p for p in signature_of(built.call) if p.required], min(_tables(built), default=0)
+    required, n_ids = [p for p in signature_of(built.call) if p.required], min(tables_of(built), default=0)
     layers = [] if built.module is None else [*built.module.children()]
     firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
     others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]

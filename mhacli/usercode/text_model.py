@@ -28,6 +28,7 @@ from mhacli.usercode.find_call import (
     hides,
     in_call,
     plain_call,
+    tables_of,
     usual_arguments,
     with_independent_rows,
     with_output,
@@ -216,7 +217,7 @@ def text_model_of_ids(
     or needs more than a mask. Unless it `has_table`, an embedding that reads them, larger ids show how many it knows. `means`:
     what True in a mask means, if that is stated."""
     template, named_parts = plain_call(built, request), [] if built.module is None else [*built.module.named_modules()]
-    tables = [part.num_embeddings for _, part in named_parts if isinstance(part, nn.Embedding)]
+    tables = tables_of(built)
     parameters = [p for p in signature_of(built.call) if p.name not in template.others]
     if not has_table and not tables and template.device.type == "cpu":  # elsewhere a wrong id ends the process
         tables = [_FEWEST_IDS]
