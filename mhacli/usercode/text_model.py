@@ -130,7 +130,8 @@ class TextModel:
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         outputs = list(wide)
         if not self.attention.is_pooled:
-            outputs = [text[is_real] for text, is_real in zip(wide, real.cpu(), strict=True)]
+            lengths = [len(text) for text in texts]
+            outputs = [each[:n] if side == "right" else each[-n:] for each, n in zip(wide, lengths, strict=True)]
         return list(zip(outputs, wholes, strict=True))
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
@@ -155,7 +156,7 @@ class TextModel:
         while tried >= (_LEAST if length is None else 1):
             try:
                 with _KnownRows():
-                    self.run([self.draw(0, tried)] * _BATCH)
+                    self.run([self.draw(0, tried)])
                 return replace(self, length=tried)
             except Exception:  # beyond the model's positions its code may raise anything
                 if length is not None:

@@ -184,7 +184,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
     modules = dict(tester.module.named_modules()) if tester.module is not None else {}
-    found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
+    found, hide_later, text = dict[type, dict[str, nn.Module]](), list[bool](), tester.texts[-1]
 
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
@@ -192,7 +192,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        is_of_text = tester.model.attention.is_pooled or q_len == tester.length
+        is_of_text = tester.model.attention.is_pooled or q_len == len(text)
         if q_len == k_len > 1 and is_of_text and call.unread_mask is None:
             attention = as_attention(call)
             places = torch.arange(q_len, device=call.device)
@@ -202,7 +202,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     if tester.module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise anything
         with suppress(Exception), captured(tester.module, take, anywhere=True):
-            tester.run_pass(tester.text)
+            tester.run_pass(text)
     if tester.is_causal is None:
         tester.is_causal = True if any(hide_later) else claimed
     tester.test()
