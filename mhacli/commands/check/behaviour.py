@@ -472,10 +472,10 @@ class BehaviourTester:
         return self.compare("prefix", [self.difference(self.text[:n]).first(n)], agrees, differs, n)
 
     def batch(self) -> Behaviour:
-        """Whether a text gives the same outputs alone and before and behind another of its length."""
-        other = self.changed(0, self.length, 1, alike=True)
-        first, last = self.run_pass(self.text, other)[0], self.run_pass(other, self.text)[1]
-        differences = [difference_of(each, self.first_pass) for each in (first, last)]
+        """Whether two texts of one length give the same outputs alone and together."""
+        other = self.changed(0, self.length, 1)
+        alone = [self.first_pass, *self.run_pass(other)]
+        differences = [*map(difference_of, self.run_pass(self.text, other), alone)]
         differs = "the outputs of a text depend on the other texts in its batch"
         return self.compare("batch", differences, "a text alone gives the same as in a batch", differs)
 
