@@ -17,7 +17,6 @@ from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of, signature_of
 
 _UNPACKED = re.compile(r"^\s*\(?(\w+), (\w+), (\w+)\)? = .*\.(?:shape|size\(\))$", re.MULTILINE)
-_PROJECTED = re.compile(r"(\w+) = .*?self(?:\.\w+)+\((\w+)[,)]")
 
 
 def function_around(line: SourceLine) -> ast.FunctionDef | None:
@@ -82,13 +81,6 @@ def assigned_names(source: str) -> list[str]:
     """
     assigned = re.match(r"(\w+(?:, *\w+)*) *=(?!=| *lambda)", source)
     return re.split(", *", assigned[1]) if assigned else []
-
-
-def names_on(line: SourceLine, letter: str) -> dict[str, str]:
-    """The names on a line that projects rows, such as `value = self.k_proj(value)`: the variable of a letter, and `x`, the rows.
-    Empty for any other line."""
-    projected = _PROJECTED.match(line.source)
-    return {} if projected is None else {letter: projected[1], "x": projected[2]}
 
 
 def source_of(thing: object) -> str:

@@ -25,7 +25,7 @@ from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
 from mhacli.usercode.graph import recorded
-from mhacli.usercode.names import function_around, in_user_names, names_on, names_within
+from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
@@ -66,21 +66,13 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         names = _user_names(line, sites, probed, case, diagnosis)
         letter, giver = mistake.site[0], mistake.code.partition("-from-")[2][:1]
         taking, given = (names.get(f"self.{each}_proj", f"self.{each}_proj") for each in (letter, giver))
-        assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
-        makes_both = giver != "" and giver in assigned
         if mistake.stage == "project":
-            names |= {"self.q_proj": taking} | ({} if makes_both else names_on(line, letter))
+            names["self.q_proj"] = taking
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
-        fix, form = finding.fix, case.form
-        if form is not None and form.true_means == "hide":
-            fix = fix.replace("mask == 0", "mask != 0")
-        if form is not None and form.kind == "additive":
-            fix = re.sub(r"(\w+)\.masked_fill\(mask == 0, float\('-inf'\)\)", r"(\1 + mask)", fix)
-        fix = in_user_names(fix, names)
-        if line.source.count(f"{given}(") == 1 and not makes_both:
+        fix = in_user_names(finding.fix, names)
+        assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
+        if line.source.count(f"{given}(") == 1 and giver not in assigned:
             fix = line.source.replace(f"{given}(", f"{taking}(")
-        if mistake.code == "mask-ignored" and any(re.match(pattern, line.source) for pattern in mistake.at):
-            fix = f"{line.source.partition('.')[0]} = {line.source}"
         yield replace(finding, fix=fix)
 
 
@@ -146,6 +138,15 @@ def _rates_of_another_width(diagnosis: Diagnosis, probed: ProbedAttention, sites
             yield finding_of("rope-rates", evidence, line, message=message)
 
 
+_HIDDEN = {
+    "keep": "mask == 0",
+    "hide": "mask != 0",
+    "additive": "mask < 0",
+    "lengths": "torch.arange(length) >= mask[:, None]",
+}
+"""The cells that a mask hides, by its kind, or else by what True means."""
+
+
 def _user_names(
     line: SourceLine, sites: LayerSites, probed: ProbedAttention, case: InputCase, diagnosis: Diagnosis
 ) -> dict[str, str]:
@@ -164,17 +165,13 @@ def _user_names(
         names["z"] = f"({names['pattern']} @ {names['v']})"
     if "q" in names:
         names.setdefault("d_head", f"{names['q']}.size(-1)")
-    form = case.form
+    form, means, ones = case.form, "keep", in_user_names("torch.ones(length, length)", names)
     if form is not None and form.parameter in (argument.arg for argument in function.args.args):
-        names["mask"] = form.parameter
-        if form.kind != "lengths":
-            hidden = form.parameter if form.true_means == "hide" else f"({form.parameter} == 0)"
-            names["key_padding_mask"] = hidden
-    elif layer.causal and "length" in names and "mask" not in ast.unparse(function):
-        names["mask"] = f"torch.ones({names['length']}, {names['length']}).tril()"
-    if "length" in names:
-        names["ones"] = f"torch.ones({names['length']}, {names['length']})"
-    return names
+        names["mask"], means = form.parameter, form.kind if form.kind in _HIDDEN else form.true_means
+    elif layer.causal and "mask" not in ast.unparse(function):
+        names["mask"] = f"{ones}.tril()"
+    hidden = in_user_names(_HIDDEN[means], names)
+    return names | {"ones": ones, "hidden": hidden, "key_padding_mask": f"({hidden})"}
 
 
 # ----------------------------------------------------------------------------------------------- shown by measurements
