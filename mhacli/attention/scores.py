@@ -32,6 +32,8 @@ _SHARP = 8.0
 loses no more by the difference of two sums."""
 _MOST = 1e25
 """A score beyond which float32 distinguishes nothing: then weights are NaN."""
+_MOST_LSE = 1e8
+"""The size of a log-sum-exp beyond which float64 does not give a weight by it within 1e-7."""
 _MOST_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from overflow."""
 
@@ -178,10 +180,13 @@ class ScoredAttention(_Attention):
         keys: Int[Tensor, " key"],
         lse: Float[Tensor, " query"],
     ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores.
-        As many keys as there are, are all keys."""
-        visible = self.visible(queries, keys)
-        return self._cells(batch_head, queries, keys, visible, dtype=exact_dtype(self.q.device), lse=lse)[2]
+        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores;
+        of scores that are so large that it is too coarse, by that of the same products. As many keys as there are, are all."""
+        is_coarse = len(lse) > 0 and float(lse.abs().amax()) > _MOST_LSE
+        of_all = torch.arange(self.k.shape[2], device=keys.device) if is_coarse else keys
+        visible, given = self.visible(queries, of_all), None if is_coarse else lse
+        weights = self._cells(batch_head, queries, of_all, visible, dtype=exact_dtype(self.q.device), lse=given)[2]
+        return weights[:, keys] if is_coarse else weights
 
     def matrices(self) -> dict[str, Tensor]:
         """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`: head by head in float64, and
