@@ -342,6 +342,8 @@ class Watch(TorchFunctionMode):
             name = func.__name__
             if name in _PRODUCTS:
                 return self._product(args[1], result)
+            if name == "masked_fill" and self._empties_rows(result):
+                self._held.append(result)
             if name in _SAME_WEIGHTS and result.numel() == self._held[0].numel():
                 self._held.append(result)
                 given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
@@ -377,6 +379,19 @@ class Watch(TorchFunctionMode):
     def _is_pattern(self, value: Any) -> bool:
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
         return any(value is held for held in self._held)
+
+    def _empties_rows(self, filled: Tensor) -> bool:
+        """Whether the waiting pattern became zeros in whole rows alone, whose keys are masked then."""
+        assert self._pending is not None
+        assert self._pending.pattern is not None
+        assert self._pending.scores is not None
+        pattern = _by_head(filled, self._n_sequences)
+        empty = (pattern == 0).all(dim=-1, keepdim=True)
+        if not torch.equal(pattern, self._pending.pattern.masked_fill(empty, 0.0)):
+            return False
+        scores = self._pending.scores.masked_fill(empty, -torch.inf)
+        self._pending = replace(self._pending, pattern=pattern, scores=scores)
+        return True
 
     def _product(self, v: Tensor, z: Tensor) -> Tensor:
         """The head outputs, after the waiting pattern was captured with its values."""
