@@ -133,10 +133,14 @@ def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tup
     names.setdefault(sizes["key"] + 1, []).append("key+1")
     names.pop(0, None)
     given = [Operation("", tensor, site=name) for name, tensor in call.given.items()]
+    kept = dict[Operation, None]()  # without what an example makes and mha replaces by its own inputs
+    for operation in reversed(call.operations):
+        if operation.live or operation.at.file or any(reader in kept for reader in operation.readers):
+            kept[operation] = None
     axes: dict[Operation, tuple[str, ...]] = {}
     keys_first: set[Operation] = set()
     groups: dict[object, list[Operation]] = {}
-    for operation in (*given, *call.operations):
+    for operation in (*given, *reversed(kept)):
         axes[operation] = _axes_of(operation.output, names, operation.site)
         are_first = any(source in keys_first for source in operation.sources)
         is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")
