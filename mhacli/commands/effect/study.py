@@ -234,7 +234,10 @@ class EffectStudy:
         return position % n
 
     def _target(self) -> Target | None:
-        settings, scores = self.settings, self.untouched.scores
+        settings, (measured, _, scores, _) = self.settings, self.untouched
+        if measured in ("class", "score", "span", "metric") and settings.position is not None and not settings.edges:
+            message = f"{settings.name_of('position')} changes nothing: the {measured} is that of the whole text"
+            raise UsageError(message, hint=f"leave {settings.name_of('position')} out")
         if scores is not None:
             target = int(scores[0].argmax()) if settings.target is None else self._id("target", settings.target)
             return target, None if settings.versus is None else self._id("versus", settings.versus)
