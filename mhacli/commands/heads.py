@@ -9,7 +9,7 @@ from mhacli.cli.console import progress
 from mhacli.cli.output import DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.record.heads import OF_REMOVAL, Corner, Kept, require_order
+from mhacli.record.heads import Corner, Kept, require_measured
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
@@ -85,8 +85,7 @@ def heads(
     from mhacli.cli.source import make_run, recorded, require_heads, start
 
     require_output(options, output)
-    if not effect and any(require_order(options.sort)[0] == row.field for row in OF_REMOVAL):
-        raise UsageError(f"--sort {options.sort} needs --effect, which measures it")
+    require_measured(options.sort, has_effects=effect)
     options = replace(options, layers=what.model.layers)
     heads = None if cells.head is None else tuple(sorted(set(cells.head)))
     keep = () if what.model.path is not None else None

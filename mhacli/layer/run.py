@@ -277,6 +277,8 @@ def inspect(
     weights come from the config's seed. Raises `MhaError` for errors that the user can fix: contradictory sizes, text without
     tokens, too little memory, numbers that overflow.
     """
+    if not isinstance(config, Config | None):
+        raise UsageError(f"config is no mhacli.Config: {config!r:.60}", hint="mhacli.Config(n_heads=2)")
     config = (config or Config()).resolved()
     given, others = (given_texts(() if each is None else each, "mhacli.inspect") for each in (text, context))
     texts, vocabulary, _ = encode(given, config, context=others)

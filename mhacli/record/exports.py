@@ -175,12 +175,9 @@ def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Colum
     for name in names:
         numbers = {int, float, bool} & {hints[name], *get_args(hints[name])}
         kind = numbers.pop() if numbers and get_origin(hints[name]) is not tuple else str
-        columns[name] = kind, [_cell(getattr(row, name)) for row in rows]
+        cells = (getattr(row, name) for row in rows)
+        columns[name] = kind, [json.dumps(cell) if isinstance(cell, tuple) else cell for cell in cells]
     return columns
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, tuple) else value
 
 
 # --------------------------------------------------------------------------------------------------- attention patterns

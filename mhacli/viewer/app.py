@@ -65,11 +65,6 @@ def _listed(rows: Sequence[tuple[str, object]], width: int, title: str = "") -> 
     return table(pairs(rows, style="bold cyan", title=title), width)
 
 
-def _origin(session: Session, width: int) -> Iterator[RenderableType]:
-    """The provenance of the record."""
-    return _listed(provenance(session.record), width)
-
-
 _EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
 
 A row of the matrix is a query, a column a key, a cell the attention weight between them; where not all fit, a cell stands for a
@@ -84,7 +79,7 @@ def _help(session: Session, width: int) -> Iterator[RenderableType]:
     yield Text(_EXPLAINED)
 
 
-_TEXTS = {"walk": _walk, "origin": _origin, "help": _help}
+_TEXTS = {"walk": _walk, "origin": lambda session, width: _listed(provenance(session.record), width), "help": _help}
 
 
 # ----------------------------------------------------------------------------------------------------------------- app

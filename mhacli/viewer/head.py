@@ -18,7 +18,6 @@ from mhacli.errors import first_names
 from mhacli.io.data import Array, finite
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, EMPTY, NAN_SIGN, PLAIN, glyph, picked
-from mhacli.render.base.doc import Grid
 from mhacli.render.base.grids import MASKED, cell, half_cells, levels, scale_words, swatches, ticks
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import KEY, QUERY, grid_of, head_map
@@ -50,15 +49,12 @@ class Picture:
         self.scale, self.top, self.colour = session.scale, top, session.colour
         whole = head_map(head, session.sequence)
         self.base = whole.without_sinks() if session.hides_sinks else whole
-        self.map, self.grid, self.levels = cache(self.base.pooled), cache(self._grid), cache(self._levels)
+        self.map, self.levels = cache(self.base.pooled), cache(self._levels)
+        self.grid = cache(lambda factor: grid_of(self.map(factor), "", scale=self.scale, top=self.top))
         self.words = [tuple(map(token_label, text)) for text in self.base.texts]
         least, *wider = (HALF, 2, *_DECIMALS) if self.colour else (2, 3, *_DECIMALS)
         powers = range(max(self.base.weights.shape).bit_length(), -1, -1)
         self.sizes = [*((1 << power, least) for power in powers), *((1, width) for width in wider)]
-
-    def _grid(self, factor: int) -> Grid:
-        """The cells in blocks of `factor`."""
-        return grid_of(self.map(factor), "", scale=self.scale, top=self.top)
 
     def _levels(self, factor: int) -> Array:
         """The cells as levels of 0 … 255. Removed cells look masked."""

@@ -18,6 +18,7 @@ from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Terminated, graceful_interrupt
+from mhacli.record.heads import require_measured
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
@@ -116,6 +117,7 @@ def scan(
     for words, value in needed.items():
         if not value:
             raise UsageError(f"mha scan needs {words}", hint="mha scan --help shows examples")
+    require_measured(request.view.sort, has_effects=request.effect)
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():

@@ -55,7 +55,8 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     require_inspected_heads(layers, options.maps)
     sequences = sequences_to_draw(options, len(record.sequences))
     listed, description = listed_heads(record, heads, options)
-    remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
+    options_of_more = "--all, --sort" if record.corpus else "--all, --layer N, --sort"
+    remarks = [Text(f"{description} ({options_of_more})", style="dim")] if description else []
     of_heads = heads_table(record, listed, options)
     checks = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:

@@ -64,7 +64,7 @@ def heads_table(record: Record, listed: Sequence[HeadStatistics], options: ViewO
             heading="type",
             value=lambda row: row[1] or _type_text(row[0]),
             least=_WIDEST_TYPE,
-            style=_type_style,
+            style=lambda row: "dim" if row[1] or _has_no_choice(row[0]) else KIND_SIGNS[row[0].kind][1],
             explanation=_OF_TYPES,
             about=lambda row: "" if row[1] else words_of_type(row[0].kind).explanation,
         ),
@@ -192,10 +192,6 @@ def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:
     return [
         Text.assemble(type_sign(kind), f" {words_of_type(kind).name} {n_of[kind]}") for kind in KIND_SIGNS if n_of[kind]
     ]
-
-
-def _type_style(row: HeadRow) -> str:
-    return "dim" if row[1] or _has_no_choice(row[0]) else KIND_SIGNS[row[0].kind][1]
 
 
 def _has_no_choice(head: HeadStatistics) -> bool:
