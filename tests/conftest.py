@@ -18,6 +18,8 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # until all is imported
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # of the workers, which start later
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -64,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What is imported stays until the end, so that no collection of garbage need walk through it."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

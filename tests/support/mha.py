@@ -214,6 +214,7 @@ def _entry() -> Callable[[], Any]:
     """The entry point of `mha`, with what its commands import, and what a first record makes of its types, there already."""
     import mhacli
 
+    gc.disable()
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
         import transformers
@@ -229,8 +230,10 @@ def _entry() -> Callable[[], Any]:
     with tempfile.TemporaryDirectory() as folder:
         mhacli.inspect("a b", mhacli.Config(n_heads=2, d_model=8)).save(f"{folder}/record")
         mhacli.load(f"{folder}/record")._repr_html_()
-    gc.collect()
+    app = importlib.import_module("mhacli.cli.app")
+    app._application = functools.cache(app._application)  # what Typer makes of the same declarations
     gc.freeze()
+    gc.enable()
     return loaded
 
 
