@@ -45,6 +45,9 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
 
 
+_FORM = f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no GGUF files"
+
+
 def read_checkpoint(path: str) -> Checkpoint:
     """A checkpoint folder, read by headers only. File names and link targets are checked before a file is opened. Raises
     `MhaError`."""
@@ -53,7 +56,9 @@ def read_checkpoint(path: str) -> Checkpoint:
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
         if os.path.isfile(path):
-            hint = f"a checkpoint is a folder: try --model {os.path.dirname(path) or '.'}"
+            folder = os.path.dirname(path) or "."
+            is_beside = os.path.exists(os.path.join(folder, CONFIG))
+            hint = f"a checkpoint is a folder: try --model {folder}" if is_beside else _FORM
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
         raise MhaError(message, hint=hint, code="unreadable", path=path) from None
     if ADAPTER in names and not {WHOLE, INDEX} & {*names}:
@@ -61,10 +66,7 @@ def read_checkpoint(path: str) -> Checkpoint:
         hint = "merge_and_unload and save_pretrained of PEFT write the merged model, which mha reads"
         raise bad_file(path, f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model", hint=hint)
     if CONFIG not in names:
-        hint = (
-            f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no GGUF files"
-        )
-        raise bad_file(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=hint)
+        raise bad_file(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=_FORM)
     return _of_files(path, path, _weight_files(path, names))
 
 

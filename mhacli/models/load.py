@@ -206,6 +206,8 @@ def load_model(
         warnings.filterwarnings("error" if device_map else "ignore", message=".*device_map keys do not match")
         model, info = guarded("the config and the weights", path, load)
     notes = _require_whole(model, info, path, head=not is_base)
+    if is_base and head and config.architectures and type(model).__name__ not in config.architectures:
+        notes.append(f"the head of {config.architectures[0]} is left out: the output vector is measured")
     for place, module in () if allow_nonfinite else model.named_modules():
         kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
         for name, parameter in module.named_parameters(place, recurse=False):
@@ -220,8 +222,8 @@ def load_model(
 
 
 _HEADS = {
-    "AutoModelForCausalLM": r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$|lm_head\.",
-    "AutoModelForMaskedLM": r"ForMaskedLM$|cls\.predictions\.",
+    "AutoModelForCausalLM": r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$|lm_head\.",
+    "AutoModelForMaskedLM": r"(ForMaskedLM|[Bb]ertForPreTraining)$|cls\.predictions\.",
     "AutoModelForQuestionAnswering": r"ForQuestionAnswering$|qa_outputs\.",
     "AutoModelForTokenClassification": "ForTokenClassification$",
     "AutoModelForSequenceClassification": r"ForSequenceClassification$|classifier\.|score\.",

@@ -64,15 +64,15 @@ def read(
             raise UsageError(f"metric gives {shape}, not a number", hint=hint)
         return RowOutputs("metric", value.reshape(1, 1), value.reshape(1, 1))
     named = outputs if isinstance(outputs, Mapping) else {}
-    cache, logits = named.get("past_key_values"), named.get("logits")
-    if hidden:
-        return RowOutputs("token", hidden[-1].flatten(0, 1).double(), named["logits"].flatten(0, 1).double(), cache)
+    cache, logits = named.get("past_key_values"), named.get("logits", named.get("prediction_logits"))
+    if hidden and isinstance(logits, Tensor):
+        return RowOutputs("token", hidden[-1].flatten(0, 1).double(), logits.flatten(0, 1).double(), cache)
     if "start_logits" in named:
         start, end = named["start_logits"].double(), named["end_logits"].double()
         return RowOutputs("span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1))
     if not isinstance(logits, Tensor):  # the first tensor, at some positions if it has several
         first = first_tensor(outputs)
-        if first is None or not 2 <= first.ndim <= 3:
+        if hidden or first is None or not 2 <= first.ndim <= 3:
             kind = type(outputs).__name__
             raise UsageError(f"no vector or logits are found in the output, a {kind}", hint="give a metric")
         if first.shape[0] != n_rows:  # a single sequence without an axis of its own, or with it behind that of tokens
