@@ -288,11 +288,16 @@ def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_
 
 
 class Neighbours(Around):
-    """A token that is hidden reaches the one before it, but padding of zeros reaches none."""
+    """A token that is hidden reaches the one before it, but padding, whose vector is zero, reaches none."""
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40, 24, padding_idx=0)
+
+    def forward(self, ids: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        x = self.tokens(ids.T)
         x = x + nn.functional.pad(x, (0, 0, 0, 0, 0, 1))[1:]
-        return self.attention(x, x, x, key_padding_mask=key_padding_mask)[0]
+        return self.attention(x, x, x, key_padding_mask=key_padding_mask)[0].transpose(0, 1)
 
 
 def test_padding_is_a_leak_only_if_it_is_with_each_meaning_of_a_mask() -> None:
@@ -301,18 +306,22 @@ def test_padding_is_a_leak_only_if_it_is_with_each_meaning_of_a_mask() -> None:
 
 
 class Recurrent(Around):
-    """Attention behind a recurrence with biases, which are not those of the projection before it."""
+    """Attention behind a recurrence with biases, which are not those of the projection before it; or beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: float) -> None:
         super().__init__()
         self.wide, self.narrow, self.lstm = nn.Linear(24, 36), nn.Linear(36, 24, bias=False), nn.LSTM(24, 24)
+        self.beside = beside
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.lstm(self.narrow(self.wide(x)))[0])
+        behind = self.lstm(self.narrow(self.wide(x)))[0]
+        return super().forward(torch.lerp(behind, x, self.beside))
 
 
-def test_attention_behind_a_recurrence_is_compared() -> None:
-    assert [inside.verdict for inside in mhacli.check(Recurrent()).inside] == ["right"]
+@pytest.mark.parametrize("beside", [1.0, pytest.param(0.0, marks=pytest.mark.real)])
+def test_attention_behind_a_recurrence_is_compared(beside: float) -> None:
+    report = mhacli.check(Recurrent(beside))
+    assert (report.verdict, [inside.verdict for inside in report.inside]) == ("right", ["right"] * (not beside))
 
 
 @pytest.mark.real

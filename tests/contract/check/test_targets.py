@@ -103,12 +103,12 @@ EXAMPLES = {
     "ChannelsFirst": ("lambda m, T: m(torch.randn(2, 24, T))", "[batch, d, seq]"),
     "ChannelsLast": ("lambda m, T: m(torch.randn(2, T, T, 24))", "[batch, height, width, d]"),
     "Prompted": ("lambda m, T: m(torch.randn(2, T, 24), {'length': T})['z']", "forward"),
-    "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
     "RequiredMask": ("lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())", "only at length 9"),
+    "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*list(EXAMPLES)[:-1], pytest.param("OfTwoWidths", marks=pytest.mark.real)])
 def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
     thing, (example, says) = getattr(user_code.load(TARGETS), name), EXAMPLES[name]
     if name != "RequiredMask":
