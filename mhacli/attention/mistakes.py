@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import stages
-from mhacli.attention.stages import Inputs, Mistake, Projection, ReferenceLayer, in_role, require, rotated, wrong_for
+from mhacli.attention.stages import Inputs, Mistake, Projection, ReferenceLayer, in_role, require, rotated
 
 # ------------------------------------------------------------------------------------- splitting, sharing and merging heads
 
@@ -32,22 +32,17 @@ def _in_words(order: str) -> str:
 
 def of_heads() -> Iterator[Mistake]:
     """Heads of other columns or tokens, in another order or number."""
+    untransposed = {"split": lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)}
     for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        wrong = wrong_for(
-            letters, "split", lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)
-        )
-        yield Mistake("split-without-transpose", wrong, ", ".join(letters), letters[0])
+        yield Mistake("split-without-transpose", untransposed, ", ".join(letters), letters=letters)
     for letters in ("q", "k", "v", "qk", "qv", "kv"):
-        wrong = wrong_for(letters, "split", batch_moved)
-        yield Mistake("split-batch-moved", wrong, ", ".join(letters), letters[0])
+        yield Mistake("split-batch-moved", {"split": batch_moved}, ", ".join(letters), letters=letters)
     yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
     moved: stages.Stages = {"split": heads_last, "merge": lambda layer, z: z.transpose(1, 2).reshape(*z.shape[:2], -1)}
     yield Mistake("attention-over-heads", moved, "transposed all the same when they are joined")
-    whole = wrong_for("v", "split", lambda layer, rows, role: rows[:, None])
-    yield Mistake("value-not-split", whole, changes="z")
+    yield Mistake("value-not-split", {"split": lambda layer, rows, role: rows[:, None]}, changes="z", letters="v")
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
-        wrong = {"project": partial(fused, order)}
-        yield Mistake("split-without-transpose, fused", wrong, _in_words(order), "q")
+        yield Mistake("split-without-transpose, fused", {"project": partial(fused, order)}, _in_words(order), "q")
 
     yield Mistake("merge-without-transpose", {"merge": partial(merged_as, "bhtd")})
     for order in ("bhdt", "btdh", "bdht", "bdth"):
@@ -64,10 +59,10 @@ def of_heads() -> Iterator[Mistake]:
 
     repeating = (r"\b(repeat|tile|cat|expand)\(",)
     for letters, detail, site in (("kv", "", ""), ("k", "of the keys alone", ""), ("v", "of the values alone", "z")):
-        yield Mistake("gqa-tiled", wrong_for(letters, "repeat_kv", tiled), detail, site, at=repeating)
-    yield Mistake("kv-head-shared-by-all", wrong_for("kv", "repeat_kv", first_for_all))
-    yield Mistake("value-of-one-head", wrong_for("v", "repeat_kv", first_for_all), changes="z")
-    yield Mistake("key-of-one-head", wrong_for("k", "repeat_kv", first_for_all))
+        yield Mistake("gqa-tiled", {"repeat_kv": tiled}, detail, site, at=repeating, letters=letters)
+    yield Mistake("kv-head-shared-by-all", {"repeat_kv": first_for_all})
+    yield Mistake("value-of-one-head", {"repeat_kv": first_for_all}, changes="z", letters="v")
+    yield Mistake("key-of-one-head", {"repeat_kv": first_for_all}, letters="k")
     yield Mistake("query-of-one-head", {"products": lambda layer, q, k: q[:, :1] @ k.mT})
     first = {"value_weights": lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern)}
     yield Mistake("pattern-of-one-head", first, "that of head 0", "z")
@@ -127,9 +122,9 @@ def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
 
 def of_scores() -> Iterator[Mistake]:
     """Transposed products, another scale or cap, and weights that are not those over the keys."""
-    yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order", "unpacked"))
-    yield Mistake("scale-twice", wrong_for("q", "take", scaled_before), changes="scaled")
-    yield Mistake("scale-twice", wrong_for("k", "take", scaled_before), changes="scaled")
+    yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order",))
+    yield Mistake("scale-twice", {"take": scaled_before}, changes="scaled", letters="q")
+    yield Mistake("scale-twice", {"take": scaled_before}, changes="scaled", letters="k")
     for code, factor, detail in (
         ("scale-missing", lambda layer, qk, d: 1.0, ""),
         ("scale-d-model", lambda layer, qk, d: model_width(layer, d) ** -0.5, ""),
@@ -211,7 +206,6 @@ def scaled_weights(
 
 _TRIANGLE = ("tril", "triu")
 _FILLING = (r"masked_fill|where\(",)
-_FILLED = ("masked_fill", "where")
 _DROPPED = (r"^\w+\.masked_fill\(",)
 """A line whose result is not kept."""
 
@@ -271,7 +265,7 @@ def sentinels(value: float, words: str = "") -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
     number = words or f"{value:g}"
     forms = ((partial(stages.mask, value=value), number), (partial(added_where_masked, value), f"{number} is added"))
-    sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLED, shown_by="further")
+    sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLING, shown_by="further")
     return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
 
 
@@ -317,7 +311,7 @@ _NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 def of_projections() -> Iterator[Mistake]:
     """Queries, keys and values by other projections, by one or none, of other rows or heads, and with other norms."""
-    splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(")
+    splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(", r"\w\[.*\d\]")
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
         wrong, site = {"project": partial(projected, order, "qkv")}, "q_proj" if order[0] != "q" else "k_proj"
@@ -332,10 +326,10 @@ def of_projections() -> Iterator[Mistake]:
     for letter in "qkv":
         shared = {"project": partial(projected, letter * 3, "qkv")}
         yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
+    unprojected = {"project": lambda layer, inputs, role: inputs.rows_of(role)}
     for letter, of in _NAMES.items():
-        code = "projection-missing" if letter == "v" else f"projection-missing, {of}"
-        unprojected = wrong_for(letter, "project", lambda layer, inputs, role: inputs.rows_of(role))
-        yield Mistake(code, unprojected, changes=letter)
+        name = "projection-missing" if letter == "v" else f"projection-missing, {of}"
+        yield Mistake(name, unprojected, changes=letter, letters=letter)
     for code, givers in (
         ("values-of-queries", "qkq"),
         ("values-of-keys", "qkk"),
@@ -347,20 +341,19 @@ def of_projections() -> Iterator[Mistake]:
         yield Mistake(code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj")
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        twice = wrong_for(taker, "project", partial(projected_twice, giver))
-        yield Mistake(name, twice, f"by the {_NAMES[giver]}", f"{taker}_proj")
+        yield Mistake(name, {"project": partial(projected_twice, giver)}, f"by the {_NAMES[giver]}", letters=taker)
+    without = {"project": partial(by_changed, unbiased)}
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
-        without = wrong_for(letters, "project", partial(by_changed, unbiased))
-        yield Mistake("bias-missing", without, ", ".join(letters), f"{letters[0]}_proj")
+        yield Mistake("bias-missing", without, ", ".join(letters), letters=letters)
+    applied = {"project": partial(by_changed, transposed)}
     for letters in ("qkv", "q", "k", "v"):
-        applied = wrong_for(letters, "project", partial(by_changed, transposed))
-        yield Mistake("projection-transposed", applied, ", ".join(letters), f"{letters[0]}_proj")
+        yield Mistake("projection-transposed", applied, ", ".join(letters), letters=letters)
     yield Mistake("bias-missing, of the output", {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)})
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})
     yield from of_rotations()
-    yield Mistake("qk-norm-of-one", wrong_for("k", "norm", unchanged), "the keys are not", "k")
-    yield Mistake("qk-norm-of-one", wrong_for("q", "norm", unchanged), "the queries are not")
+    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the keys are not", letters="k")
+    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the queries are not", letters="q")
 
 
 def of_rotations() -> Iterator[Mistake]:
@@ -380,11 +373,11 @@ def of_rotations() -> Iterator[Mistake]:
         ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
         ("k", "rope-sign", partial(rotated, sign=-1), ""),
     ):
-        yield Mistake(code, wrong_for(letters, "rotate", rotate), detail, letters[0])
+        yield Mistake(code, {"rotate": rotate}, detail, letters=letters)
     yield Mistake("rope-without-minus", {"rotate": one_signed}, changes="q", at=(r"\b(cat|stack)\(",))
     yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
-    of_values = wrong_for("v", "take", lambda layer, qkv, role: rotated(layer, qkv[2], 0))
-    yield Mistake("rope-of-values", of_values, changes="v")
+    of_values = {"take": lambda layer, qkv, role: rotated(layer, qkv[2], 0)}
+    yield Mistake("rope-of-values", of_values, changes="v", letters="v")
 
 
 def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:
@@ -465,11 +458,11 @@ def of_caches() -> Iterator[Mistake]:
     """The rows of a cache in another order, queries and keys at another position, and other masks of a step."""
     writing = (rf"(?i)cat\(.*{_CACHES}", rf"(?i){_CACHES}\w*\[.*\] =", rf"(?i){_CACHES}\w*\.\w+\(", rf"(?i){_CACHES}")
     order = partial(Mistake, "cache-order", shown_by="steps", at=writing)
+    new_first = {"join": lambda layer, cached, new, role: torch.cat([new, cached], dim=2)}
     for rows, letters in (("rows", "kv"), ("keys", "k"), ("values", "v")):
-        new_first = wrong_for(letters, "join", lambda layer, cached, new, role: torch.cat([new, cached], dim=2))
-        yield order(new_first, f"new {rows} stand before the cached ones")
+        yield order(new_first, f"new {rows} stand before the cached ones", letters=letters)
         over = f"the {rows} of every step are written over the first ones"
-        yield order(wrong_for(letters, "join", over_the_first), over)
+        yield order({"join": over_the_first}, over, letters=letters)
     kept = "only the rows of the step before are kept"
     yield order({"cache": lambda layer, keys, values, n: (keys[:, :, -n:], values[:, :, -n:])}, kept)
     handed = "cached keys and values are exchanged whenever they are handed on"
@@ -478,10 +471,10 @@ def of_caches() -> Iterator[Mistake]:
 
     places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
     position = partial(Mistake, "cache-position", shown_by="steps", at=places)
+    from_0 = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role)}
     for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
-        from_0 = wrong_for(letters, "rotate", lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role))
-        yield position(from_0, f"{rows} at position 0")
-    yield position(wrong_for("k", "join", rotated_again), "cached keys are rotated again in every step")
+        yield position(from_0, f"{rows} at position 0", letters=letters)
+    yield position({"join": rotated_again}, "cached keys are rotated again in every step", letters="k")
     shifted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, start + (start > 0), role)}
     yield position(shifted, "a step stands one position too far to the right")
 

@@ -261,12 +261,12 @@ def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, T
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
 _SITES: Mapping[Callable[..., Any], str] = {
-    project: "q_proj", split: "q", norm: "q", rotate: "q", take: "qk", join: "k", cache: "k", read: "k", repeat_kv: "qk",
+    project: "{}_proj", split: "{}", norm: "{}", rotate: "{}", take: "qk", join: "k", cache: "k", read: "k", repeat_kv: "qk",
     products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores", padding_rule: "scores",
     all_rules: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z", merge: "concat",
     project_out: "out",
 }  # fmt: skip
-"""The stages, with the site that each computes."""
+"""The stages, with the site that each computes, of which `{}` is a letter of q, k and v."""
 RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 
 
@@ -383,11 +383,12 @@ class Mistake:
     """One form of a mistake of the catalogue. Its `name` is that of its words in record/mistakes.toml: its code, which is stable,
     and after a comma its form, if that has words of its own; where several forms have one name, `detail` says in what it differs.
 
-    `stages` are the wrong stages by name, the first of which is its `stage`; `changes` is the site that it changes, where it is
-    not that of the stage. Its source line is the first that matches a regular expression of `at`, the likelier first, else the
-    one that computes its site. `needs` are facts without which it may be a choice: `causal` if attention is meant to be causal,
-    `pairing` if the rotary pairing is stated, `order` if it is known which projection is which, `fused` if they are parts of one,
-    `unpacked` if the code unpacks that in the order of its name. `shown_by`: `further` inputs, large ones and masks of windows,
+    `stages` are the wrong stages by name, the first is its `stage`; with `letters` they are wrong for some of q, k and v,
+    their last argument, and right for the rest. `changes` is the site that it changes, where it is not that of the stage. Its
+    source line is the first that matches a regular expression of `at`, the likelier first, else the one that computes its site.
+    `needs` are facts without which it may be a choice: `causal` if attention is meant to be causal, `pairing` if the rotary
+    pairing is stated, `order` if it is known which projection is which, `fused` if they are parts of one. `shown_by`: `further`
+    inputs, large ones and masks of windows,
     or `steps` with a cache. `may_be_nan`: it may leave only NaN.
     """
 
@@ -399,6 +400,7 @@ class Mistake:
     needs: tuple[str, ...] = ()
     shown_by: Literal["", "further", "steps"] = ""
     may_be_nan: bool = False
+    letters: str = ""
 
     @property
     def code(self) -> str:
@@ -413,15 +415,15 @@ class Mistake:
     @property
     def site(self) -> str:
         """The site that it changes."""
-        return self.changes or _SITES[RIGHT[self.stage]]
+        return self.changes or _SITES[RIGHT[self.stage]].format(self.letters[:1] or "q")
 
-
-def wrong_for(letters: str, stage: str, wrong: Callable[..., Any]) -> Stages:
-    """A stage that is wrong for some of q, k and v, its last argument, and right for the others."""
-    return {stage: lambda *inputs: (wrong if inputs[-1] in letters else RIGHT[stage])(*inputs)}
+    def wrong(self, name: str) -> Callable[..., Any]:
+        """Its stage of this name, which is right for other letters."""
+        wrong, right = self.stages[name], RIGHT[name]
+        return lambda *inputs: (wrong if not self.letters or inputs[-1] in self.letters else right)(*inputs)
 
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:
     """The reference stages with these mistakes in place."""
-    wrong = {name: stage for mistake in mistakes for name, stage in mistake.stages.items()}
+    wrong = {name: mistake.wrong(name) for mistake in mistakes for name in mistake.stages}
     return {**RIGHT, **wrong}

@@ -31,7 +31,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 from mhacli.usercode.build import as_float64
-from mhacli.usercode.names import assigned_names
 from mhacli.usercode.process import SourceLine, source_line
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import MaskForm, UserAttention
@@ -275,15 +274,6 @@ class RecordedCall:
         if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or math.prod(shape) % math.prod(self.inputs.lengths):
             return None
         return as_float64(tensor).expand(shape).reshape(batch, -1, *lengths)
-
-    def unpacks_in_order(self, order: str) -> bool | None:
-        """Whether the line that splits a fused projection names its parts in order; None without such a line."""
-        for op in self.operations:
-            if op.name in ("chunk", "split", "unbind", "tensor_split", "getitem"):
-                letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(op.at.source))
-                if sorted(letters) == sorted(order):
-                    return letters == order
-        return None
 
     def numbers_below(self, bound: float) -> list[float]:
         """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""

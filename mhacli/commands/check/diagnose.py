@@ -212,13 +212,11 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> list[Mistake]:
     """The mistakes that cannot be design choices."""
     order = None if candidate.reading is None else candidate.reading.order
-    in_order = call.unpacks_in_order(order or "qkv")
     known = {
         "causal": probed.expects_causal,
         "pairing": probed.request.rope is not None,
         "order": all(choice.name != "unnamed" for choice in candidate.choices),
         "fused": order is not None,
-        "unpacked": in_order or (in_order is None and order is None),
     }
     facts = {name for name, is_known in known.items() if is_known}
     numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]

@@ -95,7 +95,7 @@ def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerS
         fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
         yield finding_of(f"{option}-not-as-stated", evidence, line, message=message, fix=fix, **proof)
-    for bias in score_biases_in(diagnosis.call) if layer.bias is not None else ():
+    for bias in score_biases_in(diagnosis.call):
         if bias.mistake:
             yield finding_of(bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof)
     yield from _rates_of_another_width(diagnosis, probed, sites)
