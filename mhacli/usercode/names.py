@@ -56,9 +56,9 @@ def names_within(
         names |= {role: f"self.{unnamed[0]}"} if len(unnamed) == 1 else {}
     names |= {known: f"self.{name}" for name in numbers if (known := role_of(name)) is not None}
     for part in parts:
-        path, letters = re.sub(r"\.(weight|bias)$", "", part), read_name(part)[0]
-        if all(piece.isidentifier() for piece in path.split(".")):
-            names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{path}"
+        letters = read_name(part)[0]
+        if all(piece.isidentifier() for piece in part.split(".")):
+            names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{part}"
     return names
 
 

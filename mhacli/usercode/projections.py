@@ -268,10 +268,8 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
             weight = weight.flatten(1)
         if weight.ndim < 2:
             continue
-        is_child = orientation != "free" and not isinstance(parent, nn.MultiheadAttention)
-        shown_name = name.rpartition(".")[0] if is_child else name
         bias = biases.get(beside[name], separate.get(read_name(name)))
-        parts.append(WeightMatrix(shown_name, weight, bias, orientation, *read_name(name), separate))
+        parts.append(WeightMatrix(name.removesuffix(".weight"), weight, bias, orientation, *read_name(name), separate))
     return tuple(parts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -271,7 +270,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
     departure = None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
-    unused = [re.sub(r"\.(weight|bias)$", "", name) for name in (() if reading is None else reading.unused)]
+    unused = () if reading is None else reading.unused
     unclear = dict.fromkeys(unused if diagnosis.candidate is None else diagnosis.unexplained)
     if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
         reason = f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of its input"
