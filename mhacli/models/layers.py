@@ -91,7 +91,7 @@ class PassInspection:
         is_shown = self.any_length and call.shape[0] >= len(self.inputs.sequences) and not is_other
         if positions is not None and not is_shown:
             batch, _, q_len, k_len = call.shape
-            reason = f"attention of {batch} sequences from {q_len} to {k_len} positions, which are not the tokens of the texts"
+            reason = f"attention in a batch of {batch} from {q_len} to {k_len} positions, which are not the tokens of the texts"
         if reason is not None:
             self.unfit.setdefault(place, reason)
             return
