@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from support import oracle
 from support.mha import run
 
@@ -30,9 +30,8 @@ class Case:
         texts = oracle.side(self.json["sequences"])
         keys = oracle.side(self.json["context"]) if self.json["context"] else texts
         table, embedding = oracle.sinusoidal(9, 30), self.weights["embed.weight"]
-        allowed = oracle.visible(
-            texts, texts, causal="--causal" in options, window=(1, 2) if "--window" in options else None
-        )
+        window = (1, 2) if "--window" in options else None
+        allowed = oracle.visible(texts, texts, causal="--causal" in options, window=window)
         self.layer = oracle.layer(
             oracle.embedded(texts.ids, embedding, table),
             self.weights,
@@ -96,13 +95,15 @@ def test_an_edge_changes_what_a_score_that_is_left_out_changes(
     groups = [[head] for head in heads] or [[*range(HEADS)]]
     expected = [case.without_key(together, key) for together in groups for key in range(n_keys)]
     assert case.changes == pytest.approx(expected, abs=1e-12)
-    hidden = [
-        np.isneginf(case.layer.attention.scores[0, together[0], POSITION, key])
-        for together in groups
-        for key in range(n_keys)
-    ]
+    scores = case.layer.attention.scores[0, :, POSITION]
+    hidden = [np.isneginf(scores[together[0], key]) for together in groups for key in range(n_keys)]
     assert [effect.get("masked", False) for effect in case.json["effects"]] == hidden
     assert case.json["effect"]["verified"]["ok"]
+
+
+def test_a_layer_is_measured_in_which_a_query_sees_no_key(mha: Any, tmp_path: Path) -> None:
+    save_file({"bias": np.array([[0.0] * 3, [-np.inf] * 3, [0.0] * 3])}, tmp_path / "b.st")
+    assert mha("effect", "a b c", "--score-bias", "b.st", "--json").json["effect"]["verified"]["ok"]
 
 
 def test_heads_are_removed_alone_and_together(mha: Any, folder: Path) -> None:

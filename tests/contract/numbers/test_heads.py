@@ -406,11 +406,12 @@ def test_heads_are_printed_in_the_order_of_a_statistic(mha: Any) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.real)])
-def test_sixteen_bits_pass_their_checks(dtype: str, mha: Any) -> None:
+def test_sixteen_bits_and_huge_scores_pass_their_checks(dtype: str, mha: Any) -> None:
     words = ["the cat sat on the mat and saw the dog " * 20, "--causal", "--dtype", dtype]
     document = mha("heads", *words, "--json").json
     assert document["self_check"]["ok"]
     assert all(check["ok"] for check in document["survey"]["checks"])
+    assert mha("heads", *words, "--dtype", "float32", "--scale", "1e20", "--json").json["self_check"]["ok"]
     wide = mha("heads", *words, "--dtype", "float32", "--json").json
     for one, other in zip(document["heads"], wide["heads"], strict=True):
         assert one["entropy"] == pytest.approx(other["entropy"], abs=0.05)
@@ -434,9 +435,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_heads_cannot_compute_is_refused_and_nothing_is_saved(name: str, mha: Any, tmp_path: Path) -> None:
     words, code, mentioned = REFUSED[name]
-    ended = mha(
-        "heads", "the cat sat on the mat and the dog sat on the cat", *words, "--save", "r", "--json", code=code
-    )
+    text = "the cat sat on the mat and the dog sat on the cat"
+    ended = mha("heads", text, *words, "--save", "r", "--json", code=code)
     assert mentioned in ended.said
     assert not (tmp_path / "r").exists()
 
