@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported stays until the end, so that no collection of garbage need walk through it."""
     gc.freeze()
+    gc.set_threshold(7000)
     gc.enable()
 
 

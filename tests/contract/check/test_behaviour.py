@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 import torch
-from support import checkpoints, user_code
+from support import checkpoints, some, user_code
 from support.mha import run
 from torch import Tensor, nn
 
@@ -106,9 +106,7 @@ OWN_WAY = ("Masked", "Cached", "Padded")
 """Models that compute attention with the weights of modules that they never call: nothing inside can be compared."""
 
 
-@pytest.mark.parametrize(
-    "layer", ["GPT", "Masked", "Cached", *(pytest.param(layer, marks=pytest.mark.real) for layer in LIKE_GPT)]
-)
+@pytest.mark.parametrize("layer", some(("GPT", "Masked", "Cached", *LIKE_GPT), default=("GPT", "Masked", "Cached")))
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)
@@ -318,7 +316,7 @@ class Recurrent(Around):
         return super().forward(torch.lerp(behind, x, self.beside))
 
 
-@pytest.mark.parametrize("beside", [1.0, pytest.param(0.0, marks=pytest.mark.real)])
+@pytest.mark.parametrize("beside", some((1.0, 0.0), default=[1.0]))
 def test_attention_behind_a_recurrence_is_compared(beside: float) -> None:
     report = mhacli.check(Recurrent(beside))
     assert (report.verdict, [inside.verdict for inside in report.inside]) == ("right", ["right"] * (not beside))

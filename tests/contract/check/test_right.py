@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from support import user_code
+from support import some, user_code
 from torch import Tensor, nn
 
 import mhacli
@@ -40,13 +40,13 @@ GROUPS = "n_heads=6 n_kv_heads=2"
 GPT, BOOK = "n_embd=24 n_head=3", "d_in=20 d_out=24 context_length=32 dropout=0.1 num_heads=3"
 ROWS = (
     Right("separate:PaperAttention", SIZES, KEEP, "mask-form", True),
-    Right("separate:SelfAttention", "embed_dim=24 num_heads=3", common=True),
+    Right("separate:SelfAttention", "embed_dim=24 num_heads=3"),
     Right("separate:StoryAttention", GPT, CAUSAL, common=True),
     Right("separate:NewestAttention", SIZES, CAUSAL),
     Right("separate:PaddedAttention", "embed_dim=24 num_heads=3", HIDE, "mask-form"),
     Right("separate:ChatAttention", SIZES, HIDE | CAUSAL),
     Right("separate:GroupedAttention", f"d_model=24 {GROUPS}", CAUSAL, "gqa no-bias", True),
-    Right("fused:VisionAttention", DIMN, common=True),
+    Right("fused:VisionAttention", DIMN),
     Right("fused:ChunkedAttention", DIM, HIDE),
     Right("fused:KernelAttention", DIM, KEEP, "mask-form", True),
     Right("fused:CausalAttention", GPT, CAUSAL, common=True),
@@ -143,9 +143,7 @@ def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
     assert {choice.name for choice in examination.choices} >= set(row.choices.split())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in CACHED[1:3] else [pytest.mark.real]) for name in CACHED]
-)
+@pytest.mark.parametrize("name", some(CACHED, default=CACHED[1:3]))
 def test_attention_with_a_cache_is_right_and_its_cache_is_examined(name: str) -> None:
     examination = mhacli.check(load(f"cached:{name}"))
     assert (examination.verdict, examination.findings, examination.not_examined) == ("right", (), ())

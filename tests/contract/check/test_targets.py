@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from support import user_code
+from support import some, user_code
 from support.mha import NO_TORCH
 from torch import nn
 
@@ -76,7 +76,8 @@ def names_in(called: str) -> list[str]:
 
 
 OF_A_KIND = ("QueryAndKv", "CapitalLetters", "OptionalKeys", "KeywordOnly", "Phases", "AddedMask", "TwoMasks", "TokenMask",
-             "ReturnsDict", "ReturnsDataclass", "NamedOrder", "Transposed", "KeysAndValues", "OfMapping")  # fmt: skip
+             "ReturnsDict", "ReturnsDataclass", "NamedOrder", "Transposed", "KeysAndValues", "OfMapping", "OfDataclass", "ready",
+             "ReturnsScoresToo")  # fmt: skip
 """Targets of which others are of the same kind."""
 
 
@@ -108,7 +109,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", [*list(EXAMPLES)[:-1], pytest.param("OfTwoWidths", marks=pytest.mark.real)])
+@pytest.mark.parametrize("name", some(EXAMPLES, default=EXAMPLES.keys() - {"OfTwoWidths"}))
 def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
     thing, (example, says) = getattr(user_code.load(TARGETS), name), EXAMPLES[name]
     if name != "RequiredMask":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import checkpoints, oracle
+from support import checkpoints, oracle, some
 from support.checkpoints import (
     BEGIN_ID,
     END_ID,
@@ -165,7 +165,7 @@ def test_kept_cells_of_a_pair_are_those_of_every_kind_of_layer(mha: Any) -> None
         assert (np.array(layer["top_keys"])[:, :, 0, 0] == np.array(whole["pattern"])[:, :, 1].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.real) for n in ("llama", "bert", "t5"))])
+@pytest.mark.parametrize("name", some(("gpt2", "llama", "bert", "t5"), default=["gpt2"]))
 def test_a_saved_run_has_the_bits_that_python_sees(name: str, mha: Any, tmp_path: Path) -> None:
     keep = ("pattern", "z", "scores", "qk")
     mha("run", "--model", checkpoints.folder(name), TEXT, "--keep", ",".join(keep), "--save", "r")
@@ -192,9 +192,7 @@ def test_the_record_names_the_model_and_its_sizes(mha: Any) -> None:
     assert (model["implementation"], model["revision"], model["generated"]) == ("sdpa", None, None)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bfloat16", *(pytest.param(d, marks=pytest.mark.real) for d in ("float16", "float64"))]
-)
+@pytest.mark.parametrize("dtype", some(("bfloat16", "float16", "float64"), default=["bfloat16"]))
 def test_a_dtype_can_be_chosen_and_each_layer_is_verified_within_its_rounding(dtype: str, mha: Any) -> None:
     document = mha("run", "--model", checkpoints.folder("gemma2"), TEXT, "--dtype", dtype, "--json").json
     assert document["model"]["dtype"] == document["config"]["dtype"] == dtype
@@ -364,7 +362,7 @@ def test_a_turn_is_where_the_template_puts_its_content(template: str, mha: Any, 
 # -------------------------------------------------------------------------------------------------------- generated tokens
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.real) for n in ("gpt2", "mistral"))])
+@pytest.mark.parametrize("name", some(("llama", "gpt2", "mistral"), default=["llama"]))
 def test_what_is_generated_is_the_likeliest_token_each_time_and_is_inspected_too(name: str, mha: Any) -> None:
     place, known = checkpoints.folder(name), ids(name, TEXT)
     document = mha("run", "--model", place, TEXT, "--generate", str(N_NEW), "--json").json

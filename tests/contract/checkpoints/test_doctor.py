@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import checkpoints
+from support import checkpoints, some
 from support.checkpoints import BEGIN, BEGIN_ID, FAMILIES, OF_TEXT, TEXT
 from torch import nn
 
@@ -288,12 +288,9 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str, str | None]] = {
     "row-sums": (weights_lost, "bloom", "0"),
 }
 """For each check a fault, a family with it, and the layer that is named."""
-AT_PUSH_FAULTS = ("causality", "left-padding")
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(n, marks=() if n in AT_PUSH_FAULTS else pytest.mark.real) for n in FAULTS]
-)
+@pytest.mark.parametrize("check", some(FAULTS, default=("causality", "left-padding")))
 def test_a_fault_of_the_model_fails_its_own_check(check: str, mha: Any, wrap: Any) -> None:
     fault, family, layer = FAULTS[check]
     fault(wrap)
@@ -341,9 +338,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "tokenizer" else pytest.mark.real) for n in BEGINNINGS]
-)
+@pytest.mark.parametrize("name", some(BEGINNINGS, default=["tokenizer"]))
 def test_a_beginning_that_is_doubled_fails(name: str, mha: Any, tmp_path: Path) -> None:
     from tokenizers import processors
 

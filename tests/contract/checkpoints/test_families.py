@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support import checkpoints, oracle
+from support import checkpoints, oracle, some
 from support.checkpoints import FAMILIES, N_HEADS, PAIRS
 
 import mhacli
@@ -25,11 +25,9 @@ TOLERANCE, Z_TOLERANCE = {"t5": 5e-5}, 2e-5
 """The scores of T5 are not scaled, and larger."""
 OUTPUT_PROJECTION = re.compile(r"(att.*(c_proj|o_proj|out_proj|out_lin|output\.dense|Wo)|att\w*\.dense|Attention\.o)$")
 """Modules that read the heads' outputs side by side. Their parents are attentions."""
-AT_PUSH = (
-    "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "granite_swa", "falcon", "falcon-alibi", "bloom", "bert", "modernbert",
-    "deberta-v2", "t5", "bart", "whisper", "vit", "clip",
-)  # fmt: skip
-EVERY = [pytest.param(name, marks=() if name in AT_PUSH else pytest.mark.real) for name in FAMILIES]
+AT_PUSH = ("gpt2", "llama", "gemma2", "gpt_oss", "falcon-alibi", "bloom", "bert", "modernbert", "deberta-v2", "t5", "whisper",
+           "clip")  # fmt: skip
+EVERY = some(FAMILIES, default=AT_PUSH)
 SOFTCAPS, WITH_SINKS = {"gemma2": 2.0}, ("gpt_oss", "granite_swa", "inkling2_text")
 POSITIONS = {
     "gpt2": "learned", "llama": "rope", "gptj": "rope-interleaved", "bloom": "alibi", "mpt": "alibi", "falcon": "rope",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import checkpoints
+from support import checkpoints, some
 from support.checkpoints import CAUSAL, FAMILIES, N_HALF, N_HEADS, N_LAYERS, PAD_ID, PAIR, PAIRS, TEXT, WINDOW
 from torch import Tensor
 
@@ -79,9 +79,7 @@ def test_generation_is_one_record_with_the_rows_of_one_whole_pass(name: str) -> 
     require_near(record, expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(n, marks=pytest.mark.real) for n in ("gemma2", "bloom", "t5"))]
-)
+@pytest.mark.parametrize("name", some(("llama", "gemma2", "bloom", "t5"), default=["llama"]))
 def test_a_cache_of_a_fixed_length_gives_the_same_record(name: str) -> None:
     model, rows = speaking(name), ids(2, Q_LEN)
     with mhacli.inspecting(model, keep=("pattern",)) as seen:
@@ -121,9 +119,7 @@ def test_a_text_that_goes_on_by_hand_is_one_record_and_the_next_text_another() -
         require_near(record, expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.real) for n in ("llama", "gemma2", "bloom"))]
-)
+@pytest.mark.parametrize("name", some(("gpt2", "llama", "gemma2", "bloom"), default=["gpt2"]))
 @pytest.mark.parametrize("cache", ["growing", "fixed"])
 def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cache: str) -> None:
     """All that is counted from the first key, too, is that of the last queries of one whole pass."""

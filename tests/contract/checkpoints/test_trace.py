@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import checkpoints, oracle
+from support import checkpoints, oracle, some
 from support.checkpoints import FAMILIES, N_HEADS, PAD_ID, TEXT, WINDOW
 
 CONTEXT = "a dog on the mat"
@@ -32,8 +32,7 @@ WALKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     "t5 cross": ("decoder.block.1.layer.1.EncDecAttention", ("q", "k", "v"), SCORED, ("o",)),
 }  # fmt: skip
 """Where layer 1 is in the model with its head, and the steps before, inside and after its attention."""
-AT_PUSH = ("gpt2", "llama", "gpt_oss", "t5 cross")
-REAL = [pytest.param(case, marks=() if case in AT_PUSH else pytest.mark.real) for case in WALKS]
+REAL = some(WALKS, default=("gpt2", "llama", "gpt_oss", "t5 cross"))
 
 
 def inputs(name: str) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import checkpoints
+from support import checkpoints, some
 from torch import nn
 from torch.nn import functional as F
 
@@ -72,10 +72,7 @@ def first(document: Any) -> tuple[Any, ...] | None:
     return place and (place["layer"], place["part"], place["site"])
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=pytest.mark.real if family != "llama" else ()) for family in PLACES | MORE_PLACES],
-)
+@pytest.mark.parametrize("family", some(PLACES | MORE_PLACES, default=["llama"]))
 def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
     model = checkpoints.model(family)
     for module, (part, site) in (PLACES | MORE_PLACES)[family].items():
@@ -106,9 +103,7 @@ def test_models_that_differ_by_rounding_alone_agree(family: str, what: str) -> N
     assert what != "same" or not any(place["relative"] for place in document["places"])
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=[pytest.mark.real] * (family != "llama")) for family in PLACES]
-)
+@pytest.mark.parametrize("family", some(PLACES, default=["llama"]))
 def test_another_rotation_scale_or_epsilon_is_found(family: str) -> None:
     model = checkpoints.model(family)
     for what in ("rotation", "scale", "epsilon"):

@@ -113,7 +113,7 @@ ROWS: dict[str, tuple[str, Sequence[str], list[Place]]] = {
 
 MORE_ROWS = ("mistral-all", "gpt_oss-all", "bert-all", "mistral-edges", "gpt_oss-edges", "gpt2-edges", "mean of a pair",
              "mean at one position", "zero at one position", "two targets", "together", "together in a pair",
-             "edges of heads", "edges of bert", "a span in a layer")  # fmt: skip
+             "edges of heads", "edges of bert", "a span in a layer", "gpt2-all")  # fmt: skip
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.real if row in MORE_ROWS else ()) for row in ROWS])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import checkpoints, oracle
+from support import checkpoints, oracle, some
 from support.layers import Expected, cells, expected, require_heads, require_near, weights_of
 
 N_HEADS = 6
@@ -77,7 +77,7 @@ VARIANTS = {
 RARE = ("plain", "learned", "documents, scale", "cross")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.real if n in RARE else ()) for n in VARIANTS])
+@pytest.mark.parametrize("name", some(VARIANTS, default=VARIANTS.keys() - RARE))
 def test_every_number_of_every_head_is_that_of_its_pattern(name: str, mha: Any, tmp_path: Path) -> None:
     options = VARIANTS[name].split()
     base = layer_file(tmp_path, len(WORDS), **BIAS).split()
@@ -213,10 +213,7 @@ LONG_VARIANTS = {
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in ("causal, float32", "rope, left") else pytest.mark.real) for n in LONG_VARIANTS],
-)
+@pytest.mark.parametrize("name", LONG_VARIANTS)
 def test_a_long_text_has_the_numbers_of_its_pattern(name: str, mha: Any, tmp_path: Path) -> None:
     texts = [" ".join(LONG), " ".join([*LONG[:400], "|", *LONG[100:301]])]
     words = layer_file(tmp_path, len(set(LONG)), n_heads=2, n_kv_heads=1, std=0.4).split()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import oracle
+from support import oracle, some
 from support.layers import KEPT, cells, expected, require_heads, require_near, weights_of
 
 TEXTS = ["the cat | sat on the", "a | cat sat", "mat | on a cat"]
@@ -145,14 +145,13 @@ def require_rows(document: Any, right: Any, tolerance: float) -> None:
 
 RARE = {
     "window before", "rope, left", "bias of one number", "bias of head alone", "bias of keys", "all key heads", "widths derived",
-    "normal weights", "uniform random rows", "one context for all",
+    "normal weights", "uniform random rows", "one context for all", "causal, left", "causal, documents", "window both sides",
+    "prefix", "sink window, left", "learned", "softcap", "bias of heads", "no positions",
 }  # fmt: skip
 """Variants whose parts others have together."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.real if n in RARE else ()) for n in [*VARIANTS, *CROSS]]
-)
+@pytest.mark.parametrize("name", some([*VARIANTS, *CROSS], default={*VARIANTS, *CROSS} - RARE))
 def test_a_run_computes_the_formula(name: str, mha: Any, tmp_path: Path) -> None:
     document, _, right = record_of(mha, tmp_path, name, {**VARIANTS, **CROSS}[name])
     tolerance = 1e-12 if "large" not in name else 1e-9
@@ -161,9 +160,7 @@ def test_a_run_computes_the_formula(name: str, mha: Any, tmp_path: Path) -> None
     require_heads(document["heads"], right, 10 * tolerance)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.real] * ("," in n and "cross" not in n)) for n in NARROW]
-)
+@pytest.mark.parametrize("name", some(NARROW, default=("float32", "float32, cross, bias", "float16", "bfloat16")))
 def test_a_run_in_fewer_bits_computes_the_formula_up_to_rounding(name: str, mha: Any, tmp_path: Path) -> None:
     options, tolerance = NARROW[name]
     document, _, right = record_of(mha, tmp_path, name, options)

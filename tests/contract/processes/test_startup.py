@@ -60,7 +60,8 @@ def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: i
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("show r", 0), ("show r --json", 0), ("diff r other", (0, 3)), ("show none.safetensors", 1),
+        ("show r", 0), ("diff r other", (0, 3)), ("show none.safetensors", 1),
+        pytest.param("show r --json", 0, marks=pytest.mark.real),
         ("show r --html p.html --svg p.svg --png p.png", 0), pytest.param("show r --csv", 0, marks=pytest.mark.real),
         pytest.param("show r --view heatmap --head 1", 0, marks=pytest.mark.real),
     ],

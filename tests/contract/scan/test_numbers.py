@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support import checkpoints
+from support import checkpoints, some
 from support.checkpoints import N_HALF, N_HEADS, N_LAYERS
 from support.mha import run
 from support.scans import corpus_file, rows_of, sentences
@@ -51,9 +51,7 @@ def place_of(number: int) -> int:
     return number + 1 if number < BAD - 1 else number + 2
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.real) for name in ("llama", "bert", "t5"))]
-)
+@pytest.mark.parametrize("family", some(("gpt2", "llama", "bert", "t5"), default=["gpt2"]))
 def test_rows_are_those_of_heads_for_each_document(mha: Any, tmp_path: Path, family: str) -> None:
     words = ("--where", "k == 0", "--first-tokens", "3")
     scan = scanned(tmp_path, family, *words, texts=TEXTS[:3])
