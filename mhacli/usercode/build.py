@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import inspect
 import itertools
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -421,10 +422,12 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds torch's generators inside the block and restores their state afterwards."""
+    """Seeds the generators of torch and Python inside the block and restores their state afterwards."""
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []):
+    with torch.random.fork_rng([device] if is_cuda else []), contextlib.ExitStack() as after:
+        after.callback(random.setstate, random.getstate())
         (torch.manual_seed if is_cuda else torch.default_generator.manual_seed)(seed)  # the latter is ten times as fast
+        random.seed(seed)
         yield
 
 

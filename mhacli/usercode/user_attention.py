@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
@@ -315,7 +316,9 @@ class UserAttention:
             inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
 
         watched = self.built.module if self.is_inside else None
-        with _quietly(self.built, call, training=training), watching(watched, note), within:
+        # the other kernels of torch misread a mask in float32 beside float64
+        kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
+        with _quietly(self.built, call, training=training), watching(watched, note), kernel, within:
             result = self._of_arguments(call, arguments, sizes)
         return (result, inside[-1]) if self.is_inside else result
 
@@ -460,6 +463,9 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
     the batch always are as in evaluation, for they would keep what they saw."""
     built.stage(f"calling {built.name}")
     modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
+    buffers = [
+        (part, *item, item[1].clone()) for part in modes for item in part.named_buffers(recurse=False) if training
+    ]
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
             for part in modes:
@@ -469,6 +475,8 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
             built.stage(f"examining {built.name}", limited=False)
             for part, mode in modes.items():
                 part.training = mode
+            for part, name, buffer, values in buffers:  # which training may change
+                setattr(part, name, buffer.copy_(values))
 
 
 def watching(module: nn.Module | None, note: Callable[[str, nn.Module, tuple[Any, ...], Any], None]) -> RemovableHandle:
