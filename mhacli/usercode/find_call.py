@@ -511,17 +511,14 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
     unknown = [p.name for p in signature_of(built.call, "unknown") if p.required and p.name not in attention.others]
-    hint = f"give a call that works with --example; {attention.example_text} was tried"
     works = _working_example(built, request, list(dict.fromkeys(each.sizes.d_in for each, _ in tried)))
-    if works is not None:
-        hint = f"give a call that works: --example {shlex.quote(works)}"
+    hint = f"give a call that works with --example; {attention.example_text} was tried"
+    hint = hint if works is None else f"give a call that works: --example {shlex.quote(works)}"
     if unknown:
         needed = f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name"
         given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
         return _refused(built, needed, hint if works is not None else f"give {given}, or a whole call with --example")
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
-    if request.call_arguments:
-        hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"

@@ -124,14 +124,13 @@ class TextModel:
             found = [*(tensor for tensor in floats if tensor.ndim == 2), *numbers]
             of_texts = (each for each in found if len(each) == len(texts) and each.shape[1] != self.n_ids)
             wholes = next((list(each.detach().cpu()) for each in of_texts), wholes)
-        if len(out) != len(texts):
-            message = f"a call with texts [{', '.join(map(str, real.shape))}] gives {list(out.shape)}, as if it kept earlier ones"
+        if out.shape[:2] != (len(texts), 1 if self.attention.is_pooled else real.shape[1]):
+            message = f"texts {list(real.shape)} give {list(out.shape)}, which is not one row for each of their tokens"
             raise MhaError(message, code="cannot-examine")
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         outputs = list(wide)
         if not self.attention.is_pooled:
-            lengths = [len(text) for text in texts]
-            outputs = [each[:n] if side == "right" else each[-n:] for each, n in zip(wide, lengths, strict=True)]
+            outputs = [row[:n] if side == "right" else row[-n:] for row, n in zip(wide, map(len, texts), strict=True)]
         return list(zip(outputs, wholes, strict=True))
 
     def _of_tokens(self, result: Any, shape: Sequence[int]) -> Tensor | None:
@@ -236,7 +235,9 @@ def text_model_of_ids(
         others={**{p.name: False for p in others if p.role == "caching"}, **template.others},
         is_copied=False,
     )
-    starts = _beside_source(attention, ids.name) if decoder else [attention]
+    has_mask = any(p.required and p.role in MASKS for p in others)  # which shows where the tokens stand
+    plain = (replace(attention, axes=axes) for axes in (OF_IDS, ("row", "batch"))[: 1 + has_mask])
+    starts = _beside_source(attention, ids.name) if decoder else plain
     found = next(filter(None, (_first_of_ids(start, others) for start in starts)), None)
     table = None if found is None else _table_of(found)
     if found is None or (table is None and has_table):
@@ -486,11 +487,12 @@ def _caches_in(result: Any, names: Sequence[str], out: Tensor | None) -> dict[st
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
-    """The module, or a copy in which weights that are all zero, such as fresh output layers and gates, are small random numbers:
-    what they hide would not be seen."""
-    zero = [name for name, weight in module.named_parameters() if not name.endswith("bias") and not weight.any()]
-    drawn = copy.deepcopy(module) if zero else module
+    """The module, or a copy in which weights that are all zero or tiny, such as fresh output layers and gates, are small random
+    numbers, or larger: what they hide would not be seen."""
+    weights = module.named_parameters()
+    tiny = [name for name, weight in weights if not name.endswith("bias") and (weight.abs() < 1e-3).all()]
+    drawn = copy.deepcopy(module) if tiny else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
-        for name in zero:
-            drawn.get_parameter(name).normal_(std=0.02)
+        for weight in map(drawn.get_parameter, tiny):
+            weight.mul_(0.02 / weight.abs().max()) if weight.any() else weight.normal_(std=0.02)
     return drawn
