@@ -17,7 +17,7 @@ from torch import nn
 import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import BehaviourTester, is_claimed_causal
+from mhacli.commands.check.behaviour import BehaviourTester, is_claimed_causal, reason_of
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
@@ -31,7 +31,7 @@ from mhacli.models.layers import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
-from mhacli.usercode.process import Stage, exception_text
+from mhacli.usercode.process import Stage
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors, with_zeros_drawn
 from mhacli.usercode.user_attention import UserAttention
@@ -203,7 +203,8 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         with suppress(Exception), captured(tester.module, take, anywhere=True):
             tester.run_pass(text)
     if tester.is_causal is None:
-        tester.is_causal = True if any(hide_later) else claimed
+        tester.is_causal = True if any(hide_later) and not all(hide_later) else claimed
+        tester.hides_later = any(hide_later)
     tester.test()
     return {} if any("" in named for named in found.values()) else found
 
@@ -221,10 +222,8 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
                 compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
             verdict, reason = compared.verdict, compared.reason or ""
             mistakes += compared.findings
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as fault:  # user code may raise anything
-            reason = fault.message if isinstance(fault, MhaError) else exception_text(fault)
+            reason = reason_of(fault)
         inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
     tester.inside, tester.findings = tuple(inside), [*mistakes, *tester.findings]
 
