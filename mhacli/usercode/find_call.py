@@ -519,6 +519,8 @@ def _call_error(built: Built, request: TargetRequest, tried: list[tuple[UserAtte
         given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
         return _refused(built, needed, hint if works is not None else f"give {given}, or a whole call with --example")
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
+    if request.call_arguments:
+        hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
         guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
         hint += f"; mha guessed {' '.join(guessed[:4])}"

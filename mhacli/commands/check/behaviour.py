@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried, finding_of, words_of_code
@@ -151,7 +150,7 @@ def _relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 _Context = Callable[[], AbstractContextManager[Any]]
-_nothing_dropped = partial(patch.object, functional, "dropout", lambda rows, *_, **__: rows)
+_nothing_dropped = partial(patch.object, torch.nn.functional, "dropout", lambda rows, *_, **__: rows)
 
 
 def reason_of(fault: Exception) -> str:

@@ -203,8 +203,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         with suppress(Exception), captured(tester.module, take, anywhere=True):
             tester.run_pass(text)
     if tester.is_causal is None:
-        tester.is_causal = True if any(hide_later) and not all(hide_later) else claimed
-        tester.hides_later = any(hide_later)
+        tester.is_causal, tester.hides_later = (any(hide_later) and not all(hide_later)) or claimed, any(hide_later)
     tester.test()
     return {} if any("" in named for named in found.values()) else found
 
