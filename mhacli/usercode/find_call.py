@@ -50,7 +50,8 @@ _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes to the next."""
 _BATCH, _LENGTH = r"(?:b|n|bs\w*|batch\w*)", r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"
 _BATCH_FIRST = rf"\b{_BATCH}, *{_LENGTH}\b|^ *\(?(?:b|bs\w*|batch\w*), *\w[\w, ]*\)? *=.*\.(?:shape|size)\b"
-"""Code that names a batch before a length, as in `B, T, C = x.shape`."""
+_BATCH_SECOND = rf"^ *\(?{_LENGTH}, *{_BATCH}\b[\w, ]*\)? *=.*\.(?:shape|size)\b"
+"""Code that names a batch before a length, as in `B, T, C = x.shape`, and a length before a batch."""
 _INPUT_SCALE = 0.3
 """The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
 
@@ -135,9 +136,10 @@ def with_output(attention: UserAttention) -> UserAttention:
 
 def with_independent_rows(attention: UserAttention) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
-    torch's own layers, and the code does not state the batch first."""
+    torch's own layers, and the code does not state the batch first, or where it states the length first."""
     code = source_of(attention.built.thing if attention.built.module is None else type(attention.built.module))
-    is_known = re.search(_BATCH_FIRST, code, re.IGNORECASE | re.MULTILINE) or attention.example is not None
+    says_first, says_second = (re.search(order, code, re.I | re.M) for order in (_BATCH_FIRST, _BATCH_SECOND))
+    is_known = (says_first and not says_second) or attention.example is not None
     if is_known or attention.is_pooled or attention.axes not in (ROW_AXES, OF_IDS):
         return attention
     for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
@@ -147,6 +149,7 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
             in_batch, alone = (candidate(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
             if torch.allclose(in_batch[1:2], alone, atol=1e-5 * float(in_batch.abs().max())):
                 return candidate
+            attention = candidate if says_second else attention
     return attention
 
 

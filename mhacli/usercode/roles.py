@@ -23,7 +23,7 @@ _OF_CALLS = {
     "value": "v value values",
     "x": """x inp input inputs inputsembeds inputseq hidden embedding embeddings embeds emb token tokens sequence seq
         features state states src tensor tgt trg target decoder""",
-    "context": "kv keyvalue keyvalues context ctx memory encoder enc encoderout cross cond source y",
+    "context": "kv keyvalue keyvalues context ctx memory encoder enc encoderout cross cond source y xa",
     "positions": "positions positionids posids cacheposition",
     "segments": "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids tokentypes tokentypeids",
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
