@@ -65,9 +65,9 @@ class Trial:
         return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
     def with_one_more(self, known: tuple[Mistake, ...]) -> list[tuple[Mistake, ...]]:
-        """The known mistakes with each of the pool that replaces another stage."""
-        taken = {mistake.stage for mistake in known}
-        return [(*known, mistake) for mistake in self.pool if mistake.stage not in taken]
+        """The known mistakes with each of the pool that replaces other stages."""
+        taken = {stage for mistake in known for stage in mistake.stages}
+        return [(*known, mistake) for mistake in self.pool if taken.isdisjoint(mistake.stages)]
 
 
 @dataclass
@@ -215,7 +215,7 @@ def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> 
     known = {
         "causal": probed.expects_causal,
         "pairing": probed.request.rope is not None,
-        "order": all(choice.name != "unnamed" for choice in candidate.choices),
+        "order": probed.subject.n_rows == 3 or all(choice.name != "unnamed" for choice in candidate.choices),
         "fused": order is not None,
     }
     facts = {name for name, is_known in known.items() if is_known}
@@ -254,8 +254,12 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
         return
+    unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
     for case in cases:
         if result.explains(case):
+            is_added = case.form is not None and case.form.kind == "additive"
+            for other in cases if is_added else ():  # (1 − mask) · −10 also hides where −∞ is given
+                _explain_further(result, probed, [other])
             result.cases.append(case)
             result.choices.append(Choice("mask-form", case.name))
             return
@@ -269,7 +273,6 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
     if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
         result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
         return
-    unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
     for case in cases:
         call = recorded_case(subject, case)
         if result.finds(Trial(candidate, [case, *unmasked], call, _pool(probed, candidate, call))):
