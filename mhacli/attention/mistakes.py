@@ -24,6 +24,7 @@ from mhacli.attention.stages import Inputs, Mistake, Projection, ReferenceLayer,
 
 _AXES = {"b": "batch", "3": "3", "h": "head", "t": "length", "d": "d_head"}
 """The axes of vectors by a letter; 3 are queries, keys and values."""
+_SHAPING = (r"\b(view|reshape|unflatten|rearrange)\(",)
 
 
 def _in_words(order: str) -> str:
@@ -34,15 +35,16 @@ def of_heads() -> Iterator[Mistake]:
     """Heads of other columns or tokens, in another order or number."""
     untransposed = {"split": lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)}
     for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        yield Mistake("split-without-transpose", untransposed, ", ".join(letters), letters=letters)
+        yield Mistake("split-without-transpose", untransposed, ", ".join(letters), at=_SHAPING, letters=letters)
     for letters in ("q", "k", "v", "qk", "qv", "kv"):
         yield Mistake("split-batch-moved", {"split": batch_moved}, ", ".join(letters), letters=letters)
-    yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)})
+    yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)}, at=_SHAPING)
     moved: stages.Stages = {"split": heads_last, "merge": lambda layer, z: z.transpose(1, 2).reshape(*z.shape[:2], -1)}
-    yield Mistake("attention-over-heads", moved, "transposed all the same when they are joined")
+    yield Mistake("attention-over-heads", moved, "transposed all the same when they are joined", at=_SHAPING)
     yield Mistake("value-not-split", {"split": lambda layer, rows, role: rows[:, None]}, changes="z", letters="v")
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
-        yield Mistake("split-without-transpose, fused", {"project": partial(fused, order)}, _in_words(order), "q")
+        wrong = {"project": partial(fused, order)}
+        yield Mistake("split-without-transpose, fused", wrong, _in_words(order), "q_split", _SHAPING)
 
     yield Mistake("merge-without-transpose", {"merge": partial(merged_as, "bhtd")})
     for order in ("bhdt", "btdh", "bdht", "bdth"):
@@ -57,7 +59,7 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
     yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
 
-    repeating = (r"\b(repeat|tile|cat|expand)\(",)
+    repeating = (r"\b(repeat|tile|expand)\(", r"\bcat\(")
     for letters, detail, site in (("kv", "", ""), ("k", "of the keys alone", ""), ("v", "of the values alone", "z")):
         yield Mistake("gqa-tiled", {"repeat_kv": tiled}, detail, site, at=repeating, letters=letters)
     yield Mistake("kv-head-shared-by-all", {"repeat_kv": first_for_all})
@@ -164,7 +166,7 @@ def of_scores() -> Iterator[Mistake]:
     ):
         yield Mistake(code, {"softmax": softmax}, detail)
     yield Mistake("softmax-missing", {"softmax": lambda layer, scores: scores}, changes="z")
-    around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1)}
+    around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1), "softmax": stages.softmax}
     yield Mistake("softmax-twice, around the mask", around)
     overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}
     yield Mistake("softmax-overflow", overflow, at=(r"\bexp\(",), shown_by="further", may_be_nan=True)
@@ -206,7 +208,7 @@ def scaled_weights(
 
 _TRIANGLE = ("tril", "triu")
 _FILLING = (r"masked_fill|where\(",)
-_DROPPED = (r"^\w+\.masked_fill\(",)
+_DROPPED = (r"^(\w+)(\.(masked_fill|add)\(| [-+] )",)
 """A line whose result is not kept."""
 
 
@@ -253,7 +255,7 @@ def of_masks() -> Iterator[Mistake]:
         ("padding-inverted", lambda layer, real: ~real[:, None, None, :]),
         ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
     ):
-        yield Mistake(code, {"padding_rule": padding})
+        yield Mistake(code, {"padding_rule": padding}, at=_DROPPED if code == "padding-ignored" else ())
 
 
 def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
@@ -352,8 +354,8 @@ def of_projections() -> Iterator[Mistake]:
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})
     yield from of_rotations()
-    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the keys are not", letters="k")
-    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the queries are not", letters="q")
+    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the keys are not", "q", letters="k")
+    yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the queries are not", "k", letters="q")
 
 
 def of_rotations() -> Iterator[Mistake]:

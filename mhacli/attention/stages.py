@@ -261,10 +261,10 @@ def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, T
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
 _SITES: Mapping[Callable[..., Any], str] = {
-    project: "{}_proj", split: "{}", norm: "{}", rotate: "{}", take: "qk", join: "k", cache: "k", read: "k", repeat_kv: "qk",
-    products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores", padding_rule: "scores",
-    all_rules: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z", merge: "concat",
-    project_out: "out",
+    project: "{}_proj", split: "{}_split", norm: "{}", rotate: "{}", take: "qk", join: "k", cache: "k", read: "k",
+    repeat_kv: "qk", products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores",
+    padding_rule: "scores", all_rules: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z",
+    merge: "concat", project_out: "out",
 }  # fmt: skip
 """The stages, with the site that each computes, of which `{}` is a letter of q, k and v."""
 RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
@@ -274,7 +274,8 @@ def run_stages(
     stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
 ) -> tuple[Tensor, Tensor | None]:
     """The output of a layer with these stages, and the visible cells, None if all are visible, and for steps, which are causal.
-    Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit."""
+    Taps: `q_proj k_proj v_proj q_split k_split v_split q k v qk scaled scores pattern z concat out`. Raises if a mistake does
+    not fit."""
     rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
@@ -326,6 +327,7 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
         rows = stages["project"](layer, inputs, role)
         tap(f"{role}_proj", rows)
         rows = stages["split"](layer, rows, role)
+        tap(f"{role}_split", rows)
     return rows if role == "v" else stages["norm"](layer, rows, role)
 
 

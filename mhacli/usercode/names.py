@@ -45,6 +45,8 @@ def names_within(
     unpacked = zip(("batch", "length", "d_model"), shape.groups() if shape else (), strict=False)
     names = {plain: name for plain, name in unpacked if name != "_"}
     first, *others = [argument.arg for argument in function.args.args] or [""]
+    if function.name not in ("forward", "__call__"):
+        names |= {read_name(name)[0]: name for name in (first, *others) if read_name(name)[0] in ("q", "k", "v")}
     if first != "self" or module is None:
         return names
     if others and function.name in ("forward", "__call__"):
@@ -55,10 +57,11 @@ def names_within(
         unnamed = [name for name in same if role_of(name) is None]
         names |= {role: f"self.{unnamed[0]}"} if len(unnamed) == 1 else {}
     names |= {known: f"self.{name}" for name in numbers if (known := role_of(name)) is not None}
+    owners = {part.rpartition(".")[0] for part in parts if f"self.{part.rpartition('.')[2]}(" in text}
     for part in parts:
-        letters = read_name(part)[0]
-        if all(piece.isidentifier() for piece in part.split(".")):
-            names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{part}"
+        (owner, _, name), letters = part.rpartition("."), read_name(part)[0]
+        path = name if owner in owners else re.sub(r"\.(\d+)", r"[\1]", part)
+        names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{path}"
     return names
 
 

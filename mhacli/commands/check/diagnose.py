@@ -191,8 +191,9 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
     of_masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
     forms, means = [*of_masks, *subject.padding_forms], probed.request.mask_means
     if means is not None:  # what is added to scores, such as −∞, has no True
-        stated = [form for form in forms if form.kind != "additive" and form.true_means == means]
-        forms = [form for form in forms if form in stated or form.kind == "lengths"]
+        forms = [
+            each for each in forms if {"additive": False, "lengths": True}.get(each.kind, each.true_means == means)
+        ]
     for name in dict.fromkeys(form.parameter for form in forms):
         of_name = [form for form in forms if form.parameter == name]
         _explain_masked(result, probed, list(masked_cases(subject, seed, of_name)))
@@ -349,8 +350,7 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     for ends in ((start, length - 1, length), single, *longer):
         with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
             out = convention(rows, ends)
-            is_first = ends[0] == start
-            if is_first and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
+            if ends[0] == start and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
                 return
             name = f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))} tokens"
             yield InputCase(name, Inputs(text, ends=ends), out)

@@ -54,12 +54,24 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
 
 
+_PRODUCTS = "q @ k.transpose(-2, -1)"
+"""The products of queries and keys in corrected expressions."""
+
+
 def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
     for mistake, (error, trial) in diagnosis.proofs.items():
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        line = sites.line_for(mistake.at, mistake.site, probed.subject.built)
+        of_mask = case.form is not None and mistake.stage in ("mask_rule", "padding_rule")
+        at = (
+            (*mistake.at, rf"(masked_fill|where\().*\b{case.form.parameter}\b") if case.form and of_mask else mistake.at
+        )
+        line = sites.line_for(at, mistake.site, probed.subject.built)
+        before = [(op, role) for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
+        scaled = {op.at: role for op, role in before if op.name.rstrip("_") in ("mul", "div")}
+        if mistake.stage == "scale" and len(scaled) == 1:
+            line = next(iter(scaled))
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
@@ -69,10 +81,18 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         if mistake.stage == "project":
             names["self.q_proj"] = taking
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
-        fix = in_user_names(finding.fix, names)
+        fix = finding.fix.replace(_PRODUCTS, scaled.get(line, _PRODUCTS))
+        if fix.startswith(_PRODUCTS) and mistake.code == "scale-twice" and scaled and re.search("[*/]", line.source):
+            fix = f"{_PRODUCTS}  # they are scaled already"
+        fix = in_user_names(fix, names)
         assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
         if line.source.count(f"{given}(") == 1 and giver not in assigned:
             fix = line.source.replace(f"{given}(", f"{taking}(")
+        if mistake.code.endswith("-ignored") and (dropped := re.match(mistake.at[0], line.source)) is not None:
+            fix = f"{dropped[1]} = {line.source}"
+        filled = re.match(r"(.*masked_fill_?\(.+, )[^,]+\)$", line.source)
+        if mistake.code == "mask-sentinel-too-small" and filled is not None:
+            fix = f"{filled[1]}float('-inf'))"
         yield replace(finding, fix=fix)
 
 
@@ -200,6 +220,9 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         finding = finding_of(code, evidence, line)
         fixed = re.sub(r"\bF\.dropout\([^(),]+(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training", line.source)
         yield replace(finding, fix=fixed) if code == "dropout-in-eval" and fixed != line.source else finding
+    for line in [op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers]:
+        if (dropped := re.match(r"(\w+)\.masked_fill\(.*\)$", line.source)) is not None:
+            yield finding_of("mask-ignored", "its result is not kept", line, fix=f"{dropped[1]} = {line.source}")
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
     cache = diagnosis.cache

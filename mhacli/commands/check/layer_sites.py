@@ -37,7 +37,8 @@ class LayerSites:
         if site not in self.tensors:
             return []
         expected = self.tensors[site]
-        heads = [expected, *([expected[:, 0]] if expected.ndim == 4 and expected.shape[1] > 1 else [])]
+        width = self.tensors[site[0]].shape[-1] if site.endswith("_proj") else 0
+        heads = [expected, expected[:, 0] if expected.ndim == 4 else expected[..., : width or None]]
         producers = []
         for head in [head for head in heads if head.numel() in self.call.numbers_by_size]:
             operations, made = self.call.numbers_by_size[head.numel()]
@@ -57,7 +58,7 @@ class LayerSites:
         where they are joined, one with as many axes; a projection by the name of a variable, as shapes may be the same."""
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
-        if site in ("q", "k", "v", "concat"):
+        if site.removesuffix("_split") in ("q", "k", "v", "concat"):
             preferred = [op for op in producers if not (op.projects or op.is_product)]
             joined = [op for op in preferred if site == "concat" and op.output.ndim == self.tensors[site].ndim]
             preferred = joined or preferred
@@ -72,7 +73,7 @@ class LayerSites:
 
     def _first_producer(self, site: str) -> Operation | None:
         """The operation that produces a site, or the first later one that is found."""
-        later = (self._producer(later) for later in SITES[SITES.index(site) :])
+        later = (self._producer(each) for each in (site, *SITES[SITES.index(site.removesuffix("_split")) :]))
         return next((operation for operation in later if operation is not None), None)
 
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
@@ -103,7 +104,8 @@ class LayerSites:
             fitting = [name for name in names if read_name(name)[0] == site]
             if not fitting:
                 last = next(op for op in reversed(self.call.operations) if op.at == producer.at)
-                fitting = names if len(names) == 1 and last in self.producers(site) else []
+                may_be = len(names) == 1 and read_name(names[0])[0] in ("", site)
+                fitting = names if may_be and last in self.producers(site) else []
             if len(fitting) == 1:
                 yield site, fitting[0]
 
