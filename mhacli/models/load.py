@@ -273,11 +273,14 @@ def _require_whole(model: Any, info: Any, path: str, *, head: bool) -> list[str]
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
     wrong = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in info.get("mismatched_keys", ()))
     if needed or wrong:
+        hint = "a checkpoint without a language head cannot generate" if head and needed else None
+        if longer := [name for name in info["unexpected_keys"] if needed and name.endswith(f".{needed[0]}")]:
+            hint = f"its files have {longer[0]}: a prefix stands before the names of the model"
         raise bad_file(
             path,
             f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
             f"{first_names(needed or wrong)}",
-            hint="a checkpoint without a language head cannot generate" if head and needed else None,
+            hint=hint,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
