@@ -483,7 +483,7 @@ def of_caches() -> Iterator[Mistake]:
     masking = ("tril|triu", "masked_fill", r"where\(", "scaled_dot_product", "softmax")
     mask = partial(Mistake, "cache-mask", shown_by="steps", at=masking)
     top_left = "the first query of a step stands at the first key"
-    yield mask({"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool).tril()}, top_left)
+    yield mask({"causal_rule": from_top_left}, top_left)
     of_chunks = {"causal_rule": lambda layer, *sizes: torch.ones(sizes).tril(0 if sizes[0] > 1 else sizes[1]) > 0}
     yield mask(of_chunks, f"{top_left}, if it has several tokens")
 

@@ -54,14 +54,12 @@ class LayerSites:
         return sum(bool(self.producers(site)) for site in SITES)
 
     def _producer(self, site: str) -> Operation | None:
-        """The first operation on a line of user code that produces a site: where heads are split, the first that shapes them, and
-        where they are joined, one with as many axes; a projection by the name of a variable, as shapes may be the same."""
+        """The first operation on a line of user code that produces a site: where heads are split or joined, the first that
+        shapes them; a projection by the name of a variable, as shapes may be the same."""
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
         if site.removesuffix("_split") in ("q", "k", "v", "concat"):
             preferred = [op for op in producers if not (op.projects or op.is_product)]
-            joined = [op for op in preferred if site == "concat" and op.output.ndim == self.tensors[site].ndim]
-            preferred = joined or preferred
         elif site.endswith("_proj"):
             preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
         return next(iter(preferred or producers), None)
