@@ -32,6 +32,7 @@ from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors, with_zeros_drawn
 from mhacli.usercode.user_attention import UserAttention
@@ -183,7 +184,8 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
     itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
     modules = dict(tester.module.named_modules()) if tester.module is not None else {}
-    found, hide_later, text = dict[type, dict[str, nn.Module]](), list[bool](), tester.texts[-1]
+    found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
+    text = tester.texts[-1] if _n_parameters(tester.module) > _SMALL else tester.text
 
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
@@ -209,22 +211,34 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
 
 
 def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
-    """Compares each class of attention inside a model with the reference; their mistakes come before those of behaviour."""
+    """Compares each class of attention inside a model with the reference, once for the same numbers; their mistakes come before
+    those of behaviour."""
     inside, mistakes = list[AttentionInside](), list[Finding]()
     for cls, named in parts.items():
-        verdict: Verdict = "unknown"
-        try:
-            with naming(copied(next(iter(named.values())))) as target:
-                alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
-                built = load_built(alone.target_request, tester.model.attention.built.stage)
-                subjects = find_modes(built, alone.target_request)
-                compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
-            verdict, reason = compared.verdict, compared.reason or ""
-            mistakes += compared.findings
-        except Exception as fault:  # user code may raise anything
-            reason = reason_of(fault)
+        verdict: Verdict = "right"
+        for module in {_numbers_of(module): module for module in named.values()}.values():
+            try:
+                with naming(copied(module)) as target:
+                    alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
+                    built = load_built(alone.target_request, tester.model.attention.built.stage)
+                    subjects = find_modes(built, alone.target_request)
+                    compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
+                verdict, reason = compared.verdict, compared.reason or ""
+                mistakes += compared.findings
+            except Exception as fault:  # user code may raise anything
+                verdict, reason = "unknown", reason_of(fault)
+            if verdict != "right":
+                break
         inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
     tester.inside, tester.findings = tuple(inside), [*mistakes, *tester.findings]
+
+
+def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
+    """The numbers that a module and its parts hold besides weights, such as a scale, but for that of its layer."""
+    held = [item for part in module.modules() for item in vars(part).items()]
+    return frozenset(
+        (name, value) for name, value in held if isinstance(value, int | float) and role_of(name) != "layer"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------- the report

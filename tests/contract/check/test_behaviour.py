@@ -188,8 +188,15 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(read: str, giv
 
 
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
-    path, line = user_code.write(tmp_path, "models:GPT", ("is_causal=self.causal", "is_causal=self.causal, scale=1.0"))
-    report = mhacli.check(user_code.load(path).GPT())
+    path, line = user_code.write(
+        tmp_path,
+        "models:GPT",
+        ("is_causal=self.causal", "is_causal=self.causal, scale=self.scale"),
+        ("self.n_heads, self.causal = n_heads", "self.scale = None; self.n_heads, self.causal = n_heads"),
+    )
+    model = user_code.load(path).GPT()
+    model.blocks[1].attention.scale = 1.0
+    report = mhacli.check(model)
     assert report.verdict == "wrong"
     assert [(each.code, each.proven, each.line) for each in report.findings] == [("scale-missing", True, line)]
     assert False not in {behaviour.ok for behaviour in report.behaviour}
