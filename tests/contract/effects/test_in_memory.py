@@ -91,23 +91,16 @@ class Written(torch.nn.Module):
         return self.out(z.transpose(1, 2).flatten(2))
 
 
-def without_head_1(model: Written, x: torch.Tensor) -> torch.Tensor:
-    """The output where the output projection does not read head 1."""
-    keep = torch.ones(12)
-    keep[4:8] = 0
-    hook = model.out.register_forward_pre_hook(lambda _, args: (args[0] * keep,))
-    with torch.no_grad():
-        output = model(x)
-    hook.remove()
-    return output
-
-
 def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> None:
     torch.manual_seed(0)
     model, x = Written().eval(), torch.randn(1, 5, 12)
+    keep = torch.ones(12)
+    keep[4:8] = 0  # the output projection does not read head 1
     with torch.no_grad():
         before = model(x)
-    after = without_head_1(model, x)
+        hook = model.out.register_forward_pre_hook(lambda _, args: (args[0] * keep,))
+        after = model(x)
+    hook.remove()
     vector = mhacli.effects(model, x).effects[1]
     expected = (after - before)[0, -1].norm() / before[0, -1].norm()
     assert vector.d_output == pytest.approx(float(expected), abs=1e-5)

@@ -331,14 +331,6 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def assert_gone(pids: list[int]) -> None:
-    """Processes end, if not at once."""
-    until = time.monotonic() + PATIENCE_S
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 @pytest.mark.real
 @pytest.mark.skipif(not has("ray"), reason="needs Ray")
 @pytest.mark.parametrize("ends", ["a worker is killed", "the scan is interrupted"])
@@ -353,7 +345,10 @@ def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path
         process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (0 if ends == "a worker is killed" else 130), stderr
-    assert_gone([pid for pid, _ in family])
+    until = time.monotonic() + PATIENCE_S
+    while any(is_alive(pid) for pid, _ in family):  # they end, if not at once
+        assert time.monotonic() < until
+        time.sleep(0.1)
     assert (place / "out" / "summary.safetensors").exists() == (ends == "a worker is killed")
     if ends != "a worker is killed":
         mha(*words("out"))

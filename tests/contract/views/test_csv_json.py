@@ -181,12 +181,6 @@ def test_a_page_keeps_the_values_that_it_shows(mha: Run) -> None:
 CELL = r"(?:\d?\.\d+|\b0|nan)"
 
 
-def printed_rows(text: str, n_keys: int) -> list[list[str]]:
-    """The rows of the matrix that a view prints: a token, its weights and then other numbers."""
-    rows = re.findall(rf"^(?:\d+ )?\S+ +((?:{CELL}\*? +){{{n_keys}}})", text + "\n", re.MULTILINE)
-    return [row.replace("*", "").split() for row in rows]
-
-
 @pytest.mark.parametrize(("name", "words", "weights"), [
     ("sinks", ("--head", "1"), lambda: pattern("sinks")[0, 1]),
     ("pair", ("--head", "0", "--sequence", "1"), lambda: pattern("pair")[1, 0, 4:, 4:]),
@@ -201,7 +195,8 @@ def test_a_printed_matrix_has_the_weights_of_the_record(
     held = weights()
     shown = mha("show", saved(name), "--view", "matrix", "--precision", "4", *words, env={"COLUMNS": "300"}).stdout
     expected = [["nan" if np.isnan(w) else "0" if w == 0 else short(w, 4) for w in row] for row in held]
-    assert printed_rows(shown, held.shape[1]) == expected
+    rows = re.findall(rf"^(?:\d+ )?\S+ +((?:{CELL}\*? +){{{held.shape[1]}}})", shown + "\n", re.MULTILINE)
+    assert [row.replace("*", "").split() for row in rows] == expected
 
 
 def test_the_strongest_keys_are_listed_in_order(mha: Run) -> None:

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -516,23 +515,13 @@ def test_without_colours_no_code_of_a_colour_is_written(
     assert bool(re.search(COLOUR_CODES, session.written)) is has_colours or "TERM" in env
 
 
-def interrupted(screen: Terminal) -> None:
-    screen.signal(signal.SIGINT)
-
-
-def terminated(screen: Terminal) -> None:
-    screen.signal(signal.SIGTERM)
-
-
-@pytest.mark.parametrize(("leave", "code"), [
-    (lambda screen: screen.press("ctrl+c"), 0), (interrupted, 130), pytest.param(terminated, 143, marks=pytest.mark.real),
+@pytest.mark.parametrize(("number", "code"), [
+    (0, 0), (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.real),
 ], ids=["Ctrl-C", "SIGINT", "SIGTERM"])  # fmt: skip
-def test_the_terminal_is_given_back_however_the_viewer_ends(
-    tmp_path: Path, leave: Callable[[Terminal], None], code: int
-) -> None:
+def test_the_terminal_is_given_back_however_the_viewer_ends(tmp_path: Path, number: int, code: int) -> None:
     with viewing(tmp_path, saved("plain"), "--head", "0") as screen:
         screen.until("row sum")
-        leave(screen)
+        screen.signal(number) if number else screen.press("ctrl+c")
         require_clean(screen.end(), code)
 
 
