@@ -136,7 +136,7 @@ def with_output(attention: UserAttention) -> UserAttention:
 
 def with_independent_rows(attention: UserAttention) -> UserAttention:
     """The call, or the same with the length before the batch where a text is the same alone and among others only then, as in
-    torch's own layers, and the code does not state the batch first, or where it states the length first."""
+    torch's own layers, and the code does not state the batch first alone."""
     code = source_of(attention.built.thing if attention.built.module is None else type(attention.built.module))
     says_first, says_second = (re.search(order, code, re.I | re.M) for order in (_BATCH_FIRST, _BATCH_SECOND))
     is_known = (says_first and not says_second) or attention.example is not None
@@ -149,7 +149,6 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
             in_batch, alone = (candidate(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2])))
             if torch.allclose(in_batch[1:2], alone, atol=1e-5 * float(in_batch.abs().max())):
                 return candidate
-            attention = candidate if says_second else attention
     return attention
 
 

@@ -182,6 +182,8 @@ STATE = (
     "att = self.attn_drop(att)",
     "att = self.attn_drop(att)\n        self.seen = att = att + getattr(self, 'seen', 0 * att)[: len(att), :, :T, :T].mean()",
 )
+STORY += in_layer("targets:TokenMask", ("mask-sentinel-too-small", "(1.0 - hide) * -1e9", "(1.0 - hide) * -10"))
+STORY += in_layer("separate:StoryAttention", ("mask-ignored", "att = att.masked_fill(", "att.masked_fill("))
 STORY += in_layer("separate:StoryAttention", ("state-kept-between-calls", *STATE, True), states=CAUSAL, line=False)
 
 MASKED = [
@@ -305,6 +307,7 @@ KNOWN = [
         "known:MultiHeadedAttention",
         ("values-from-keys|values-of-keys", "attention(query, key, value, mask=mask", "attention(query, key, key, mask=mask"),
         ("values-of-keys", "(query, key, value), s", "(query, key, key), s"),
+        ("qk-swapped", "torch.matmul(query, key.tr", "torch.matmul(key, query.tr"),
         states=KEEP, sizes={"h": 4, "d_model": 32},
     ),
     *in_layer(

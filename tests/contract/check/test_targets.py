@@ -35,6 +35,7 @@ class Call(NamedTuple):
 CALLS = (
     Call("OddName", "melody"),
     Call("BatchSecond", "query key value", "seq, batch, d"),
+    Call("LengthUnpacked", "query key value", "seq, batch, d"),
     Call("OptionalMemory", "hidden_states encoder_hidden_states"),
     Call("SourceAndTarget", "src tgt"),
     Call("QueryAndKv", "q kv"),

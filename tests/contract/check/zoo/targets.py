@@ -74,6 +74,14 @@ class BatchSecond(Projections):
         return out.transpose(0, 1)
 
 
+class LengthUnpacked(Projections):
+    def forward(self, query, key, value):
+        """A padding mask would be [batch, src_len]."""
+        tgt_len, bsz, width = query.size()
+        out, _ = self.run(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+        return out.transpose(0, 1).reshape(tgt_len, bsz, width)
+
+
 class OptionalMemory(Projections):
     def forward(self, hidden_states, encoder_hidden_states=None):
         memory = hidden_states if encoder_hidden_states is None else encoder_hidden_states
