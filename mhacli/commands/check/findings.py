@@ -63,10 +63,9 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         case = trial.cases[0]
         numbers, proof = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        of_mask = case.form is not None and mistake.stage in ("mask_rule", "padding_rule")
-        at = (
-            (*mistake.at, rf"(masked_fill|where\().*\b{case.form.parameter}\b") if case.form and of_mask else mistake.at
-        )
+        at = mistake.at
+        if case.form is not None and mistake.stage in ("mask_rule", "padding_rule"):
+            at = (*at, rf"(masked_fill|where\().*\b{case.form.parameter}\b")
         line = sites.line_for(at, mistake.site, probed.subject.built)
         before = [(op, role) for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
         scaled = {op.at: role for op, role in before if op.name.rstrip("_") in ("mul", "div")}
