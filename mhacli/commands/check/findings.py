@@ -54,10 +54,6 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
 
 
-_PRODUCTS = "q @ k.transpose(-2, -1)"
-"""The products of queries and keys in corrected expressions."""
-
-
 def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
     for mistake, (error, trial) in diagnosis.proofs.items():
         case = trial.cases[0]
@@ -80,18 +76,12 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         if mistake.stage == "project":
             names["self.q_proj"] = taking
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
-        fix = finding.fix.replace(_PRODUCTS, scaled.get(line, _PRODUCTS))
-        if fix.startswith(_PRODUCTS) and mistake.code == "scale-twice" and scaled and re.search("[*/]", line.source):
-            fix = f"{_PRODUCTS}  # they are scaled already"
-        fix = in_user_names(fix, names)
+        fix = in_user_names(finding.fix, names)
         assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
         if line.source.count(f"{given}(") == 1 and giver not in assigned:
             fix = line.source.replace(f"{given}(", f"{taking}(")
         if mistake.code.endswith("-ignored") and (dropped := re.match(mistake.at[0], line.source)) is not None:
             fix = f"{dropped[1]} = {line.source}"
-        filled = re.match(r"(.*masked_fill_?\(.+, )[^,]+\)$", line.source)
-        if mistake.code == "mask-sentinel-too-small" and filled is not None:
-            fix = f"{filled[1]}float('-inf'))"
         yield replace(finding, fix=fix)
 
 
