@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from mhacli.commands.bench.result import TIMING, Benchmark, Direction
-from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
+from mhacli.commands.doctor.result import CheckStatus
 from mhacli.commands.doctor.run import Report
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record

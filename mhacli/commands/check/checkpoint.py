@@ -1,40 +1,35 @@
-"""`mha doctor --model`, and what `mha check` asks of checkpoints besides their behaviour: finite weights, eager attention against
-the default, sums of attention weights, and the token at the beginning of a text."""
+"""The behaviour of checkpoints, and further tests of them: eager attention against the default, sums of attention weights, and
+the token at the beginning of a text."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.behaviour import CODES, LEAST, NARROW, BehaviourTester, difference_of, is_claimed_causal
+from mhacli.commands.check.behaviour import CODES, NARROW, BehaviourTester, difference_of, is_claimed_causal
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
     CheckRequest,
-    ExaminedModel,
-    HealthCheck,
     Place,
     Tried,
-    words_of_code,
 )
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
-from mhacli.io.long_work import Progress
 from mhacli.models.capture import captured
-from mhacli.models.layer_names import LayerNumbers, config_of, entry_of, is_pair, most_positions, n_vocabulary_of
+from mhacli.models.layer_names import config_of, entry_of, is_pair, most_positions, n_vocabulary_of
 from mhacli.models.layers import ModelInputs, PassInspection
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
-from mhacli.models.run import TIMES_SHAKEN, make_inputs, outputs_of
+from mhacli.models.run import make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
@@ -44,47 +39,6 @@ from mhacli.usercode.build import Built
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import text_model_of_ids
-
-CHECKS = (
-    "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
-)  # fmt: skip
-"""The checks of `mha doctor`, in its order."""
-
-
-def examine_checkpoint(
-    model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
-) -> tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]:
-    """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
-    `admitted` and `checkpoint_behaviour`."""
-    steps = count()
-
-    def stage(stage: str, *, limited: bool = True) -> None:
-        report_progress(1 - 0.97 ** next(steps), stage)
-
-    stage("loading")
-    loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
-    entry = entry_of(loaded.model, loaded.source, loaded.revision)
-    tester, notes = checkpoint_behaviour(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
-    report_progress(1.0, "done")
-    step = "float32" if loaded.dtype == "float64" else loaded.dtype
-    rule = (
-        f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
-        f"of {step}, at least {LEAST[loaded.dtype]:g}"
-    )
-    if (in_own := tester.results.get("dtype")) is not None:
-        rule += f"; {entry.dtype} is judged in {loaded.dtype}, where faults stand out"
-        notes = (*notes, in_own.reason)
-    stored = Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
-    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation", "dtype")
-    examined = ExaminedModel(
-        **{name: getattr(entry, name) for name in shared},
-        stored=tuple(name for name, _ in stored.most_common()),
-        device=str(loaded.model.device),
-        lengths=tuple(len(text) for text in tester.texts),
-        n_passes=tester.n_passes,
-        tolerance=rule,
-    )
-    return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
 
 
 @torch.no_grad()
@@ -121,30 +75,6 @@ def checkpoint_behaviour(
         tester.results["dtype"] = tester.result("dtype", None, reason, moved)
     tester.test(names)
     return tester, (*loaded.notes, *notes)
-
-
-def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
-    """A behaviour as a check, with the layer of the first attention whose outputs differ."""
-    at, layer = answer.at, None
-    first = None if at is None else at.module
-    if at is not None and at.attention is not None and tester.module is not None:
-        kind, numbers = LayerNumbers(tester.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
-        layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
-        first = f"{layer} ({at.attention})"
-    check = HealthCheck(
-        name=answer.name,
-        ok=answer.ok,
-        message=answer.reason.removeprefix("not tried: ") + ("" if first is None else f"; first in {first}"),
-        value=answer.largest,
-        tolerance=None if answer.largest is None else answer.tolerance,
-        layer=layer,
-        is_caution=answer.name in tester.cautions,
-        advice=tester.cautions.get(answer.name, ""),
-    )
-    if answer.ok is not False:
-        return check
-    words = words_of_code(CODES[answer.name])
-    return replace(check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice)
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading

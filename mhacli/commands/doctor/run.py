@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import mhacli
-from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
+from mhacli.commands.doctor.result import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
@@ -143,7 +143,7 @@ def doctor(
         subject = copy.deepcopy(model)
     else:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
-    from mhacli.commands.check import examine_checkpoint
+    from mhacli.commands.doctor.checkpoint import examine_checkpoint
 
     examined, checks, notes = examine_checkpoint(subject, tokenizer, texts, seed=seed, report_progress=report_progress)
     import torch

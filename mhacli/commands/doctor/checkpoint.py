@@ -1,0 +1,86 @@
+"""`mha doctor --model`: the behaviour of a checkpoint as checks with their meaning and advice."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from torch import nn
+
+from mhacli.commands.check.behaviour import CODES, LEAST, BehaviourTester
+from mhacli.commands.check.checkpoint import TEXTS, admitted, checkpoint_behaviour
+from mhacli.commands.check.result import Behaviour, CheckRequest, words_of_code
+from mhacli.commands.doctor.result import ExaminedModel, HealthCheck
+from mhacli.io.long_work import Progress
+from mhacli.models.layer_names import LayerNumbers, entry_of
+from mhacli.models.run import TIMES_SHAKEN
+from mhacli.settings import ModelSettings
+
+CHECKS = (
+    "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
+)  # fmt: skip
+"""The checks of `mha doctor`, in its order."""
+
+
+def examine_checkpoint(
+    model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
+) -> tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]:
+    """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
+    `admitted` and `checkpoint_behaviour`."""
+    steps = count()
+
+    def stage(stage: str, *, limited: bool = True) -> None:
+        report_progress(1 - 0.97 ** next(steps), stage)
+
+    stage("loading")
+    loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
+    entry = entry_of(loaded.model, loaded.source, loaded.revision)
+    tester, notes = checkpoint_behaviour(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
+    report_progress(1.0, "done")
+    step = "float32" if loaded.dtype == "float64" else loaded.dtype
+    rule = (
+        f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
+        f"of {step}, at least {LEAST[loaded.dtype]:g}"
+    )
+    if (in_own := tester.results.get("dtype")) is not None:
+        rule += f"; {entry.dtype} is judged in {loaded.dtype}, where faults stand out"
+        notes = (*notes, in_own.reason)
+    stored = Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
+    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation", "dtype")
+    examined = ExaminedModel(
+        **{name: getattr(entry, name) for name in shared},
+        stored=tuple(name for name, _ in stored.most_common()),
+        device=str(loaded.model.device),
+        lengths=tuple(len(text) for text in tester.texts),
+        n_passes=tester.n_passes,
+        tolerance=rule,
+    )
+    return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
+
+
+def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
+    """A behaviour as a check, with the layer of the first attention whose outputs differ."""
+    at, layer = answer.at, None
+    first = None if at is None else at.module
+    if at is not None and at.attention is not None and tester.module is not None:
+        kind, numbers = LayerNumbers(tester.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
+        layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
+        first = f"{layer} ({at.attention})"
+    check = HealthCheck(
+        name=answer.name,
+        ok=answer.ok,
+        message=answer.reason.removeprefix("not tried: ") + ("" if first is None else f"; first in {first}"),
+        value=answer.largest,
+        tolerance=None if answer.largest is None else answer.tolerance,
+        layer=layer,
+        is_caution=answer.name in tester.cautions,
+        advice=tester.cautions.get(answer.name, ""),
+    )
+    if answer.ok is not False:
+        return check
+    words = words_of_code(CODES[answer.name])
+    return replace(check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice)
