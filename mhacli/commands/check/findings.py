@@ -63,10 +63,10 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         if case.form is not None and mistake.stage in ("mask_rule", "padding_rule"):
             at = (*at, rf"(masked_fill|where\().*\b{case.form.parameter}\b")
         line = sites.line_for(at, mistake.site, probed.subject.built)
-        before = [(op, role) for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
-        scaled = {op.at: role for op, role in before if op.name.rstrip("_") in ("mul", "div")}
+        before = [op for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
+        scaled = {op.at for op in before if op.name.rstrip("_") in ("mul", "div")}
         if mistake.stage == "scale" and len(scaled) == 1:
-            line = next(iter(scaled))
+            (line,) = scaled
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         together = f", together with {' and '.join(codes)}" if codes else ""
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
@@ -174,7 +174,8 @@ def _user_names(
         names["z"] = f"({names['pattern']} @ {names['v']})"
     if "q" in names:
         names.setdefault("d_head", f"{names['q']}.size(-1)")
-    form, means, ones = case.form, "keep", in_user_names("torch.ones(length, length)", names)
+    form, means, made = case.form, "keep", re.search(r"torch\.ones\([^()]*\)", line.source)
+    ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
     if form is not None and form.parameter in (argument.arg for argument in function.args.args):
         names["mask"], means = form.parameter, form.kind if form.kind in _HIDDEN else form.true_means
     elif layer.causal and "mask" not in ast.unparse(function):
