@@ -489,7 +489,7 @@ def _caches_in(result: Any, names: Sequence[str], out: Tensor | None) -> dict[st
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
     """The module, or a copy in which weights that are all zero or tiny, such as fresh output layers and gates, are small random
     numbers, or larger: what they hide would not be seen."""
-    weights = module.named_parameters()
+    weights = [item for item in module.named_parameters() if item[1].is_floating_point() and item[1].itemsize > 1]
     tiny = [name for name, weight in weights if not name.endswith("bias") and (weight.abs() < 1e-3).all()]
     drawn = copy.deepcopy(module) if tiny else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):

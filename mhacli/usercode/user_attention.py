@@ -476,7 +476,7 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
             for part, mode in modes.items():
                 part.training = mode
             for part, name, buffer, values in buffers:  # which training may change
-                setattr(part, name, buffer.copy_(values))
+                setattr(part, name, buffer if buffer.equal(values) else buffer.copy_(values))
 
 
 def watching(module: nn.Module | None, note: Callable[[str, nn.Module, tuple[Any, ...], Any], None]) -> RemovableHandle:

@@ -150,7 +150,7 @@ def _relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 _Context = Callable[[], AbstractContextManager[Any]]
-_nothing_dropped = partial(patch.object, torch.nn.functional, "dropout", lambda rows, *_, **__: rows)
+_nothing_dropped = partial(patch.object, torch.nn.functional, "dropout", lambda input, *_, **__: input)
 
 
 def reason_of(fault: Exception) -> str:

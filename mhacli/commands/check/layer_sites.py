@@ -78,11 +78,14 @@ class LayerSites:
         """The line of a mistake: the first that matches a pattern, before others one that leads to a site, else the one that
         computes the site, else the first line of `forward` or of a function."""
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
-        for part in (getattr(built.thing, "forward", None), built.thing):
+        for part in (parts := (getattr(built.thing, "forward", None), built.thing)):
             with contextlib.suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
                 source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
-        code = [line for line in source if not line.source.startswith(("def ", "class ", '"'))]
+        texts = "".join(str(part.__doc__) for part in parts)
+        code = [
+            each for each in source if not each.source.startswith(("def ", "class ", '"')) and each.source not in texts
+        ]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
         made = [[op.at for op in ops if op.at.line is not None] for ops in (leading, self.call.operations)]
