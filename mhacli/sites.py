@@ -176,8 +176,7 @@ def positions_name(config: Config) -> str:
     >>> positions_name(Config(positions="rope"))
     'rope (half-rotation, θ 10000)'
     """
-    styles = {"rope": "half-rotation", "rope-interleaved": "interleaved"}
-    style = styles.get(config.positions)
+    style = {"rope": "half-rotation", "rope-interleaved": "interleaved"}.get(config.positions)
     return config.positions if style is None else f"rope ({style}, θ {config.rope_theta:g})"
 
 

@@ -158,8 +158,7 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
     def matches(q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
         places = {"q": q_idx[:, None] - axes.queries.first(sequence), "k": k_idx[None, :] - axes.keys.first(sequence)}
         places = {name: place.to(dtype) for name, place in places.items()}
-        plane = _evaluated(pattern.body, places, texts, ids)
-        return plane.expand(len(q_idx), len(k_idx))
+        return _evaluated(pattern.body, places, texts, ids).expand(len(q_idx), len(k_idx))
 
     return matches
 

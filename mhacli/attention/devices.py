@@ -94,5 +94,4 @@ def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """The results of the jobs in order, without gradients. They run in parallel, in as many threads as torch has."""
     n_threads = min(torch.get_num_threads(), len(jobs))
     with one_thread(), ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        without_gradients = map(torch.no_grad(), jobs)  # which holds for one thread
-        return list(pool.map(lambda job: job(), without_gradients))
+        return list(pool.map(lambda job: torch.no_grad()(job)(), jobs))  # gradients are off in one thread alone

@@ -17,14 +17,7 @@ from torch import Tensor
 from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
-from mhacli.attention.statistics import (
-    PassResults,
-    PerQuery,
-    Reduced,
-    head_groups,
-    reduce_heads,
-    torch_because,
-)
+from mhacli.attention.statistics import PassResults, PerQuery, Reduced, head_groups, reduce_heads, torch_because
 from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress

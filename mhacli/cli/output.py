@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour, write
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
+from mhacli.record.heads import OF_REMOVAL, require_order
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, word_list
 from mhacli.text.numbers import shown
@@ -86,12 +87,15 @@ DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 # --------------------------------------------------------------------------------------------------- before the command
 
 
-def require_output(options: ViewOptions, output: Output, *, read: str | None = None) -> None:
-    """Checks the output before anything slow begins. `read` is the file that the command reads.
+def require_output(options: ViewOptions, output: Output, *, read: str | None = None, has_effects: bool = True) -> None:
+    """Checks the output before anything slow begins. `read` is the file that the command reads; `has_effects` says whether it
+    may have measured effects of heads.
 
-    Raises `UsageError` for pictures that cannot be drawn, and for a file that is read or written twice. Raises `MhaError` for
-    files that cannot be written.
+    Raises `UsageError` for a sort by effects that it has not, for pictures that cannot be drawn, and for a file that is read or
+    written twice. Raises `MhaError` for files that cannot be written.
     """
+    if not has_effects and require_order(options.sort)[0] in {row.field for row in OF_REMOVAL}:
+        raise UsageError(f"--sort {options.sort} needs --effect of mha heads or mha scan, which measures it")
     has_pictures = not output.files.keys().isdisjoint(DRAWN)
     if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")

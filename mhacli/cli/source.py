@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tuple[Run, Texts]:
     """The run that the command line describes, with `more` of the fields of `Run`, of a layer of mha with its texts, or of a
     checkpoint, which reads them later. Raises `MhaError` before anything slow begins."""
-    run = Run(
-        max_tokens=what.max_tokens,
-        repeat=what.repeat,
-        allow_nonfinite=what.allow_nonfinite,
-        **more,
-    )
+    run = Run(max_tokens=what.max_tokens, repeat=what.repeat, allow_nonfinite=what.allow_nonfinite, **more)
     return _of_layer(run, what) if what.model.path is None else (_of_checkpoint(run, what, reading), ((), None))
 
 

@@ -9,7 +9,7 @@ from mhacli.cli.console import progress
 from mhacli.cli.output import DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.record.heads import Corner, Kept, require_measured
+from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import HEADS, OUTPUT, TOP, Computation, Reading, Statistics, index_list, setting
@@ -84,8 +84,7 @@ def heads(
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
     from mhacli.cli.source import make_run, recorded, require_heads, start
 
-    require_output(options, output)
-    require_measured(options.sort, has_effects=effect)
+    require_output(options, output, has_effects=effect)
     options = replace(options, layers=what.model.layers)
     heads = None if cells.head is None else tuple(sorted(set(cells.head)))
     keep = () if what.model.path is not None else None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from mhacli.cli.console import show_activity
 from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, SAVED, TABLES, Output, after_run, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.record.heads import require_measured
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
@@ -35,8 +34,7 @@ def run(
     from mhacli.cli.source import make_run
     from mhacli.render.base.selection import require_generated
 
-    require_output(options, output)
-    require_measured(options.sort, has_effects=False)
+    require_output(options, output, has_effects=False)
     require_generated(options.rows, is_generated=reading.generate is not None)
     options = replace(options, layers=what.model.layers)
     also = ("v",) if output.html is not None else ()

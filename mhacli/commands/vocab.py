@@ -26,10 +26,7 @@ _TOP = "Show only the K most frequent tokens, most frequent first."
 _SAVE = "Save the whole vocabulary in this file, for --vocab."
 
 
-@command(
-    "mha vocab --file poem.txt --top 20",
-    "mha vocab --file poem.txt --save vocabulary.json",
-)
+@command("mha vocab --file poem.txt --top 20", "mha vocab --file poem.txt --save vocabulary.json")
 def vocab(
     source: Source,
     config: Annotated[Config, offers("keep_case", "punctuation", tokenizer=f"{TOKENIZER} (default: word)")],

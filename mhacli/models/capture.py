@@ -341,10 +341,9 @@ class Watch(TorchFunctionMode):
         elif args and self._pending is not None and self._is_pattern(args[0]) and isinstance(result, Tensor):
             name = func.__name__
             if name in _PRODUCTS:
-                return self._product(args[1], result)
-            if name == "masked_fill" and self._empties_rows(result):
-                self._held.append(result)
-            if name in _SAME_WEIGHTS and result.numel() == self._held[0].numel():
+                return self._product(args[0], args[1], result)
+            keeps = name in _SAME_WEIGHTS or (name == "masked_fill" and _empties_rows(args[0], result))
+            if keeps and result.numel() == self._held[0].numel():
                 self._held.append(result)
                 given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
                 is_training = given.get("training", given.get("train", True))
@@ -380,24 +379,14 @@ class Watch(TorchFunctionMode):
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
         return any(value is held for held in self._held)
 
-    def _empties_rows(self, filled: Tensor) -> bool:
-        """Whether the waiting pattern became zeros in whole rows alone, whose keys are masked then."""
+    def _product(self, weights: Tensor, v: Tensor, z: Tensor) -> Tensor:
+        """The head outputs, after the waiting pattern was captured with its values. In rows that became zeros all is masked."""
         assert self._pending is not None
-        assert self._pending.pattern is not None
-        assert self._pending.scores is not None
-        pattern = _by_head(filled, self._n_sequences)
-        empty = (pattern == 0).all(dim=-1, keepdim=True)
-        if not torch.equal(pattern, self._pending.pattern.masked_fill(empty, 0.0)):
-            return False
-        scores = self._pending.scores.masked_fill(empty, -torch.inf)
-        self._pending = replace(self._pending, pattern=pattern, scores=scores)
-        return True
-
-    def _product(self, v: Tensor, z: Tensor) -> Tensor:
-        """The head outputs, after the waiting pattern was captured with its values."""
-        assert self._pending is not None
-        v_by_head, z_by_head = (_by_head(tensor, self._n_sequences) for tensor in (v, z))
+        weights, v_by_head, z_by_head = (_by_head(tensor, self._n_sequences) for tensor in (weights, v, z))
         self._pending = replace(self._pending, v=v_by_head, z=z_by_head)
+        if (empty := (weights == 0).all(dim=-1, keepdim=True)).any():
+            for name, fill in (("scores", -torch.inf), ("pattern", 0.0)):
+                self._pending = replace(self._pending, **{name: getattr(self._pending, name).masked_fill(empty, fill)})
         changed = self._give_pending()
         return z if changed is None else changed.reshape(z.shape)
 
@@ -416,7 +405,8 @@ class Watch(TorchFunctionMode):
         if len(width) != 1 or sorted(values) != sorted(of_values) or sorted(output) != sorted(of_z):
             return result
         z = torch.einsum(f"{output}->{''.join(of_z)}", result)
-        changed = self._product(torch.einsum(f"{values}->{''.join(of_values)}", tensors[1 - at]), z)
+        v = torch.einsum(f"{values}->{''.join(of_values)}", tensors[1 - at])
+        changed = self._product(tensors[at], v, z)
         return result if changed is z else torch.einsum(f"{''.join(of_z)}->{output}", changed)
 
     def _give_pending(self) -> Tensor | None:
@@ -431,6 +421,11 @@ class Watch(TorchFunctionMode):
             return first.shape[:-3].numel()
         is_one = self.may_lack_batch and first.shape[1] == self.batch
         return 1 if is_one or first.shape[0] % self.batch else self.batch
+
+
+def _empties_rows(pattern: Tensor, filled: Tensor) -> bool:
+    """Whether weights became zeros in whole rows alone."""
+    return torch.equal(filled, pattern.masked_fill((filled == 0).all(dim=-1, keepdim=True), 0.0))
 
 
 def _by_head(tensor: Tensor, n: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import nn
 
 from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import require_finite_weights
-from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, installing, library, silent_stderr
+from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, installing, library
 from mhacli.io import memory
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
@@ -190,8 +190,7 @@ def load_model(
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
         placed = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
         if device_map != "auto" and "offload_folder" in placed:
-            with torch.device("meta"), silent_stderr():
-                _require_tied_together(kind.from_config(config), placed["device_map"])
+            _require_tied_together(kind, config, path, placed["device_map"])
     load = partial(
         kind.from_pretrained,
         path,
@@ -226,7 +225,7 @@ def load_model(
 
 _HEADS = {
     "AutoModelForCausalLM": r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$|lm_head\.",
-    "AutoModelForMaskedLM": r"(ForMaskedLM|[Bb]ertForPreTraining)$|cls\.predictions\.",
+    "AutoModelForMaskedLM": r"(ForMaskedLM|(?<!Visual)[Bb]ertForPreTraining)$|cls\.predictions\.",
     "AutoModelForQuestionAnswering": r"ForQuestionAnswering$|qa_outputs\.",
     "AutoModelForTokenClassification": "ForTokenClassification$",
     "AutoModelForSequenceClassification": r"ForSequenceClassification$|classifier\.|score\.",
@@ -304,13 +303,14 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
     return {"device_map": devices} | ({"offload_folder": temporary_folder()} if "disk" in devices.values() else {})
 
 
-def _require_tied_together(model: Any, devices: Mapping[str, Any]) -> None:
+def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[str, Any]) -> None:
     """Raises `UsageError` for two names of one tensor of which a map puts one on disk, where accelerate cannot tie them."""
+    with torch.device("meta"):
+        model = guarded("config.json", path, lambda: kind.from_config(config))
     for names in model.all_tied_weights_keys.items():
-        on = [next((devices[place] for place in devices if name.startswith(f"{place}.")), None) for name in names]
-        if "disk" in on and on[0] != on[1]:
-            message = f"--device-map puts {names[0]} on {on[0]} and {names[1]}, the same tensor, on {on[1]}"
-            raise UsageError(message, hint="give both the same device")
+        on = {devices[place] for place in devices for name in names if name.startswith(f"{place}.")}
+        if "disk" in on and len(on) > 1:
+            raise UsageError(f"--device-map splits {' and '.join(names)}, which are one tensor")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -302,12 +302,6 @@ def require_order(sort: str) -> tuple[str, bool]:
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
 
-def require_measured(sort: str, *, has_effects: bool) -> None:
-    """Raises `UsageError` for a sort by what the removal of a head changes in a command that does not remove heads."""
-    if not has_effects and require_order(sort)[0] in {row.field for row in OF_REMOVAL}:
-        raise UsageError(f"--sort {sort} needs --effect of mha heads or mha scan, which measures it")
-
-
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
     """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last; changes by their
     size.

@@ -199,7 +199,8 @@ def _first_calls(
             return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
 
         return replace(row, n_calls=1), backward_seconds
-    n_calls = 1 if device.type == "cuda" else calls_of(seconds_of(whole, 1, device))
+    n_calls = 1 if device.type == "cuda" else math.ceil(MIN_SAMPLE_S / max(seconds_of(whole, 1, device), 1e-9))
+    n_calls = min(MAX_CALLS, n_calls)
     return replace(row, n_calls=n_calls), partial(seconds_of, whole, n_calls, device)
 
 
@@ -336,11 +337,6 @@ def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return (perf_counter() - start) / n_calls
-
-
-def calls_of(seconds: float) -> int:
-    """How many calls of so many seconds make a sample."""
-    return max(1, min(MAX_CALLS, math.ceil(MIN_SAMPLE_S / max(seconds, 1e-9))))
 
 
 def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[float]]:

@@ -13,12 +13,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.console import flush, is_interactive, loading_torch, note, progress, stderr_line
-from mhacli.cli.output import Output, print_record, require_self_check
+from mhacli.cli.output import Output, print_record, require_output, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Terminated, graceful_interrupt
-from mhacli.record.heads import require_measured
 from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import CHECKPOINT, HEADS, OUTPUT, Computation, Config, ModelSettings, Statistics, like, setting
@@ -105,10 +104,7 @@ class Scan:
     "mha scan --model MiniLM 'texts/*.jsonl' --max-tokens 512 --out heads.mha",
     "mha show heads.mha",
 )
-def scan(
-    output: Annotated[Output, offers("json")],
-    request: Scan,
-) -> None:
+def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
     """Scans a corpus into a folder and prints the overview of the heads.
 
     After Ctrl-C the documents in progress are finished; a second Ctrl-C and SIGTERM stop at once.
@@ -117,7 +113,7 @@ def scan(
     for words, value in needed.items():
         if not value:
             raise UsageError(f"mha scan needs {words}", hint="mha scan --help shows examples")
-    require_measured(request.view.sort, has_effects=request.effect)
+    require_output(request.view, output, has_effects=request.effect)
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():

@@ -288,8 +288,7 @@ class Totals:
             for head in layer.heads:
                 sinks, cells = dict[str, list[float]](), list[CorpusCell]()
                 for sink in head.sink_keys:
-                    weights = sinks.setdefault(keys[sink.key], [1, 0.0])
-                    weights[1] += sink.share
+                    sinks.setdefault(keys[sink.key], [1, 0.0])[1] += sink.share
                 for cell in head.largest:
                     tokens = queries[cell.query], keys[cell.key]
                     place = document.file, document.place, cell.query, cell.key

@@ -181,9 +181,7 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
 
 def _type_text(head: HeadStatistics) -> str:
     """The sign and name of a type with its excess; a dash if no query sees several keys."""
-    if _has_no_choice(head):
-        return "–"
-    return f"{KIND_SIGNS[head.kind][0]} {type_text(head)}"
+    return "–" if _has_no_choice(head) else f"{KIND_SIGNS[head.kind][0]} {type_text(head)}"
 
 
 def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:

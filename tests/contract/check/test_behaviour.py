@@ -71,7 +71,8 @@ WRONG = (
     Wrong("GPT", KEYS, "n = k.shape[2]; allowed = torch.zeros_like(k[..., 0]).scatter(2, k.norm(dim=-1).topk(n // 2).indices, 1)"
           "[:, :, None].bool() & torch.ones(n, n, dtype=torch.bool).tril(); "
           + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"), "sees-the-future", ""),
-    Wrong("Net", "self.tokens(ids) +", "self.tokens(ids).mean(1, True) + self.tokens(ids) +", "sees-the-future", ""),
+    Wrong("Net", "self.tokens(ids) +", "self.tokens(ids).mean(1, True) + self.tokens(ids) +",
+          "sees-the-future", "the model (Net)"),
     Wrong("Net", "self.tokens(ids) +", "self.tokens(ids.roll(-1, 1)) + self.tokens(ids) +", "sees-the-future", "the model (Net)"),
     Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // (16 if self.training else 1); "
           + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"), "sees-the-future", ""),

@@ -150,9 +150,17 @@ def test_attention_of_torch_is_shown_with_all_that_it_was_given(name: str) -> No
     assert layer.n_kv_heads == n_kv_heads
 
 
-def test_a_query_without_an_allowed_key_is_a_row_of_zeros() -> None:
+def emptied(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+    pattern = (q @ k.mT / 2).masked_fill(~attn_mask, -torch.inf).softmax(dim=-1)
+    pattern.masked_fill(torch.ones(7, 1, 1, 5, 1).bool(), 0.0)  # which nothing reads
+    pattern.masked_fill(torch.ones(5, 1).bool(), 0.0)
+    return pattern.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0) @ v
+
+
+@pytest.mark.parametrize("attend", [sdpa, emptied])
+def test_a_query_without_an_allowed_key_is_a_row_of_zeros(attend: Callable[..., Tensor]) -> None:
     allowed = torch.ones(5, 5, dtype=torch.bool).tril(-1)
-    model = Mixing(functools.partial(sdpa, attn_mask=allowed))
+    model = MixingAttention(functools.partial(attend, attn_mask=allowed))
     with mhacli.inspecting(model, keep=["pattern"]) as seen:
         model(torch.randn(2, 5, 12))
     pattern = seen.record.arrays["layers.0.pattern"]
