@@ -116,10 +116,12 @@ class Tableless(GPT):
 
 
 class ZeroHead(GPT):
-    """Its output layers begin at zero."""
+    """Its output layers begin at zero, beside a parameter of bools and a buffer whose numbers share their memory."""
 
     def __init__(self, **sizes):
         super().__init__(**sizes)
+        self.is_kept = nn.Parameter(torch.ones(2, dtype=torch.bool), requires_grad=False)
+        self.register_buffer("slopes", torch.ones(1).expand(3))
         for layer in (self.head, *(block.attention.out for block in self.blocks)):
             nn.init.zeros_(layer.weight)
 
