@@ -65,7 +65,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         line = sites.line_for(at, mistake.site, probed.subject.built)
         before = [op for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
         scaled = {op.at for op in before if op.name.rstrip("_") in ("mul", "div")}
-        if mistake.stage == "scale" and len(scaled) == 1:
+        if mistake.stage == "scale" and len(scaled) == 1 and not re.search("[*/]", line.source):
             (line,) = scaled
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         together = f", together with {' and '.join(codes)}" if codes else ""
@@ -211,7 +211,10 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         fixed = re.sub(r"\bF\.dropout\([^(),]+(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training", line.source)
         yield replace(finding, fix=fixed) if code == "dropout-in-eval" and fixed != line.source else finding
     for line in [op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers]:
-        if (dropped := re.match(r"(\w+)\.masked_fill\(.*\)$", line.source)) is not None:
+        function = function_around(line)
+        alone = [] if function is None else [each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)]
+        dropped = re.match(r"(\w+)\.masked_fill\(.*\)$", line.source)
+        if dropped is not None and line.line in alone:
             yield finding_of("mask-ignored", "its result is not kept", line, fix=f"{dropped[1]} = {line.source}")
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
