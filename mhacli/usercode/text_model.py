@@ -490,9 +490,10 @@ def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
     """The module, or a copy in which weights that are all zero or tiny, such as fresh output layers and gates, are small random
     numbers, or larger: what they hide would not be seen."""
     weights = [item for item in module.named_parameters() if item[1].is_floating_point() and item[1].itemsize > 1]
-    tiny = [name for name, weight in weights if not name.endswith("bias") and (weight.abs() < 1e-3).all()]
+    largest = {name: weight.norm(torch.inf) for name, weight in weights if weight.numel() and not name.endswith("bias")}
+    tiny = [name for name, number in largest.items() if number < 1e-3]
     drawn = copy.deepcopy(module) if tiny else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
-        for weight in map(drawn.get_parameter, tiny):
-            weight.mul_(0.02 / weight.abs().max()) if weight.any() else weight.normal_(std=0.02)
+        for name, weight in zip(tiny, map(drawn.get_parameter, tiny), strict=True):
+            weight.mul_(0.02 / largest[name]) if largest[name] else weight.normal_(std=0.02)
     return drawn
