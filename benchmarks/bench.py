@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from mhacli.attention import attend, masks
-from mhacli.commands.bench.measure import calls_of, seconds_of, time_in_turns
+from mhacli.commands.bench.measure import seconds_of, time_in_turns
 from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
 
 MHA = str(Path(sys.executable).with_name("mha"))
@@ -71,7 +71,7 @@ def four_lines(length: int, device: str) -> None:
     for name, (ours, direct) in pairs.items():
         calls, place = {"ours": ours, "direct": direct}, torch.device(device)
         with torch.no_grad():
-            n_calls = 1 if device == "cuda" else calls_of(seconds_of(direct, 5, place))
+            n_calls = 1 if device == "cuda" else max(1, round(0.02 / seconds_of(direct, 5, place)))
             clocks = {name: partial(seconds_of, call, n_calls, place) for name, call in calls.items()}
             samples = time_in_turns(clocks, Sweep(repeat=60))
         ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
