@@ -37,7 +37,7 @@ class LayerSites:
         if site not in self.tensors:
             return []
         expected = self.tensors[site]
-        width = self.tensors[site[0]].shape[-1] if site.endswith("_proj") else 0
+        width = self.tensors.get(site[0], expected).shape[-1] if site.endswith("_proj") else 0
         heads = [expected, expected[:, 0] if expected.ndim == 4 else expected[..., : width or None]]
         producers = []
         for head in [head for head in heads if head.numel() in self.call.numbers_by_size]:
