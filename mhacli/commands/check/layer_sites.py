@@ -38,7 +38,8 @@ class LayerSites:
             return []
         expected = self.tensors[site]
         width = self.tensors.get(site[0], expected).shape[-1] if site.endswith("_proj") else 0
-        heads = [expected, expected[:, 0] if expected.ndim == 4 else expected[..., : width or None]]
+        first = expected[:, 0] if expected.ndim == 4 else expected[..., : width or None]
+        heads = [expected] if first.numel() == expected.numel() else [expected, first]
         producers = []
         for head in [head for head in heads if head.numel() in self.call.numbers_by_size]:
             operations, made = self.call.numbers_by_size[head.numel()]
