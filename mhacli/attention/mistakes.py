@@ -208,7 +208,7 @@ def scaled_weights(
 
 _TRIANGLE = ("tril", "triu")
 _FILLING = (r"masked_fill|where\(",)
-_DROPPED = (r"^(\w+)(\.(masked_fill|add)\(| [-+] )",)
+DROPPED = r"^(\w+)(\.(masked_fill|add)\(| [-+] )"
 """A line whose result is not kept."""
 
 
@@ -228,7 +228,7 @@ def of_masks() -> Iterator[Mistake]:
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
     inverted = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes)}
     yield Mistake("mask-inverted, of the layer", inverted, at=_FILLING)
-    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)}, at=_DROPPED)
+    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)}, at=(DROPPED,))
     yield Mistake("mask-transposed", {"mask_rule": lambda layer, allowed: allowed.mT})
     for code, wrong, detail in (
         ("mask-multiplied", lambda layer, scores, keep: scores * keep, ""),
@@ -255,7 +255,7 @@ def of_masks() -> Iterator[Mistake]:
         ("padding-inverted", lambda layer, real: ~real[:, None, None, :]),
         ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
     ):
-        yield Mistake(code, {"padding_rule": padding}, at=_DROPPED if code == "padding-ignored" else ())
+        yield Mistake(code, {"padding_rule": padding}, at=(DROPPED,) if code == "padding-ignored" else ())
 
 
 def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:

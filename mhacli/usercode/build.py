@@ -13,10 +13,13 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Final, TypeVar, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
@@ -417,7 +420,7 @@ def _n_heads(width: int | None, d_head: int | None, n_kv_heads: int | None, is_g
     return min(heads, key=faults)
 
 
-# ------------------------------------------------------------------------------------------------- seeds and copies
+# ------------------------------------------------------------------------------------------ seeds, dropout and copies
 
 
 @contextlib.contextmanager
@@ -429,6 +432,27 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         (torch.manual_seed if is_cuda else torch.default_generator.manual_seed)(seed)  # the latter is ten times as fast
         random.seed(seed)
         yield
+
+
+_FORWARD: Any = F.multi_head_attention_forward
+ATTENTION_OF_TORCH: Final = FunctionType(
+    _FORWARD.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, "forward", _FORWARD.__defaults__
+)
+"""`multi_head_attention_forward` that always runs its own body, instead of passing the whole call to a mode."""
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Lets torch's functions of dropout return their input."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a function returns where nothing is dropped."""
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return ATTENTION_OF_TORCH(*args, **kwargs)
+        if "dropout" in func.__name__:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **{**kwargs, **dict.fromkeys({"dropout_p"} & {*kwargs}, 0.0)})
 
 
 def copied(obj: T) -> T:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from traceback import walk_stack
-from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -30,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
-from mhacli.usercode.build import as_float64
+from mhacli.usercode.build import ATTENTION_OF_TORCH, as_float64
 from mhacli.usercode.process import SourceLine, source_line
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import MaskForm, UserAttention
@@ -128,7 +127,7 @@ class Watcher(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return _ENTERED(*args, **kwargs)
+                return ATTENTION_OF_TORCH(*args, **kwargs)
         name, inputs, arguments = _called(func, args, kwargs)
         is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
         overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
@@ -178,11 +177,6 @@ def _user_line(user_file: str | None) -> SourceLine:
 
 
 _real = lru_cache(maxsize=4096)(os.path.realpath)
-_FORWARD: Any = F.multi_head_attention_forward
-_ENTERED: Final = FunctionType(
-    _FORWARD.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, "forward", _FORWARD.__defaults__
-)
-"""`multi_head_attention_forward` that always runs its own body, instead of passing the whole call to the mode."""
 
 
 _OPERATOR = re.compile(r"(?:__(r|i(?!nvert))?)?(.+?)(?:__)?")

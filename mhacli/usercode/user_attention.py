@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
-from mhacli.usercode.build import Built, cast_dtype, copied, seeded
+from mhacli.usercode.build import Built, WithoutDropout, cast_dtype, copied, seeded
 from mhacli.usercode.names import never_read
 from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
 from mhacli.usercode.target import Mode
@@ -191,6 +191,7 @@ class UserAttention:
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the likeliest first. `mode` is self or
     cross, None for an attention with one mode. `is_copied`: each call uses a new copy of the module, so that no state remains.
+    `is_without_dropout`: what it drops by torch's functions is kept.
     """
 
     built: Built
@@ -208,6 +209,7 @@ class UserAttention:
     forms: tuple[MaskForm, ...] = ()
     mode: Mode | None = None
     is_copied: bool = False
+    is_without_dropout: bool = False
 
     @property
     def is_function(self) -> bool:
@@ -318,7 +320,8 @@ class UserAttention:
         watched = self.built.module if self.is_inside else None
         # the other kernels of torch misread a mask in float32 beside float64
         kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
-        with _quietly(self.built, call, training=training), watching(watched, note), kernel, within:
+        dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
+        with _quietly(self.built, call, training=training), watching(watched, note), kernel, dropout, within:
             result = self._of_arguments(call, arguments, sizes)
         return (result, inside[-1]) if self.is_inside else result
 

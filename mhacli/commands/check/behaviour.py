@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, partialmethod
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from mhacli.models.layer_names import config_of, dtype_of, is_attention
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
-from mhacli.usercode.build import seeded
+from mhacli.usercode.build import WithoutDropout, seeded
 from mhacli.usercode.process import SourceLine, exception_text
 from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import MaskForm
@@ -150,7 +149,6 @@ def _relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 _Context = Callable[[], AbstractContextManager[Any]]
-_nothing_dropped = partial(patch.object, torch.nn.functional, "dropout", lambda input, *_, **__: input)
 
 
 def reason_of(fault: Exception) -> str:
@@ -420,7 +418,7 @@ class BehaviourTester:
             changed = self.changed(cut, self.length, cut)
             difference = difference_of(self.run_pass(changed, training=True)[0], self.training_pass).first(cut)
             if difference.largest > self.tolerance:  # maybe other tokens alone are dropped, as in experts
-                kept = [self.run_pass(text, training=True, within=_nothing_dropped)[0] for text in (changed, self.text)]
+                kept = [self.run_pass(text, training=True, within=WithoutDropout)[0] for text in (changed, self.text)]
                 difference = difference_of(*kept).first(cut)
             if difference.largest > self.tolerance:
                 return self.compare("causality", [difference], "", f"in training mode {differs}", cut)

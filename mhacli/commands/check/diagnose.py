@@ -192,7 +192,7 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
     forms, means = [*of_masks, *subject.padding_forms], probed.request.mask_means
     if means is not None:  # what is added to scores, such as −∞, has no True
         forms = [
-            each for each in forms if {"additive": False, "lengths": True}.get(each.kind, each.true_means == means)
+            each for each in forms if each.kind != "additive" and (each.kind == "lengths" or each.true_means == means)
         ]
     for name in dict.fromkeys(form.parameter for form in forms):
         of_name = [form for form in forms if form.parameter == name]

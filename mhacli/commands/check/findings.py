@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhacli.attention.mistakes import DROPPED
 from mhacli.attention.stages import Mistake, ReferenceLayer
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
@@ -80,9 +81,15 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
         if line.source.count(f"{given}(") == 1 and giver not in assigned:
             fix = line.source.replace(f"{given}(", f"{taking}(")
-        if mistake.code.endswith("-ignored") and (dropped := re.match(mistake.at[0], line.source)) is not None:
-            fix = f"{dropped[1]} = {line.source}"
-        yield replace(finding, fix=fix)
+        yield replace(finding, fix=_with_result_kept(line) or fix)
+
+
+def _with_result_kept(line: SourceLine) -> str:
+    """A line that fills or adds to scores but does not keep the result, with it kept; empty for any other."""
+    function = function_around(line)
+    alone = [] if function is None else [each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)]
+    dropped = re.match(DROPPED, line.source)
+    return "" if dropped is None or line.line not in alone else f"{dropped[1]} = {line.source}"
 
 
 def _contradictions(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
@@ -211,11 +218,8 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         fixed = re.sub(r"\bF\.dropout\([^(),]+(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training", line.source)
         yield replace(finding, fix=fixed) if code == "dropout-in-eval" and fixed != line.source else finding
     for line in [op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers]:
-        function = function_around(line)
-        alone = [] if function is None else [each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)]
-        dropped = re.match(r"(\w+)\.masked_fill\(.*\)$", line.source)
-        if dropped is not None and line.line in alone:
-            yield finding_of("mask-ignored", "its result is not kept", line, fix=f"{dropped[1]} = {line.source}")
+        if fix := _with_result_kept(line):
+            yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))
     cache = diagnosis.cache
@@ -232,7 +236,7 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
 def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input: with another seed, in
     training mode, or only because it is the second. None if there is none."""
-    twin = probed.twin or probed.subject
+    twin = probed.twin or replace(probed.subject, is_without_dropout=False)
     twin = twin.with_call(copied(twin.built.call))
     seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
     with suppress(Exception):  # user code may raise anything

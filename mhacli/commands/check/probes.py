@@ -81,9 +81,16 @@ class ProbedAttention:
 
     @cached_property
     def twin(self) -> UserAttention | None:
-        """A copy with the same weights and dropout 0.5; None without dropout to raise."""
-        twin = with_dropout(self.subject.built.module, RAISED_DROPOUT)
-        return None if twin is None else self.subject.with_call(twin)
+        """A copy with the same weights and dropout 0.5 in its modules and numeric attributes; None if it cannot be copied, or has
+        none."""
+        module, names = self.subject.built.module, list[str]()
+        twin = copied(module)
+        for part in twin.modules() if twin is not None and twin is not module else ():
+            numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
+            found = [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]
+            vars(part).update(dict.fromkeys(found, RAISED_DROPOUT))
+            names += found
+        return replace(self.subject.with_call(twin), is_without_dropout=False) if names and twin is not None else None
 
 
 def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
@@ -96,15 +103,12 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
         for measure in (repeat_calls, replace_tokens, average_training):
             with suppress(Exception):  # user code may raise anything
                 measure(probed, subject.drawer(seed))
-    module = subject.built.module
+    subject, module = replace(subject, is_without_dropout="dropout-in-eval" in probed.evidence), subject.built.module
     if module is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {name: as_float64(each) for name, each in tensors.items() if each.is_floating_point()}
         return replace(probed, subject=subject, tensors=floats)
-    if "dropout-in-eval" in probed.evidence:
-        without = with_dropout(module, 0.0)
-        module = module if without is None else without
     module = cast(randomised(module, request.seed), subject.dtype)
     subject = replace(subject.with_call(module), is_copied="state-kept-between-calls" in probed.evidence)
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
@@ -199,18 +203,6 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     if 2 * _SIGMAS * error < RAISED_DROPOUT and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error:
         mean = f"with dropout {RAISED_DROPOUT} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
         probed.evidence["dropout-not-rescaled"] = f"{mean}: what is kept is not divided by 1 − p"
-
-
-def with_dropout(module: nn.Module | None, p: float) -> nn.Module | None:
-    """A copy with dropout modules and numeric dropout attributes set to `p`; None if it cannot be copied, or has none."""
-    twin, is_changed = copied(module), False
-    for part in twin.modules() if twin is not None and twin is not module else ():
-        numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
-        names = [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]
-        for name in names:
-            setattr(part, name, p)
-            is_changed = True
-    return twin if is_changed else None
 
 
 # --------------------------------------------------------------------------------------------------------- inputs

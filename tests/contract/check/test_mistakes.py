@@ -546,6 +546,13 @@ def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Mistake, tmp_path
         assert not finding.source or finding.source.strip() in path.read_text().splitlines()[finding.line - 1]
 
 
+def test_a_mistake_beside_dropout_that_always_acts_is_named(tmp_path: Path) -> None:
+    dropped = ("self.attn_drop(att)", "torch.dropout(att, 0.5, True)")
+    path, _ = user_code.write(tmp_path, "separate:StoryAttention", ("torch.tril(", "torch.triu("), dropped)
+    findings = examine(Mistake("separate:StoryAttention", "", (), CAUSAL), path).findings
+    assert {finding.code for finding in findings} == {"causal-transposed", "dropout-in-eval"}
+
+
 @pytest.mark.parametrize("mistake", parameters(LINE_WRONG_TODAY))
 @pytest.mark.xfail(strict=True, reason="the line of another operation is named")
 def test_the_line_is_that_of_the_mistake(mistake: Mistake, tmp_path: Path) -> None:
