@@ -200,7 +200,7 @@ MASKS = (
     rounding.TINY_AT_THE_END,
     (r"(?<=within)\s+(?:0|\d[\d.]*e-\d+)(?![\d.])", " ERROR"),
     (r"(?<=errors at most) \S+ %", " N %"),
-    (r"(?<=residue )-?\d\S*e-\d\d|(?<=residue )0", "TINY"),
+    (r"(?<=residue )-?\d\S*e-\d\d|(?<=residue )0|(?<=difference )0(?=,)", "TINY"),
     (r"\b\d(?:\.\d+)?e-(?:0[5-9]|[1-9]\d)", "TINY"),
     (r"(?:\b|(?<=\dm))\d+ threads?(?: of \d+ cores)?|(?:\b|(?<=\dm))threads \d+", "THREADS"),
     (rf"(?:\b|(?<=\dm))({VERSIONED}) \d+\.\d\S*", r"\1 VERSION"),
@@ -233,7 +233,7 @@ def _masked_json(value: Any, key: str = "") -> Any:
     if key == "environment":
         return dict.fromkeys(value, "…")
     if key.endswith("_s") or key in ("threads", "max_abs_error", "timings"):
-        return "…" if value else value
+        return "…" if value or (key == "max_abs_error" and value is not None) else value
     if isinstance(value, dict):
         return {name: _masked_json(one, name) for name, one in value.items()}
     if isinstance(value, list):
