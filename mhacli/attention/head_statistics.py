@@ -21,14 +21,7 @@ from mhacli.attention.statistics import PassResults, PerQuery, Reduced, head_gro
 from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.record.checks import (
-    HEAD_OUTPUTS,
-    MEASURED_KEYS,
-    ROW_SUMS,
-    TOLERANCES,
-    Check,
-    worst_check,
-)
+from mhacli.record.checks import HEAD_OUTPUTS, ROW_SUMS, TOLERANCES, Check, growth, worst_check
 from mhacli.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,
@@ -413,20 +406,19 @@ def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     }
     if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
-    rounding = _rounding(attention.dtype, largest)
+    rounding = _rounding(attention.dtype, largest, attention.shape[3])
     return tuple(Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items())
 
 
-def _rounding(dtype: torch.dtype, largest: float) -> float:
-    """How far weights in a dtype may be off whose scores, the largest of this size, are rounded in it."""
-    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output
+def _rounding(dtype: torch.dtype, largest: float, n_keys: int) -> float:
+    """How far weights of so many keys may be off in a dtype whose scores, the largest of this size, are rounded in it."""
+    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output * growth(n_keys)
     return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 
 class CheckOfZ:
     """z of some queries from the values and their weights, which are computed again cell by cell, in float64 where the device
-    has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new approach to
-    probabilistic rounding error analysis", theorem 3.1.
+    has it.
 
     Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
     needed, the check says how much of the tolerance it is.
@@ -437,8 +429,9 @@ class CheckOfZ:
         attention, axes = reduced.attention, reduced.request.axes
         # eager attention has its softmax in float32 whatever the dtype
         is_single = axes.dtype != "float64" or attention.kernel == "eager"
-        of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
-        self._rounding = max(_rounding(attention.dtype, largest), of_kernel) + TOLERANCES[axes.dtype].output
+        dtypes = (attention.dtype, torch.float32 if is_single else torch.float64)
+        of_weights = max(_rounding(dtype, largest, attention.shape[3]) for dtype in dtypes)
+        self._rounding = of_weights + TOLERANCES[axes.dtype].output
         self._reduced, self._axis = reduced, axes.queries
         self._errors, self._moved, self._magnitudes = list[Tensor](), list[Tensor](), list[Tensor]()
 
@@ -472,9 +465,7 @@ class CheckOfZ:
 
     def check(self) -> Check:
         """The check of all that were compared, by the query that came nearest to its tolerance, or passed it most."""
-        n_keys = self._reduced.attention.shape[3]
-        magnitude = torch.stack(self._magnitudes).amax().item()
-        usual = self._rounding * magnitude * max(1.0, (n_keys / MEASURED_KEYS) ** 0.5)
+        usual = self._rounding * torch.stack(self._magnitudes).amax().item()
         error, tolerance = torch.cat(self._errors).cpu(), usual + torch.cat(self._moved).cpu()
         worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
         of_scores = (tolerance - usual)[error > usual]

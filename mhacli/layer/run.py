@@ -51,7 +51,7 @@ from mhacli.attention.taps import (
 from mhacli.attention.weights_file import read_bias_file
 from mhacli.errors import UsageError, bad_file
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.checks import TOLERANCES, SelfCheck, growth
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record, Step, dims_of
 from mhacli.run import Run, require_memory
@@ -362,7 +362,8 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
     excess = tensors["pattern"].sum(dim=-1, dtype=torch.float64) - tensors["allowed"].any(dim=-1).double()
     largest = excess.nan_to_num(nan=0.0).abs().max().item()
     tolerance = TOLERANCES[setup.config.dtype]
-    return SelfCheck.of(error, tolerance.output * magnitude, holds=largest <= tolerance.stored_row_sum)
+    of_output = tolerance.output * growth(weights.shape[3]) * magnitude
+    return SelfCheck.of(error, of_output, holds=largest <= tolerance.stored_row_sum)
 
 
 # ------------------------------------------------------------------------------------------------ statistics of long texts

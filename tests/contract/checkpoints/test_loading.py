@@ -235,6 +235,15 @@ def spread(tmp: Path, device_map: Mapping[str, str]) -> tuple[str, str]:
     return "--device-map", "map.json"
 
 
+def near(value: Any) -> Any:
+    """What equals a document whose numbers were summed in another order, as weights read from a file may be."""
+    if isinstance(value, dict):
+        return {name: near(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [near(part) for part in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-6) if isinstance(value, float) else value
+
+
 WITHOUT_POOLER = pytest.mark.xfail(
     strict=True, reason="a pooler that the checkpoint lacks is looked for among its tensors on disk"
 )
@@ -254,10 +263,9 @@ def test_a_model_in_several_places_has_the_numbers_of_one_in_memory(
 ) -> None:
     words = ("run", "--model", checkpoints.folder(name), TEXT, "--json")
     ended, whole = mha(*words, *spread(tmp_path, device_map)), mha(*words).json
-    assert ended.json["layers"] == [
-        layer | {"survey": other["survey"]} for layer, other in zip(whole["layers"], ended.json["layers"], strict=True)
-    ]
-    assert ended.json["heads"] == whole["heads"]
+    for layer, of_whole in zip(ended.json["layers"], whole["layers"], strict=True):
+        assert layer == near(of_whole | {"survey": layer["survey"]})
+    assert ended.json["heads"] == near(whole["heads"])
     assert ended.json["environment"]["device"] == "cpu"
     assert [place for place in places if place not in ended.stderr] == []
     assert not [

@@ -171,6 +171,12 @@ def test_a_run_in_fewer_bits_computes_the_formula_up_to_rounding(name: str, mha:
     assert np.abs(oracle.softmax(scores) - cells(document["pattern"])).max() <= epsilon, "softmax in float32"
 
 
+def test_a_long_text_of_few_tokens_passes_the_self_check(mha: Any) -> None:
+    text = "a b c d e f g h a c e g b d f h a a b " * 120  # sums of equal terms round in one direction
+    words = "--heads 1 --d-model 2 --repeat 1 --keep ids --seed 1 --json".split()  # noqa: SIM905
+    assert mha("run", text, *words).json["self_check"]["ok"]
+
+
 def test_the_tolerance_of_a_tiny_output_is_tiny(mha: Any) -> None:
     document = mha("run", "a b c", "--init", "normal", "--dtype", "bfloat16", "--repeat", "1", "--json").json
     check = document["self_check"]
