@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations, product
 from typing import Literal, NamedTuple
 
@@ -14,8 +15,6 @@ from torch import Tensor, nn
 from mhacli.attention.stages import Projection, Projections
 from mhacli.usercode.target import Choice
 
-Roles = tuple[dict[str, Projection], tuple[Choice, ...]]
-"""The projections by letter (q, k, v) that parameters may hold, and the design choices of this reading."""
 Orientation = Literal["out-in", "in-out", "free"]
 """How a matrix is applied: `x Wᵀ` as in nn.Linear, `x W` as in Conv1D, or unknown."""
 
@@ -53,19 +52,46 @@ class WeightMatrix:
         return None if bias is None else bias.flatten().repeat(width // bias.numel())
 
 
+class MatrixRows(NamedTuple):
+    """The rows of a matrix `[width, d_in]`, made from a part, that project one of q, k and v, in the order of heads."""
+
+    part: WeightMatrix
+    matrix: Tensor
+    letter: str
+    rows: Tensor
+
+    @property
+    def projection(self) -> Projection:
+        """A copy of them, with their biases, which are cut as the matrix is."""
+        own = self.part.bias if self.part.bias is not None and self.part.bias.numel() == len(self.matrix) else None
+        bias = self.part.bias_of(self.letter, len(self.rows)) if own is None else own.flatten()[self.rows]
+        return Projection(self.matrix[self.rows], bias)
+
+
+Roles = tuple[dict[str, MatrixRows], tuple[Choice, ...]]
+"""What parameters may hold by letter (q, k, v), and the design choices of this reading."""
+
+
 @dataclass(frozen=True)
 class ProjectionReading:
-    """One reading of the parameters: projections with rows ordered by head, and the design choices that it implies. `order` is
+    """One reading of the parameters: what q, k, v and the output read, and the design choices that it implies. `order` is
     the order of q, k and v in a fused matrix if its name states one, else None. `parts` are the parameters used, `unused` the
     others."""
 
-    weights: Projections
+    qkv: Sequence[MatrixRows]
+    out: Projection | None
     n_heads: int
     n_kv_heads: int
     choices: tuple[Choice, ...] = ()
     order: str | None = None
     parts: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+
+    @cached_property
+    def weights(self) -> Projections:
+        """The projections, which are copied when they are first read: there may be hundreds of readings of a large matrix."""
+        q, k, v = (role.projection for role in self.qkv)
+        return Projections(q, k, v, self.out)
 
 
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
@@ -77,18 +103,17 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
         outputs = list(_outputs([part for part in parts if part.name not in named]))
         for combination in product(*(list(_of_group(letters, group, widths)) for letters, group in groups)):
             q, k, v = (next(roles[letter] for roles, _ in combination if letter in roles) for letter in "qkv")
-            n_heads, d_head = widths.n_heads, len(q.weight) // widths.n_heads
-            n_kv_heads = len(k.weight) // max(1, d_head)
-            if not n_kv_heads or [len(q.weight), len(k.weight)] != [n_heads * d_head, n_kv_heads * d_head]:
+            n_heads, d_head = widths.n_heads, len(q.rows) // widths.n_heads
+            n_kv_heads = len(k.rows) // max(1, d_head)
+            if not n_kv_heads or [len(q.rows), len(k.rows)] != [n_heads * d_head, n_kv_heads * d_head]:
                 continue
-            if n_heads % n_kv_heads or len(v.weight) % n_kv_heads:
+            if n_heads % n_kv_heads or len(v.rows) % n_kv_heads:
                 continue
             choices = dict.fromkeys(choice for _, chosen in combination for choice in chosen)
             for out, out_names in outputs:
                 used = tuple(dict.fromkeys((*named, *out_names, *makers)))
                 unused = tuple(part.name for part in parts if part.name not in used)
-                weights = Projections(q, k, v, out)
-                yield ProjectionReading(weights, n_heads, n_kv_heads, tuple(choices), order, used, unused)
+                yield ProjectionReading((q, k, v), out, n_heads, n_kv_heads, tuple(choices), order, used, unused)
 
 
 def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[list[WeightMatrix], list[str]]:
@@ -132,7 +157,7 @@ def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[Weig
 
 
 def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> Iterator[Roles]:
-    """The projections that a part may hold, or those that the parts of all heads hold."""
+    """What a part may hold, or the parts of all heads."""
     if len({part.weight.shape for part in group}) > 1:
         return
     part = group[0]
@@ -144,14 +169,9 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
     unnamed = () if part.letters else (Choice("unnamed", words),)
     for matrix, choices in _matrices(part, letters, widths):
-        width, rows = matrix.shape[1], matrix
-        if part.bias is not None and part.bias.numel() == len(matrix):  # it is cut as the matrix is
-            rows = torch.cat([matrix, part.bias.reshape(-1, 1)], dim=1)
-        for fused, pieces in _pieces(rows, letters, widths):
-            roles = {}
-            for letter, piece in zip(letters, pieces, strict=True):
-                bias = piece[:, width] if piece.shape[1] > width else part.bias_of(letter, len(piece))
-                roles[letter] = Projection(piece[:, :width], bias)
+        for fused, pieces in _pieces(torch.arange(len(matrix)), letters, widths):
+            named = zip(letters, pieces, strict=True)
+            roles = {letter: MatrixRows(part, matrix, letter, rows) for letter, rows in named}
             yield roles, (*choices, *fused, *unnamed)
 
 
@@ -223,7 +243,7 @@ def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[tuple[
                 numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
                 axes = [layout.index(axis) for axis in "3hd"]
                 words = f"the fused projection's rows are numbered ({' '.join(layout)})"
-                yield (Choice("fused-layout", words),), [piece.flatten(0, 1) for piece in numbered.permute(*axes, 3)]
+                yield (Choice("fused-layout", words),), [piece.flatten(0, 1) for piece in numbered.permute(*axes)]
 
 
 # ------------------------------------------------------------------------------------------------------------ the output

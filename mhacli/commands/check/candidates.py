@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,22 +39,28 @@ Design = tuple[Mapping[str, Any], tuple[Choice, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function."""
+    """A layer that it may implement, whose `design` has no weights, with the choices that it is. `reading` is the source of the
+    weights, None for a function."""
 
-    layer: ReferenceLayer
+    design: ReferenceLayer
     choices: tuple[Choice, ...] = ()
     reading: ProjectionReading | None = None
+
+    @cached_property
+    def layer(self) -> ReferenceLayer:
+        """The design with its weights."""
+        return self.design if self.reading is None else replace(self.design, weights=self.reading.weights)
 
     def with_designs(self, *options: Design) -> Candidate:
         """The same with further designs."""
         fields = {name: value for changes, _ in options for name, value in changes.items()}
         choices = (*self.choices, *(choice for _, chosen in options for choice in chosen))
-        return replace(self, layer=replace(self.layer, **fields), choices=choices)
+        return replace(self, design=replace(self.design, **fields), choices=choices)
 
     def contradicts(self, request: CheckRequest) -> tuple[str, ...]:
         """The statements, `heads` or `scale`, that it does not follow."""
-        heads = self.layer.weights is not None and request.n_heads not in (None, self.layer.n_heads)
-        scale = request.scale is not None and self.layer.scale is not request.scale
+        heads = self.reading is not None and request.n_heads not in (None, self.design.n_heads)
+        scale = request.scale is not None and self.design.scale is not request.scale
         return ("heads",) * heads + ("scale",) * scale
 
 
@@ -87,9 +93,9 @@ def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     for reading in readings_of(subject, module, probed.tensors, request.n_heads):
-        layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
-        without_out = () if reading.weights.out else (Choice("no-out-proj", "there is no output projection"),)
-        base = Candidate(layer, (*reading.choices, *without_out), reading)
+        without_out = () if reading.out else (Choice("no-out-proj", "there is no output projection"),)
+        design = ReferenceLayer(reading.n_heads, reading.n_kv_heads)
+        base = Candidate(design, (*reading.choices, *without_out), reading)
         yield base
         for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
             words = f"a head has every {reading.n_heads}th column{'' if splits == merges else ' on one side'}"
