@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from mhacli.attention.stages import Inputs
@@ -50,8 +49,6 @@ from mhacli.usercode.user_attention import (
     watching,
 )
 
-LENGTH = 256
-"""The length of the texts, if the model has so many positions."""
 _BATCH, _LEAST, _EXAMPLE_LENGTH = 3, 6, 7
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
@@ -62,7 +59,7 @@ PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 class TextModel:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
-    `length` is the longest that is tried. Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder
+    Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder
     with a decoder, whose ids these are. `masks` say which tokens are real, several if it is unknown what True means in them;
     `hides_padding`: they are surely meant for it.
     `positions` takes the numbers of positions, of which the first is `first_position`. `cached` reads texts in steps, None if it
@@ -70,7 +67,6 @@ class TextModel:
     """
 
     attention: UserAttention
-    length: int = _LEAST
     n_ids: int = 0
     pad: int = 0
     has_source: bool = False
@@ -147,40 +143,15 @@ class TextModel:
         real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
 
-    def at_longest(self, length: int | None) -> TextModel | None:
-        """The same with the length of the longest text that works: that of an example for one length, the requested one, or half
-        as long again and again."""
-        length = length if self.attention.is_resizable else self.attention.sizes.q_len
-        tried = LENGTH if length is None else length
-        while tried >= (_LEAST if length is None else 1):
-            try:
-                with _KnownRows():
-                    self.run([self.draw(0, tried)])
-                return replace(self, length=tried)
-            except Exception:  # beyond the model's positions its code may raise anything
-                if length is not None:
-                    raise
-                tried //= 2
-        return None
 
-
-class _KnownRows(TorchFunctionMode):
-    """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing more."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.embedding and args[0].numel() and int(args[0].max()) >= len(args[1]):
-            raise IndexError("index out of range")
-        return func(*args, **(kwargs or {}))
-
-
-def text_model_of_vectors(attention: UserAttention, length: int | None) -> TextModel | None:
-    """An attention over vectors as a function of texts; None for a function of heads, and where no long text works."""
+def text_model_of_vectors(attention: UserAttention) -> TextModel | None:
+    """An attention over vectors as a function of texts; None for a function of heads."""
     if attention.is_function:
         return None
     masks = _likeliest(attention.padding_forms)
     # beside a memory, one mask alone leaves padding in the other rows
     hides_padding = attention.n_rows == 1 and bool(masks) and call_role(masks[0].parameter) == "padding"
-    return TextModel(attention=attention, masks=masks, hides_padding=hides_padding).at_longest(length)
+    return TextModel(attention=attention, masks=masks, hides_padding=hides_padding)
 
 
 def _likeliest(forms: Iterable[MaskForm]) -> tuple[MaskForm, ...]:
@@ -211,7 +182,7 @@ _NO_SIZES = {"n_heads": 1, "d_head": 1, "d_model": 1}
 
 
 def text_model_of_ids(
-    built: Built, request: TargetRequest, length: int | None, *, means: str | None = None, has_table: bool = True
+    built: Built, request: TargetRequest, *, means: str | None = None, has_table: bool = True
 ) -> TextModel | None:
     """A callable that takes token ids as a function of texts, of an encoder with a decoder the decoder's; None if it takes none,
     or needs more than a mask. Unless it `has_table`, an embedding that reads them, larger ids show how many it knows. `means`:
@@ -260,7 +231,7 @@ def text_model_of_ids(
         positions=named.get("positions") if decoder is None else None,
         first_position=next((row + 1 for row in padding_rows if row is not None), 0),
         cached=next((each for each in step_conventions(attention) if each.caches or "offset" in named), None),
-    ).at_longest(length)
+    )
 
 
 def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttention]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.stages import Inputs
 from mhacli.commands.check.result import AttentionInside, Behaviour, Finding, Place, Tried, finding_of, words_of_code
@@ -36,7 +37,9 @@ CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 
 LEAST: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
 """The least tolerance between two ways to compute the same, relative to the size of an output. float64 has that of
 float32, because models compute rotations and norms in float32 in any dtype."""
-_SHAKES, _ALIKE, _DRAWS = 3, 2, 8
+LENGTH, _SHORTER = 256, 4
+"""The length of the texts, if the model has so many positions, and how many times shorter another is."""
+_SHAKES, _DRAWS = 3, 8
 _ALL = 0.9
 """The part of all outputs that counts as all: where attention is sharp, some change by less than their rounding."""
 _COARSE = 1e-2
@@ -151,6 +154,15 @@ def _relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 _Context = Callable[[], AbstractContextManager[Any]]
 
 
+class _KnownRows(TorchFunctionMode):
+    """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing more."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.embedding and args[0].numel() and int(args[0].max()) >= len(args[1]):
+            raise IndexError("index out of range")
+        return func(*args, **(kwargs or {}))
+
+
 def reason_of(fault: Exception) -> str:
     """Why an exception left something untried; one for lack of memory is raised again."""
     if isinstance(fault, MemoryError | torch.OutOfMemoryError) or getattr(fault, "code", None) == "out-of-memory":
@@ -160,7 +172,8 @@ def reason_of(fault: Exception) -> str:
 
 @dataclass
 class BehaviourTester:
-    """Tests the behaviours of a model with texts, of which the first is the longest; random ones unless some are given.
+    """Tests the behaviours of a model with texts, of which the first is the longest; random ones unless some are given, of the
+    `requested` length or the longest that works.
 
     `is_causal` is what it claims, and `more` are further tests by the name of their behaviour. `hides_later`: nothing is stated,
     but its attention hides later tokens. `findings` are of behaviours that failed, `cautions` say what to do where it raised
@@ -171,6 +184,7 @@ class BehaviourTester:
     is_causal: bool | None
     seed: int
     texts: Sequence[Tensor] = ()
+    requested: int | None = None
     more: dict[str, Callable[[BehaviourTester], Behaviour]] = field(default_factory=dict)
     n_passes: int = 0
     results: dict[str, Behaviour] = field(default_factory=dict)
@@ -182,13 +196,16 @@ class BehaviourTester:
 
     def __post_init__(self) -> None:
         """Reads the longest text, and measures the noise floor."""
-        shorter = max(1, self.model.length // 2) if self.model.attention.is_resizable else self.model.length
-        drawn = [self.model.draw(self.seed, self.model.length), self.model.draw(self.seed + 1, shorter)]
-        self.texts = self.texts or drawn
-        self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.model.attention.built.module
+        if self.texts:
+            self.first_pass = self.run_pass(self.texts[0])[0]
+        else:
+            self._read_longest()
+        self.text, self.short, self.length = self.texts[0], self.texts[:2][-1], len(self.texts[0])
+        self.module = self.model.attention.built.module
+        # beside a text of equal tokens experts may have room for the first
+        self.other = self.changed(min(1, self.length - 1), self.length, 1, alike=True)
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
-        self.first_pass = self.run_pass(self.text)[0]
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
         self.precision = str(dtype).removeprefix("torch.")
         self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
@@ -196,6 +213,24 @@ class BehaviourTester:
         for seed in range(_SHAKES if self.module is not None else 0):
             moved = finite(self.difference(within=partial(shaken_parts, self.module, seed)).largest) or 0.0
             self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
+
+    def _read_longest(self) -> None:
+        """Draws the texts, and reads the first, half as long again and again until one works where no length is requested."""
+        attention = self.model.attention
+        fixed = self.requested if attention.is_resizable else attention.sizes.q_len
+        lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
+        for length in lengths:
+            text = self.model.draw(self.seed, length)
+            try:
+                if text.is_cuda:
+                    self.run_pass(text, within=_KnownRows)
+                self.first_pass = self.run_pass(text)[0]
+                break
+            except Exception:  # beyond the model's positions its code may raise anything
+                if length == lengths[-1]:
+                    raise
+        shorter = max(1, length // _SHORTER) if attention.is_resizable else length
+        self.texts = [text, self.model.draw(self.seed + 1, shorter)]
 
     def run_pass(self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any) -> list[PassOutput]:
         """What one pass gives for each of the texts, with a seed, inside a context."""
@@ -213,6 +248,11 @@ class BehaviourTester:
         return [PassOutput(output, partial(parts, row), whole) for row, (output, whole) in enumerate(run())]
 
     @cached_property
+    def other_pass(self) -> PassOutput:
+        """A pass over the other text."""
+        return self.run_pass(self.other)[0]
+
+    @cached_property
     def single_passes(self) -> list[PassOutput]:
         """A pass over each text alone."""
         return [self.first_pass, *(self.run_pass(text)[0] for text in self.texts[1:])]
@@ -220,6 +260,10 @@ class BehaviourTester:
     def difference(self, text: Tensor | None = None, **how: Any) -> PassDifference:
         """Another pass over the text, or over a changed one, against the first."""
         return difference_of(self.run_pass(self.text if text is None else text, **how)[0], self.first_pass)
+
+    def short_difference(self, **how: Any) -> PassDifference:
+        """Another pass over the second text against the first."""
+        return difference_of(self.run_pass(self.short, **how)[0], self.single_passes[:2][-1])
 
     def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of the whole text, such as a
@@ -398,28 +442,26 @@ class BehaviourTester:
         if not self.cuts:
             return self.not_tried("causality", "needs a text of two tokens or more")
         differences, reached, moves = list[PassDifference](), dict[int, float](), False
-        for cut in self.cuts:
-            texts = [self.changed(cut, self.length, cut, alike=cut == 1)]
-            if cut == self.middle:
-                texts += [self.changed(cut, self.length, seed + 1, alike=True) for seed in range(_ALIKE)]
-            moved = [self.difference(text) for text in texts]
-            by_token = torch.stack([difference.by_token for difference in moved]).amax(dim=0)
-            moves = moves or bool((by_token[cut:] > self.tolerance).any())
-            reached[cut] = (by_token[:cut] > 0).double().mean().item()
-            differences += [difference.first(cut) for difference in moved]
+        for number, cut in enumerate(self.cuts):
+            changed = self.changed(cut, self.length, cut, alike=number % 2 == 0)
+            moved = self.difference(changed) if number else difference_of(self.other_pass, self.first_pass)
+            moves = moves or bool((moved.by_token[cut:] > self.tolerance).any())
+            reached[cut] = (moved.by_token[:cut] > 0).double().mean().item()
+            differences.append(moved.first(cut))
         if not moves:
             return self.not_tried("causality", self.too_coarse or "the output does not depend on it")
         agrees, differs = "no output depends on a later token", "an output depends on later tokens"
         leaks = [difference for difference in differences if difference.largest > self.tolerance]
         if not leaks and self.model.attention.is_inside and not self._reach_onwards():
             return self.not_tried("causality", "what was read depends on no other token, as behind an embedding alone")
-        if not leaks and difference_of(self.training_pass, self.first_pass).largest > self.tolerance:
+        if not leaks and self.training_difference > self.tolerance:
             cut = self.cuts[self.cuts.index(self.middle) - 1]  # no usual chunk ends there
-            changed = self.changed(cut, self.length, cut)
-            difference = difference_of(self.run_pass(changed, training=True)[0], self.training_pass).first(cut)
-            if difference.largest > self.tolerance:  # maybe other tokens alone are dropped, as in experts
-                kept = [self.run_pass(text, training=True, within=WithoutDropout)[0] for text in (changed, self.text)]
-                difference = difference_of(*kept).first(cut)
+            texts = self.changed(cut, self.length, cut), self.text
+            for within in (nullcontext, WithoutDropout):  # maybe other tokens alone are dropped, as in experts
+                passes = [self.run_pass(text, training=True, within=within)[0] for text in texts]
+                difference = difference_of(*passes).first(cut)
+                if difference.largest <= self.tolerance:
+                    break
             if difference.largest > self.tolerance:
                 return self.compare("causality", [difference], "", f"in training mode {differs}", cut)
         if not leaks:
@@ -466,9 +508,9 @@ class BehaviourTester:
         return (by_token.amax(dim=0)[start:end] > 0).double().mean().item()
 
     @cached_property
-    def training_pass(self) -> PassOutput:
-        """A pass over the text in training mode."""
-        return self.run_pass(self.text, training=True)[0]
+    def training_difference(self) -> float:
+        """How far training mode changes outputs."""
+        return self.short_difference(training=True).largest
 
     def prefix(self) -> Behaviour:
         """Whether a shorter text gives the start of a longer one's outputs."""
@@ -483,9 +525,8 @@ class BehaviourTester:
 
     def batch(self) -> Behaviour:
         """Whether two texts of one length give the same outputs alone and together."""
-        other = self.changed(0, self.length, 1)
-        other[1:] = other[-1]  # before which experts may have room for the text
-        differences = [*map(difference_of, self.run_pass(other, self.text), (*self.run_pass(other), self.first_pass))]
+        together = self.run_pass(self.other, self.text)
+        differences = [*map(difference_of, together, (self.other_pass, self.first_pass))]
         differs = "the outputs of a text depend on the other texts in its batch"
         return self.compare("batch", differences, "a text alone gives the same as in a batch", differs)
 
@@ -553,12 +594,12 @@ class BehaviourTester:
         """How far bfloat16 changes outputs of a model in float32."""
         if self.precision != "float32":
             return self.not_tried("dtype", f"it computes in {self.precision}")
-        moved = self.difference(within=partial(torch.autocast, self.text.device.type, torch.bfloat16)).largest
+        moved = self.short_difference(within=partial(torch.autocast, self.text.device.type, torch.bfloat16)).largest
         reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
-        return self.result("dtype", None, reason, moved)
+        return self.result("dtype", None, reason, moved, tried=Tried(len(self.short), 1))
 
     def training(self) -> Behaviour:
         """How far training mode changes outputs."""
-        moved = difference_of(self.training_pass, self.first_pass).largest
-        reason = f"training mode changes outputs by up to {moved:.2g} of their size"
-        return self.result("training", None, reason if moved else "training mode changes no output", moved)
+        moved = self.training_difference
+        what = f"outputs by up to {moved:.2g} of their size" if moved else "no output"
+        return self.result("training", None, f"training mode changes {what}", moved, tried=Tried(len(self.short), 1))

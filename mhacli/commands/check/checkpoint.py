@@ -51,7 +51,7 @@ def checkpoint_behaviour(
     made = make_inputs(model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id)
     guarded("the model", loaded.source, lambda: outputs_of(model, made.keywords))
     target = TargetRequest(loaded.source, device=str(device_of(model)))
-    text_model = text_model_of_ids(Built(loaded.source, type(model), model, stage=stage), target, request.length)
+    text_model = text_model_of_ids(Built(loaded.source, type(model), model, stage=stage), target)
     if text_model is None:
         raise UsageError(f"it is not known how {type(model).__name__} reads text")
     text_model = replace(text_model, pad=loaded.pad_id)
@@ -61,7 +61,7 @@ def checkpoint_behaviour(
     elif texts:
         read = _texts(loaded, texts, notes)
     claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
-    tester = BehaviourTester(text_model, claim, request.seed, read)
+    tester = BehaviourTester(text_model, claim, request.seed, read, request.length)
     tester.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
     tester.test(("finite",))
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())

@@ -73,7 +73,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         return _of_behaviour(tester, request.model or request.target_request.target)
     built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
-        of_ids = partial(text_model_of_ids, built, request.target_request, request.length, means=request.mask_means)
+        of_ids = partial(text_model_of_ids, built, request.target_request, means=request.mask_means)
         model = of_ids()
         if model is None:
             try:
@@ -85,7 +85,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
             else:
                 return combined([(subject, _with_behaviour(subject, request)) for subject in subjects])
         claim = True if model.has_source and request.states_causal is None else request.states_causal
-        tester = BehaviourTester(model, claim, request.seed)
+        tester = BehaviourTester(model, claim, request.seed, requested=request.length)
         _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)
         return replace(_of_behaviour(tester, request.target_request.target), arguments=arguments_of(built))
 
@@ -115,13 +115,18 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
 def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examination:
     """The report on one mode, with its behaviour over a long text where it reads one sequence of vectors."""
     report = _examined_mode(subject, request)
-    text_model = None if subject.mode == "cross" else text_model_of_vectors(subject, request.length)
+    text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
     if text_model is None or report.verdict == "wrong":
         return report
     choices = {choice.name for choice in report.choices}
     is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
-    tester = BehaviourTester(text_model, stated, request.seed)
+    try:
+        tester = BehaviourTester(text_model, stated, request.seed, requested=request.length)
+    except Exception as fault:  # no text works alone, and the user's code may raise anything
+        if request.length is not None or not reason_of(fault):
+            raise
+        return report
     tester.results |= {answer.name: answer for answer in report.behaviour}
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
