@@ -225,6 +225,7 @@ class RecordedCall:
     given: dict[str, Tensor] = field(default_factory=dict)
     operations: Sequence[Operation] = ()
     attentions: list[dict[str, Operation]] = field(default_factory=list)
+    _producers: dict[bytes, list[Operation]] = field(default_factory=dict)
 
     def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
         """The tensors of each site, one for each softmax or kernel, with the line that makes the first."""
@@ -286,6 +287,17 @@ class RecordedCall:
         return {
             size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops])) for size, ops in by_size.items()
         }
+
+    def producers_of(self, numbers: Tensor) -> list[Operation]:
+        """The operations that produce these numbers, in any order. They are kept, for hypotheses have most numbers in common."""
+        key = numbers.numpy().tobytes()
+        if key not in self._producers:
+            operations, made = self.numbers_by_size.get(numbers.numel(), ([], torch.empty(0, numbers.numel())))
+            right = sorted_numbers(numbers)[:, 0]
+            largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
+            is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1).tolist()
+            self._producers[key] = [each for each, is_one in zip(operations, is_close, strict=True) if is_one]
+        return self._producers[key]
 
 
 def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhacli.attention.stages import Mistake, ReferenceLayer, run_stages, stages_with
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
-from mhacli.usercode.graph import NO_NUMBER, Operation, RecordedCall, sorted_numbers
+from mhacli.usercode.graph import Operation, RecordedCall
 from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
@@ -40,14 +40,7 @@ class LayerSites:
         width = self.tensors.get(site[0], expected).shape[-1] if site.endswith("_proj") else 0
         first = expected[:, 0] if expected.ndim == 4 else expected[..., : width or None]
         heads = [expected] if first.numel() == expected.numel() else [expected, first]
-        producers = []
-        for head in [head for head in heads if head.numel() in self.call.numbers_by_size]:
-            operations, made = self.call.numbers_by_size[head.numel()]
-            right = sorted_numbers(head)[:, 0]
-            largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
-            is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1)
-            producers += [operation for operation, is_one in zip(operations, is_close.tolist(), strict=True) if is_one]
-        return producers
+        return [operation for head in heads for operation in self.call.producers_of(head)]
 
     @cached_property
     def n_produced(self) -> int:

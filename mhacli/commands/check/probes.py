@@ -226,7 +226,7 @@ class InputCase:
     form: MaskForm | None = None
     rounding: float = TOLERANCE
 
-    @property
+    @cached_property
     def tolerance(self) -> float:
         """The largest difference that counts as rounding."""
         finite = self.output[self.output.isfinite()]
