@@ -37,7 +37,7 @@ from mhacli.usercode.target import Choice
 from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conventions
 from mhacli.usercode.user_attention import MaskForm
 
-_MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE = 100, 12, 2
+_MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE, _PLAIN = 100, 12, 2, 3
 """The most layers to rank, to try with one mistake, and with several: a few seconds' work. The first two may be the
 same layer without and with its own causal mask."""
 _MOST_MISTAKES = 4
@@ -234,13 +234,15 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
         if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
             return
         by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced)
-        few = dict.fromkeys([*by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
-        likely = [Trial(candidate, result.cases, call, _pool(probed, candidate, call)) for candidate in few]
-        ranked = ranked or likely
+        few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
+        likely = {layer: Trial(layer, result.cases, call, _pool(probed, layer, call)) for layer in few}
+        ranked = ranked or [likely[layer] for layer in by_run[:_LAYERS_FOR_ONE]]
         result.likeliest = ranked[0].candidate
-        if any(map(result.finds, likely)):
+        if any(map(result.finds, likely.values())):
             return
-    if any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
+    if probed.visible != "itself only" and any(
+        result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]
+    ):
         return
     if ranked and not any(sites_in(call, trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
