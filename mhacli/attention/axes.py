@@ -16,7 +16,7 @@ from torch import Tensor
 from mhacli.attention.core import Allowed
 from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
-from mhacli.settings import SINK_TOKENS, PaddingSide
+from mhacli.settings import PaddingSide, Statistics
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
@@ -104,11 +104,11 @@ class Axes:
 
 
 def make_statistics_request(
-    axes: Axes, patterns: Sequence[Condition] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
+    axes: Axes, chosen: Statistics = Statistics(), spans: Sequence[SpanTokens] = ()
 ) -> StatisticsRequest:
-    """The request for the statistics of heads over these tokens.
+    """The request for the `chosen` statistics of heads over these tokens.
 
-    Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
+    Conditions count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
     parts of the queries' texts and of the keys'.
     """
     places, longest = axes.keys.filled(axes.keys.places, -1), max(axes.queries.length, axes.keys.length)
@@ -120,8 +120,10 @@ def make_statistics_request(
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
-        leading=(places >= 0) & (places < sink_tokens),
-        matches=tuple(tuple(matcher(pattern, axes, b) for b in range(len(places))) for pattern in patterns),
+        leading=(places >= 0) & (places < chosen.first_tokens),
+        matches=tuple(
+            tuple(matcher(condition, axes, b) for b in range(len(places))) for condition in chosen.conditions
+        ),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,
     )

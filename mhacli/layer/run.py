@@ -374,13 +374,13 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     """The record of the exact statistics of every head of a long text, without a matrix of queries × keys. `report_progress`
     receives the completed fraction. Raises `MhaError` where the run cannot fit, before the first large
     tensor; where the device is missing; and for numbers that overflow."""
-    config, chosen = request.config, request.statistics
+    config = request.config
     setup, began = Setup(request, texts, has_matrices=False), perf_counter()
     capture = Capture(setup.dims, setup.layer.tensors())
     attention = setup.attention(capture)
     if not attention.is_finite and not request.allow_nonfinite:
         raise not_finite(f"queries, keys or values are NaN or Inf in {config.dtype}", config.dtype)
-    of_statistics = make_statistics_request(setup.axes, chosen.conditions, sink_tokens=chosen.first_tokens)
+    of_statistics = make_statistics_request(setup.axes, request.statistics)
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
     report_progress(0.0, "uniform attention")
     baseline = make_baseline(attention, of_statistics)

@@ -116,10 +116,7 @@ class PassInspection:
 
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
-        chosen = self.request.statistics
-        request = make_statistics_request(
-            axes, chosen.conditions, sink_tokens=chosen.first_tokens, spans=self.inputs.spans
-        )
+        request = make_statistics_request(axes, self.request.statistics, self.inputs.spans)
         attention, baseline = self._masked(call, axes, request)
         if self.on_layer is not None:
             self.on_layer(call, attention)
