@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,9 +181,7 @@ def stage_timings(first: Mapping[str, float], runs: Sequence[Mapping[str, float]
 
 def timing(first_s: float, samples_s: list[float]) -> Timing:
     """The samples with their median and interquartile range (inclusive quartiles; 0 for one sample)."""
-    low, middle, high = (
-        statistics.quantiles(samples_s, n=4, method="inclusive") if len(samples_s) > 1 else samples_s * 3
-    )
+    low, middle, high = np.quantile(samples_s, (0.25, 0.5, 0.75)).tolist()
     return Timing(first_s, tuple(samples_s), middle, high - low)
 
 
