@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import count_of, fitted, token_text
+from mhacli.render.base.format import PADDING, count_of, fitted, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label
@@ -68,11 +68,11 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     """The columns of a token, its index first, of the sequence at an `index` or of a context. Padding has only the index."""
     pieces, inside = sequence.pieces, range(len(sequence.tokens))
 
-    def of_token(heading: str, value: Callable[[int], object], **how: Any) -> Column[int]:
+    def of_token(heading: str, value: Callable[[int], object], look: str = "", **how: Any) -> Column[int]:
         return Column(
             heading=heading,
             value=lambda i: value(i) if i in inside else None,
-            style=lambda i: "" if i in inside else "dim",
+            style=lambda i: look if i in inside else "dim",
             **how,
         )
 
@@ -81,18 +81,16 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         return None if pieces and start == end else f"{start}–{end}"
 
     def word(i: int) -> str:
-        is_listed = i in inside and 0 <= sequence.ids[i] < len(record.vocabulary)
+        is_listed = 0 <= sequence.ids[i] < len(record.vocabulary)
         is_unknown = is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
         return token_text(sequence.tokens, i) + (f" {UNKNOWN}" if is_unknown else "")
 
     columns: list[Column[int]] = [
         Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
-        Column(heading="token", value=word, least=_LEAST_TOKEN, style=lambda i: "bold" if i in inside else "dim"),
+        of_token("token", word, look="bold", none=PADDING, least=_LEAST_TOKEN),
     ]
-    number = of_token("id", lambda i: sequence.ids[i], unit="id")
-    columns.insert(
-        1 if pieces else 2, number
-    )  # ids of a checkpoint stand beside the index, those of mha after the token
+    # ids of a checkpoint stand beside the index, those of mha after the token
+    columns.insert(1 if pieces else 2, of_token("id", lambda i: sequence.ids[i], unit="id"))
     if any(piece.name != token for piece, token in zip(pieces, sequence.tokens, strict=False)):
         columns.append(of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), drop=2))
     if pieces:
@@ -107,10 +105,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         begin = len(sequence.tokens) if generated is None or index is None else generated.prompt_lens[index]
         notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
         if any(notes):
-            note = Column[int](
-                heading="", value=lambda i: notes[i] if i in inside else "masked", style=lambda i: "cyan"
-            )
-            columns.append(note)
+            columns.append(of_token("", lambda i: notes[i], look="cyan", none="masked"))
     return columns
 
 
