@@ -397,13 +397,13 @@ def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     attention, statistics, seen, sink_mass = reduced.attention, reduced.statistics, reduced.has_keys, reduced.sink_mass
     given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
-    sums = {
-        ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double(),
-        "row and column totals agree": (statistics["received"].double().sum(dim=-1) - n_given).abs()
-        / n_given.clamp(min=1),
-        "row and map totals agree": (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs()
-        / n_given.clamp(min=1),
+    totals = {
+        "column": statistics["received"].double().sum(dim=-1),
+        "map": statistics["map"].double().sum(dim=(-1, -2)),
     }
+    sums = {ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double()}
+    for name, total in totals.items():
+        sums[f"row and {name} totals agree"] = (total - n_given).abs() / n_given.clamp(min=1)
     if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
     rounding = _rounding(attention.dtype, largest, attention.shape[3])

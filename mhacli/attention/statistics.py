@@ -340,9 +340,8 @@ def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"])
         block.bits = block.weights.new_zeros(block.weights.shape[:2])
         lse.copy_(attention.lse(*index) * LOG2_E)
         return
-    block.log2 = attention.like.new_empty(
-        (len(block.heads), len(block.queries), len(block.keys)), dtype=attention.dtype
-    )
+    shape = len(block.heads), len(block.queries), len(block.keys)
+    block.log2 = attention.like.new_empty(shape, dtype=attention.dtype)
     sink = None
     if attention.sink_logits is not None:
         sink = attention.sink_logits.expand(attention.shape[:3])[index].unsqueeze(-1).to(block.log2.dtype) * LOG2_E

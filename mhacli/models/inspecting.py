@@ -476,8 +476,5 @@ def mean_head(key: HeadKey, numbers: Mapping[str, float], uniform: Mapping[str, 
         conditions = tuple(known.pop(name) for name in numbers if name.startswith(CONDITION))
         return {**known, **whole, "patterns": conditions}
 
-    layer, attention, head = key
-    of_uniform = Averages(**averages(uniform))
-    return with_kind(
-        HeadStatistics(layer=layer, attention=attention, head=head, uniform=of_uniform, **averages(numbers))
-    )
+    place: dict[str, Any] = dict(zip(("layer", "attention", "head"), key, strict=True))
+    return with_kind(HeadStatistics(**place, uniform=Averages(**averages(uniform)), **averages(numbers)))

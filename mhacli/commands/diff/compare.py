@@ -274,12 +274,10 @@ _NO_SETTINGS = (
 
 def _settings_of(record: Record) -> dict[str, object]:
     """The settings of a whole record, the command first."""
-    model, module, decoding = record.model, record.module, record.decoding
+    model, module, decoding, config = record.model, record.module, record.decoding, record.config
     settings: dict[str, object] = {"command": shlex.join(record.command)}
-    settings |= (
-        {"weights": record.weights} if model is None else {"model": model.path, "padding": record.config.padding}
-    )
-    settings |= msgspec.to_builtins(model or record.config)
+    settings |= {"weights": record.weights} if model is None else {"model": model.path, "padding": config.padding}
+    settings |= msgspec.to_builtins(model or config)
     if module is not None:
         arguments = {f"argument {argument.name}": argument.value for argument in module.arguments}
         settings |= {"module": module.target, "called": module.called, **arguments}

@@ -263,9 +263,7 @@ class _Removing:
             if any(head >= n_heads for head in removal.heads):
                 raise UsageError(f"layer {call.layer}: {out_of_range('head', removal.heads[0], n_heads)}")
             if call.z is None or ("dropout" in call.unknown and removal.keys):
-                reason = (
-                    "drops weights by chance" if call.z is not None else "gives no head outputs that could be replaced"
-                )
+                reason = "gives no head outputs that could be replaced" if call.z is None else "drops weights by chance"
                 raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
             is_here = not removal.keys or first <= removal.queries[0] < first + n_queries
             if is_here and (not removal.keys or removal.keys[0] < last_key):

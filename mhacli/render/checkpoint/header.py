@@ -35,11 +35,8 @@ def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool
     """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
     unverified layers; unless `in_brief` also how its layers were captured."""
     path = Text(visible(model.path), style="bold")
-    n_inspected, kinds = (
-        len({(layer.kind, layer.layer) for layer in record.layers}),
-        {layer.kind for layer in record.layers},
-    )
-    has_all = n_inspected + len(model.without) >= model.n_layers * len(kinds)
+    inspected = {(layer.kind, layer.layer) for layer in record.layers}
+    has_all = len(inspected) + len(model.without) >= model.n_layers * len({kind for kind, _ in inspected})
     layers = count_of(model.n_layers, "layer") + ("" if has_all else f", {names_of(record.layers)} inspected")
     words = [layers, *by_layers(record.layers, _heads)]
     words += [f"revision {visible(model.revision)}"] if model.revision else []

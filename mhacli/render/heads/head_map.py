@@ -68,11 +68,11 @@ class HeadMap:
     keys: tuple[str, ...]
     weights: Array
     of_sinks: Array
-    learned: Array | None
     n_queries: Array
     sinks: tuple[int, ...]
     block: int = 1
     first: tuple[int, int] = (0, 0)
+    learned: Array | None = None
     taken: Array | None = None
     rows: tuple[int, ...] | None = None
     produced: int | None = None
@@ -274,7 +274,6 @@ def cell_map(
         keys=keys,
         weights=weights,
         of_sinks=of_sinks,
-        learned=None,
         n_queries=np.asarray(allowed.any(axis=1), dtype=np.float64),
         sinks=sinks,
     )
@@ -318,7 +317,6 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
         keys=keys.tokens,
         weights=np.where(is_open, weights, MASKED),
         of_sinks=of_sinks / np.maximum(n_queries, 1)[:, None],
-        learned=None,
         n_queries=n_queries,
         sinks=sinks,
         block=block,

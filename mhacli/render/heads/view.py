@@ -12,10 +12,7 @@ from rich.console import Group, RenderableType
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import (
-    count_of,
-    flowing,
-)
+from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of

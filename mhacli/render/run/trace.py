@@ -277,16 +277,9 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head").shown
     most = None if options.everything else MAX_STEPS
     steps = step_table(record.trace, sequences, most, in_detail=in_detail)
-    sections: list[RenderableType] = [
-        Group(head, cache, *kv_heads_line(record)),
-        Group(
-            *table(
-                steps,
-                screen.width,
-                *([] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]),
-            )
-        ),
-    ]
+    more = [] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]
+    drawn_steps = Group(*table(steps, screen.width, *more))
+    sections: list[RenderableType] = [Group(head, cache, *kv_heads_line(record)), drawn_steps]
     if in_detail and "pattern" in record.arrays:
         drawn = [each for b in sequences for h in heads for each in maps_of_head(record, b, h)]
         sections.append(Group(*patterns(drawn, options, screen)))
