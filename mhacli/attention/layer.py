@@ -82,9 +82,8 @@ class MultiHeadAttention(nn.Module):
         self.d_head, self.d_v = sizes.d_head or 0, sizes.d_v or 0
         self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
         if sizes.layer_positions != positions:
-            raise UsageError(
-                f"positions {positions!r} are added to the rows before the layer, and do not act inside it"
-            )
+            where = "added to the rows before the layer, and do not act inside it"
+            raise UsageError(f"positions {positions!r} are {where}")
         self.positions, self.rope_theta = positions, rope_theta
         width = sizes.d_input or d_model
         new = partial(new_projection, bias=bias, init=init, generator=generator)

@@ -96,9 +96,8 @@ def read_device_map(word: str) -> DeviceMap:
     unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not re.fullmatch(_DEVICE, device)]
     if unknown or not devices or ("" in devices and len(devices) > 1):
         rule = 'needs cpu, disk, mps, cuda, cuda:N or the number of a GPU for each module, or for "" alone, the whole model'
-        raise bad_file(
-            word, f"{word} {rule}, not {first_names(unknown or map(repr, devices)) or 'nothing'}", hint=_EXAMPLE
-        )
+        given = first_names(unknown or map(repr, devices)) or "nothing"
+        raise bad_file(word, f"{word} {rule}, not {given}", hint=_EXAMPLE)
     return devices
 
 

@@ -112,9 +112,8 @@ class Computed:
     def rotates_nothing(self, place: Place) -> bool:
         """Whether a place is that of queries or keys before their scores that are the same as projected."""
         before = changed(place, site=place.site.removesuffix("_rotated"))
-        return before.site != place.site and any(
-            other.key == before.key and entry == self.entries[place] for other, entry in self.entries.items()
-        )
+        of_same_numbers = (other.key for other, entry in self.entries.items() if entry == self.entries[place])
+        return before.site != place.site and before.key in of_same_numbers
 
 
 def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Computed:
@@ -426,9 +425,8 @@ def _notes(a: Computed, b: Computed) -> list[str]:
         parts = {(place.stack, place.layer, place.part) for place in side.entries if place.layer is not None}
         bare = sorted({str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts})
         if bare:
-            notes.append(
-                f"no attention was captured in layers {first_names(bare, 3)} of {letter}: all in them counts as MLP"
-            )
+            layers = f"layers {first_names(bare, 3)} of {letter}"
+            notes.append(f"no attention was captured in {layers}: all in them counts as MLP")
         tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
         heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
     for stack in dict.fromkeys(place.stack for place in (*a.entries, *b.entries) if place.layer is not None):

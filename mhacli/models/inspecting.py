@@ -155,9 +155,8 @@ class Seen:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on unknown tokens, and on calls and layers without a record."""
-        strays = [
-            f"{name} was called by itself, outside of a call of the model, and is in no record" for name in self._strays
-        ]
+        outside = "was called by itself, outside of a call of the model, and is in no record"
+        strays = [f"{name} {outside}" for name in self._strays]
         missing = [
             f"layer {layer_words([(kind, layer)])} was not seen"
             for kind, layer in self._request.model.layers or ()

@@ -175,6 +175,7 @@ class PassInspection:
         """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
         the user named it."""
         layers, on = tuple(layer for layer, *_ in self.results), device_of(self.model)
+        checks = [layer.survey.checks for layer in layers]
         names = ["hand-written" if layer.captured_by == "softmax" else model.implementation for layer in layers]
         model = replace(
             model,
@@ -191,9 +192,7 @@ class PassInspection:
             trace=(),
             heads=HeadTable(head for _, heads, _ in self.results for head in heads),
             timings=stage_timings(seconds, [seconds]),
-            self_check=SelfCheck.of_layers(
-                [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
-            ),
+            self_check=SelfCheck.of_layers(checks, holds=model.identical_outputs is not False),
             environment=environment(on, device or str(on)),
             not_kept=tuple(self.not_kept),
             model=model,

@@ -151,15 +151,13 @@ class _Passes:
 
     def _require_readable(self, values: Iterable[Any]) -> None:
         """Raises `MhaError` for tensors without data, with rows of different lengths, or with several tensors inside."""
-        for value in values:
-            if isinstance(value, Tensor) and (
-                value.is_meta or value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value)
-            ):
-                message = (
-                    f"{self._name} is called with tensors whose numbers cannot be read: on the device meta, nested, or in a "
-                    "transform of torch.func"
-                )
-                raise MhaError(message, hint=f"call it with ordinary tensors within {self._by}", code="hidden")
+        tensors, is_transformed = filter(torch.is_tensor, values), torch._C._functorch.is_functorch_wrapped_tensor
+        if any(tensor.is_meta or tensor.is_nested or is_transformed(tensor) for tensor in tensors):
+            message = (
+                f"{self._name} is called with tensors whose numbers cannot be read: on the device meta, nested, or in a "
+                "transform of torch.func"
+            )
+            raise MhaError(message, hint=f"call it with ordinary tensors within {self._by}", code="hidden")
 
     def take(self, call: Call) -> Tensor | None:
         """Hands an attention of the model on."""
@@ -180,9 +178,7 @@ class _Passes:
             q, z, device = call.q, call.z, call.device.type
             if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(device):
                 # autocast rounds queries, keys and values within the operator that reads them
-                tensors |= {
-                    name: part.detach().to(z.dtype) for name, part in zip(("q", "k", "v"), call.qkv, strict=True)
-                }
+                tensors |= {name: part.detach().to(z.dtype) for name, part in zip("qkv", call.qkv, strict=True)}
             with torch.autocast(device, enabled=False):
                 self._listener.take(replace(call, **tensors))
         return None

@@ -159,9 +159,8 @@ def _spans(
 
 def spans_of_pair() -> UsageError:
     """The error for spans of a model that reads two texts."""
-    return UsageError(
-        "--span does not work with a pair of encoder and decoder, which read two texts", hint="leave out --span"
-    )
+    message = "--span does not work with a pair of encoder and decoder, which read two texts"
+    return UsageError(message, hint="leave out --span")
 
 
 # ------------------------------------------------------------------------------------------------- the inputs of a pass

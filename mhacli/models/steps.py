@@ -183,10 +183,9 @@ def _inside(
             formula, meaning = f"a score per {axes[-1]}", "takes part in the softmax and gives nothing"
             tensors["sinks"] = call.sinks
             others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
-            others["pattern"]["formula"] = "pattern = softmax(scores and the sink) over keys"
-            others["pattern"]["meaning"] = (
-                "the attention weights: a row sums to less than 1, the sink logit takes the rest"
-            )
+            formula = "pattern = softmax(scores and the sink) over keys"
+            meaning = "the attention weights: a row sums to less than 1, the sink logit takes the rest"
+            others["pattern"] = {"formula": formula, "meaning": meaning}
     others["scores"]["meaning"] = f"what a query sees: {layer.mask}"
     if not isinstance(attention, ScoredAttention):
         others["scores"]["formula"] = "scores as softmax reads them"

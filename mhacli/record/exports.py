@@ -90,9 +90,8 @@ class Table:
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
         pandas, columns = library("pandas", "to_pandas"), self.columns().items()
-        return pandas.DataFrame(
-            {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
-        )
+        series = {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
+        return pandas.DataFrame(series)
 
     def to_arrow(self) -> pyarrow.Table:
         """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""

@@ -251,9 +251,8 @@ def texts_of(
 def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
     """The kinds of attention among the requested layers (None: all), in the order of execution."""
     attentions: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
-    return tuple(
-        attention for attention in attentions if layers is None or any(kind in (None, attention) for kind, _ in layers)
-    )
+    chosen = {None} if layers is None else {kind for kind, _ in layers}
+    return tuple(attention for attention in attentions if not chosen.isdisjoint((None, attention)))
 
 
 class NonAttentionLayer(Struct, frozen=True):

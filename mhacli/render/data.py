@@ -142,9 +142,8 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
         yield _lines([HEADER])
         yield from _cells(record, options)
     else:
-        raise MhaError(
-            "--csv needs the pattern, which the record does not have", hint="--keep pattern keeps it", code="not-kept"
-        )
+        message = "--csv needs the pattern, which the record does not have"
+        raise MhaError(message, hint="--keep pattern keeps it", code="not-kept")
 
 
 def _is_chosen(head: int, options: ViewOptions) -> bool:

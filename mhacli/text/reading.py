@@ -69,9 +69,8 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
             offset = n_bytes - len(fault.object) + fault.start  # the decoder holds the tail of the last chunk
-            reason = (
-                f"not {source.encoding.upper()}: it has the byte \\x{fault.object[fault.start]:02x} at offset {offset}"
-            )
+            byte = f"\\x{fault.object[fault.start]:02x}"
+            reason = f"not {source.encoding.upper()}: it has the byte {byte} at offset {offset}"
             hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
             if not offset and fault.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 hint = "it looks like UTF-16, which --encoding utf-16 reads"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,22 @@ from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.render.base.doc import Column, Table, column, fields
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
+from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
 from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
+_FAMILY = attrgetter("family")
+"""What rows have in common that differ only in batch, length and backend."""
 _OUTCOMES = {None: "bold", "slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
 
 
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`: the answer, the times of each family of sizes, what they mean, and the machine."""
     parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
-    for family, rows in _families(benchmark.rows).items():
+    for family, rows in grouped(benchmark.rows, _FAMILY).items():
         parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
     parts += [Text(), flowing(_machine(benchmark), screen.width, style="dim")]
     if benchmark.comparison is not None:
@@ -38,7 +41,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
 
 def sentences(benchmark: Benchmark) -> tuple[str, ...]:
     """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
-    timed = _families([row for row in benchmark.rows if row.interval is not None])
+    timed = grouped((row for row in benchmark.rows if row.interval is not None), _FAMILY)
     found = [(f"{family}: " * (len(timed) > 1)) + _sentence(rows) for family, rows in timed.items()]
     return tuple(found) or ("nothing could be timed",)
 
@@ -57,20 +60,9 @@ def _sentence(rows: Sequence[BenchRow]) -> str:
     return words if is_certain else f"{words}, which may be chance"
 
 
-def _families(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
-    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
-    families: dict[str, list[BenchRow]] = {}
-    for row in rows:
-        families.setdefault(row.family, []).append(row)
-    return families
-
-
 def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """The timed rows of the longest size, of those with two of them if any, the fastest first."""
-    by_size: dict[tuple[Any, ...], list[BenchRow]] = {}
-    for row in rows:
-        if row.interval is not None:
-            by_size.setdefault(row.size, []).append(row)
+    by_size = grouped((row for row in rows if row.interval is not None), attrgetter("size"))
     longest = max(by_size.values(), key=lambda size: (len(size) > 1, size[0].k_len, size[0].batch), default=[])
     return sorted(longest, key=lambda row: row.median_s or 0.0)
 
@@ -168,9 +160,7 @@ def plots(benchmark: Benchmark) -> list[Piece]:
     """Time and rate against length, for each family of sizes, and each of the requested batches."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
-    series: dict[str, list[BenchRow]] = {}
-    for row in timed:
-        series.setdefault(f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family, []).append(row)
+    series = grouped(timed, lambda row: f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family)
     key, x = "", 0.0
     for backend, colour in colours.items():
         key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)

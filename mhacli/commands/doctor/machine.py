@@ -51,9 +51,8 @@ def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, see
     yield _row("statistics", f"{'torch' if c_block() is None else 'the compiled block'} computes statistics of heads")
     default = torch.get_default_dtype()
     if default != torch.float32:
-        yield _row(
-            "default dtype", f"torch's default dtype is {default}, not float32", "leave out torch.set_default_dtype"
-        )
+        message = f"torch's default dtype is {default}, not float32"
+        yield _row("default dtype", message, "leave out torch.set_default_dtype")
     for device in devices:
         for kind in [*TOLERANCES][::-1] if dtype is None else [dtype]:
             if (device["name"], kind) != ("mps", "float64"):  # which MPS lacks

@@ -45,9 +45,8 @@ def head_choices(word: str) -> tuple[HeadChoice, ...]:
     for part in word.split(","):
         match = re.fullmatch(r"(?:(?:(encoder|decoder|cross)\.)?(\d{1,6})\.)?([0-9-]+)", part.strip())
         if match is None:
-            raise ValueError(
-                f"{word[:80]!r} is not a list of LAYER.HEAD, such as 5.1 or 5.1,cross.6.3, or of heads, such as 0,2"
-            )
+            form = "LAYER.HEAD, such as 5.1 or 5.1,cross.6.3, or of heads, such as 0,2"
+            raise ValueError(f"{word[:80]!r} is not a list of {form}")
         kind: Any = match[1]
         choices += [(kind, None if match[2] is None else int(match[2]), head) for head in index_list(match[3])]
     return tuple(choices)
@@ -122,9 +121,8 @@ def effect(
     of_layer = run.model.path is None
     n_texts = run.dims.batch if of_layer else len(run.texts)
     if n_texts > 1:
-        raise UsageError(
-            f"mha effect takes one text, and {n_texts} are given", hint="give each text in a run of its own"
-        )
+        message = f"mha effect takes one text, and {n_texts} are given"
+        raise UsageError(message, hint="give each text in a run of its own")
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
     with show_activity("computing" if of_layer else "inspecting the checkpoint"), gc_paused():

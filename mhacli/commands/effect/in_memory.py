@@ -183,9 +183,8 @@ def removed(
     if not heads and replace != "zero":
         raise UsageError("replace applies to heads only: an edge is masked", hint="leave replace out")
     usual: AttentionKind = "decoder" if is_pair(model) else "self"
-    removals = [
-        Removal((kind or usual, layer), (head,), replace=replace) for kind, layer, head in map(_place_of, heads)
-    ]
+    places = map(_place_of, heads)
+    removals = [Removal((kind or usual, layer), (head,), replace=replace) for kind, layer, head in places]
     for kind, layer, head, query, key in (_place_of(edge, is_edge=True) for edge in edges):
         chosen = () if head is None else (head,)
         removals.append(Removal((kind or usual, layer), chosen, (query,), (key,), "renormalise"))

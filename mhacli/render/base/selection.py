@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadsSummary, HeadStatistics
@@ -12,6 +13,9 @@ from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.render.base.options import Rows, Scale, ViewOptions, sequences_to_draw
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,18 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def by_layers(layers: Sequence[InspectedLayer], describe: Callable[[InspectedLayer], str]) -> list[str]:
     """Each distinct text about layers, with its layers unless it applies to all."""
-    layers_of: dict[str, list[InspectedLayer]] = {}
-    for layer in layers:
-        layers_of.setdefault(describe(layer), []).append(layer)
+    layers_of = grouped(layers, describe)
     if len(layers_of) == 1:
         return [word for word in layers_of if word]
     return [f"{word} ({names_of(named)})" for word, named in layers_of.items() if word]
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items that have each key, in the order of the first ones."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:

@@ -18,7 +18,7 @@ from mhacli.render.base.doc import Column, Grid, Table, column
 from mhacli.render.base.format import count_of, flowing, type_text
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import short_name
+from mhacli.render.base.selection import grouped, short_name
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
@@ -183,11 +183,8 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
         effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
         if any(effects):
             yield name, effects, ()
-    edges: dict[str, list[Effect]] = {}
-    for effect in record.effects:
-        if effect.removed == "edge":
-            edges.setdefault(removal_name(effect, record), []).append(effect)
-    for name, of_name in edges.items():
+    edges = [effect for effect in record.effects if effect.removed == "edge"]
+    for name, of_name in grouped(edges, lambda edge: removal_name(edge, record)).items():
         _, keys = texts_of(of_name[0].kind, record.sequences, record.context)
         yield name, of_name, [token_label(keys[0].tokens[edge.key or 0]) for edge in of_name]
 

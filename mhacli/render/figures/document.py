@@ -63,15 +63,11 @@ def _effects(record: Record, metadata: Mapping[str, object]) -> str:
     """The picture of a record's effects. Raises `MhaError` if it has none, or they are not proven."""
     summary = record.effect
     if summary is None:
-        raise MhaError(
-            "the record has no effects, so none can be drawn", hint="mha effect … --save makes such a record"
-        )
+        hint = "mha effect … --save makes such a record"
+        raise MhaError("the record has no effects, so none can be drawn", hint=hint)
     if not summary.verified.ok:
-        raise MhaError(
-            "the effects are not drawn: a second computation gives other numbers",
-            code="self-check",
-            exit_code=EXIT_CHECK,
-        )
+        message = "the effects are not drawn: a second computation gives other numbers"
+        raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
     maps, title = effect_grids(record), f"effect on {measured_words(record, summary)}"
     body = [*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, maps[0].meaning)] if maps else [])]
     return document(title, body, metadata, caption=[part.plain for part in effect_words(record, WIDE)])
@@ -87,9 +83,8 @@ def require_png() -> None:
     """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
     library("resvg_py", "--png")
     if png(document("mha", [], {})) == png(document("", [], {})):
-        raise MhaError(
-            "--png needs a font, and none is installed", hint="install one, such as DejaVu Sans Mono, or use --svg"
-        )
+        hint = "install one, such as DejaVu Sans Mono, or use --svg"
+        raise MhaError("--png needs a font, and none is installed", hint=hint)
 
 
 def png(svg: str) -> bytes:

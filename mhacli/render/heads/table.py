@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -28,7 +29,7 @@ from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import UNITS, count_of, fitted, flowing, sparkline, token_at, token_text, type_text
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import names_of, short_name, survey_of
+from mhacli.render.base.selection import grouped, names_of, short_name, survey_of
 from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
@@ -246,13 +247,11 @@ def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, s
 def sinks_text(found: Sequence[tuple[str, float, str]], label: str, unit: str, width: int, of: str = "") -> Text:
     """Each sink with the number of heads that have it, and the head with most; of many the commonest. A sink is given by its
     name, its fraction (`of` what) and its head, whose `unit` is printed once."""
-    heads_by_name: dict[str, list[tuple[float, str]]] = {}
-    for name, share, head in found:
-        heads_by_name.setdefault(name, []).append((share, head))
-    ordered = sorted(heads_by_name.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
+    heads_by_name = grouped(found, itemgetter(0)).items()
+    ordered = sorted(heads_by_name, key=lambda item: (-len(item[1]), -max(item[1])[1], item[0]))
     parts: list[str] = []
     for name, heads in ordered[:_MAX_SINKS]:
-        share, head = max(heads)
+        _, share, head = max(heads)
         where = f"({'' if parts else unit}{head})"
         parts.append(f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of} {where}")
     parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []

@@ -141,9 +141,8 @@ def _strongest_keys(
 
         def strongest(head: HeadStatistics, number: int = number) -> str:
             (place,) = places_of(record, [head.head])
-            keys, weights = (
-                record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares")
-            )
+            arrays = record.arrays["top_keys"], record.arrays["top_shares"]
+            keys, weights = (array[sequence, place, number].tolist() for array in arrays)
             words = [
                 f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'weight', digits)}"
                 for key, weight in zip(keys, weights, strict=True)

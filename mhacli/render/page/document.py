@@ -151,9 +151,8 @@ def notes(
         exact = ", as the record holds it, in 32 bits"
         if data["factor"] > 1:
             kept = f"the mean of {block} × {block} tokens"
-            kept += f", and the {count_of(data['n_keys'], 'strongest key')} of every query with weights" * bool(
-                data["n_keys"]
-            )
+            n_keys = count_of(data["n_keys"], "strongest key")
+            kept += f", and the {n_keys} of every query with weights" if data["n_keys"] else ""
         if data["precision"] != "exact":
             limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight with all digits"
             exact = f"; the page has {kept} {data['precision']}, {limit}"

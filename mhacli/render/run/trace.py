@@ -180,9 +180,8 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
     The cell's own key is marked. Of a long row the top keys are listed."""
     scores, weights = cell.scores_row, [nan if weight is None else weight for weight in cell.pattern_row]
     largest = max((score for score in scores if score is not None), default=0.0)
-    exps = [
-        0.0 * weight if score is None else exp(score - largest) for score, weight in zip(scores, weights, strict=True)
-    ]
+    cells = zip(scores, weights, strict=True)
+    exps = [0.0 * weight if score is None else exp(score - largest) for score, weight in cells]
     every = range(len(weights))
     top = sorted(every, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_LISTED]
     listed = sorted({cell.key, *top})
