@@ -237,6 +237,9 @@ def _largest(
 
 # -------------------------------------------------------------------------------------------------------------- results
 
+_OfHeads = tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]
+"""Some heads, the arrays that are kept of them, and the checks."""
+
 
 def statistics_of(
     attention: Attention,
@@ -253,12 +256,15 @@ def statistics_of(
     Threads of a CPU share the heads. The `baseline` is that of all heads. Raises `MhaError` where scores overflow."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     chosen = run.statistics.heads
-    reduce = partial(_of_some, attention, request, baseline, run, report_progress)
+
+    def of_part(part: range) -> _OfHeads:
+        return _of_some(reduce_heads(attention, request, part, report_progress), baseline, run)
+
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
     with one_thread() if is_small else nullcontext():
         most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
         parts = [*head_groups(range(n_heads), 1, most=most)] if chosen is None else [range(n, n + 1) for n in chosen]
-        results = shared_out([partial(reduce, part) for part in parts])
+        results = shared_out([partial(of_part, part) for part in parts])
     heads = tuple(head for of_heads, _, _ in results for head in of_heads)
     arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
     means = _means(baseline, request)
@@ -287,18 +293,11 @@ def statistics_of(
     )
 
 
-def _of_some(
-    attention: Attention,
-    request: StatisticsRequest,
-    baseline: PassResults,
-    run: Run,
-    report_progress: Progress,
-    heads: range,
-) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]:
+def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _OfHeads:
     """The statistics of some heads, the arrays that are kept of them, and the checks."""
-    reduced, span = reduce_heads(attention, request, heads, report_progress), slice(heads.start, heads.stop)
+    attention, heads, seen, lse = reduced.attention, reduced.heads, reduced.has_keys, reduced.lse
+    dtype, span = reduced.request.axes.dtype, slice(heads.start, heads.stop)
     uniform = {name: sums if sums.shape[1] == 1 else sums[:, span] for name, sums in baseline.items()}
-    seen, lse, dtype = reduced.has_keys, reduced.lse, request.axes.dtype
     is_lost = (uniform["visible"] > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
     if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()

@@ -47,7 +47,7 @@ def kv_head_of(record: Record, head: int) -> str:
 
 QUERY, KEY = 0, 1
 """The axes of a map: queries downward, keys from left to right."""
-_NOTHING = 1e-6
+NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 
 
@@ -162,7 +162,7 @@ class HeadMap:
         """
         rest = np.clip(self.weights - self.of_sinks, 0, None)
         left = rest.sum(axis=1, keepdims=True)
-        weights = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
+        weights = np.where(left > NOTHING, rest / np.maximum(left, NOTHING), np.where(np.isnan(left), np.nan, 0.0))
         return replace(
             self,
             weights=np.where(self.is_open, weights, MASKED),

@@ -22,7 +22,7 @@ from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
-from mhacli.render.heads.head_map import HeadMap, head_map, kv_head_of
+from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
 from mhacli.text.escape import token_label
 from mhacli.text.numbers import shown
@@ -39,8 +39,6 @@ _NUMBER, _BLOCK, _KEY, _OVERHEAD = 4.6, 2.2, 2.7, 800
 _MASKED_CODE, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
 """The codes of weights without digits, and the first of those with digits."""
 _DIGITS, _LEAST_EXPONENT = 3, -40
-_NOTHING = 1e-6
-"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 _EXPLAINED = (
     "attention weight",
     "weight",
@@ -161,7 +159,7 @@ def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any
     numbers = {
         **({} if is_rounded else {"cells": cells.weights}),
         "beside_sinks": beside[:, columns],
-        "left": np.where(rest > _NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
+        "left": np.where(rest > NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
         "taken": np.where(has_queries, without.sink_weights, MASKED),
     }
     if cells.learned is not None:

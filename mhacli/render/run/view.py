@@ -27,7 +27,7 @@ from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view
-from mhacli.render.heads.head_map import HeadMap, kv_head_of, maps_view, pattern_map, patterns
+from mhacli.render.heads.head_map import HeadMap, kv_head_of, maps_view, pattern_map, patterns, where
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.render.run.steps import lines_table
@@ -177,7 +177,6 @@ def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str
     sites = {"pattern": ""}
     if "dropped" in record.arrays:
         sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
-    of_sequence = f"sequence {sequence} · " if len(record.sequences) > 1 else ""
     for site, note in sites.items():
-        title = f"{of_sequence}head {head}{kv_head_of(record, head)}{note}"
+        title = where(record, sequence, "", f"head {head}{kv_head_of(record, head)}{note}")
         yield title, pattern_map(record, head, sequence, site=site)
