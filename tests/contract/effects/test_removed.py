@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -341,19 +341,12 @@ def test_what_cannot_be_removed_is_an_error(what: Any, mentions: str) -> None:
 
 
 def test_a_call_in_another_thread_is_refused() -> None:
-    model, ids, codes = model_of("gpt2"), ids_of(1), list[str | None]()
-
-    def call() -> None:
-        with pytest.raises(mhacli.MhaError) as fault:
-            logits(model, ids)
-        codes.append(fault.value.code)
-
-    with mhacli.removed(model, heads=[(0, 0)]):
+    model, ids = model_of("gpt2"), ids_of(1)
+    with mhacli.removed(model, heads=[(0, 0)]), ThreadPoolExecutor(1) as pool:
         logits(model, ids)
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-    assert codes == ["other-thread"]
+        fault = pool.submit(logits, model, ids).exception()
+    assert isinstance(fault, mhacli.MhaError)
+    assert fault.code == "other-thread"
 
 
 def test_a_mean_over_positions_that_a_call_does_not_have_is_refused() -> None:
