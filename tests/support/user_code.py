@@ -19,9 +19,8 @@ def load(path: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    exec(
-        compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module)
-    )  # bytecode may be of the file before it
+    # bytecode may be of the file before it
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -268,9 +268,8 @@ def test_a_model_in_several_places_has_the_numbers_of_one_in_memory(
     assert ended.json["heads"] == near(whole["heads"])
     assert ended.json["environment"]["device"] == "cpu"
     assert [place for place in places if place not in ended.stderr] == []
-    assert not [
-        path for path in tmp_path.iterdir() if path.name != "map.json"
-    ]  # nothing is left of the weights on disk
+    # nothing is left of the weights on disk
+    assert [path.name for path in tmp_path.iterdir() if path.name != "map.json"] == []
 
 
 def test_auto_places_a_small_model_in_memory(mha: Any) -> None:
@@ -354,9 +353,8 @@ def test_info_counts_shards_and_leaves_out_what_is_no_weight(mha: Any, tmp_path:
     n = sum(p.numel() for p in checkpoints.model("llama").parameters())
     assert info["n_parameters"] == n
     more = with_more_tensors("llama", tmp_path / "other")
-    assert (
-        mha("weights", "info", more, "--json").json["n_parameters"] == n + 3
-    )  # angles of a rotation are no parameters
+    # angles of a rotation are no parameters
+    assert mha("weights", "info", more, "--json").json["n_parameters"] == n + 3
 
 
 def test_info_of_a_saved_record_names_the_command_that_shows_it(mha: Any) -> None:

@@ -170,9 +170,8 @@ def test_a_cell_of_any_family_adds_up_and_is_the_familys_own(case: str, mha: Any
     assert bool(cell["parts"]) == (case == "t5 decoder")
     for other, score in enumerate(cell["scores_row"]):
         if score is not None:  # a sink takes its part of all of them
-            assert cell["pattern_row"][other] == pytest.approx(
-                cell["share"] * math.exp(score - cell["score"]), abs=5e-5
-            )
+            expected = cell["share"] * math.exp(score - cell["score"])
+            assert cell["pattern_row"][other] == pytest.approx(expected, abs=5e-5)
 
 
 def test_a_layer_without_rotation_is_not_called_rotated(mha: Any, tmp_path: Path) -> None:

@@ -429,9 +429,8 @@ def test_settings_that_differ_are_named_with_both_values(mha: Any, record: Any, 
     assert set(settings) <= set(listed) <= {*settings, "command", "kind of record", "prompt length"}
     for name, values in settings.items():
         assert listed[name]["a"] != listed[name]["b"]
-        assert all(
-            value in (None, listed[name][side].removesuffix(".0")) for side, value in zip("ab", values, strict=True)
-        )
+        sides = [listed[name][side].removesuffix(".0") for side in "ab"]
+        assert all(value in (None, word) for word, value in zip(sides, values, strict=True))
     assert "command" not in {one["name"] for one in diff(mha, record, "a", "a")["settings"]}
 
 

@@ -363,9 +363,8 @@ def test_code_is_compared_with_code_and_with_a_checkpoint(mha: Any) -> None:
     call = ("--ids", "1,2,3", "--example-b", "lambda m, ids: m(ids)", "--map", modules)
     places = run("diff", *code, *call, "--json").json["places"]
     assert {place["name_b"] for place in places if "mapped" in place["site"]} == {f"h.{n}.mlp.c_fc" for n in range(3)}
-    assert (
-        run("diff", checkpoints.folder("gpt2"), code[1], "--ids", "3,5", "--json").json["first"]["part"] == "embedding"
-    )
+    document = run("diff", checkpoints.folder("gpt2"), code[1], "--ids", "3,5", "--json").json
+    assert document["first"]["part"] == "embedding"
 
 
 def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> None:

@@ -71,9 +71,8 @@ def assert_as_by_hand(family: str, document: Any, tolerance: float) -> None:
     assert summary["logit"] == pytest.approx(
         before.logits[target] - (before.logits[versus] if versus else 0), abs=tolerance
     )
-    assert summary["logprob"] == pytest.approx(
-        before.logits[target] - np.logaddexp.reduce(before.logits), abs=tolerance
-    )
+    logprob = before.logits[target] - np.logaddexp.reduce(before.logits)
+    assert summary["logprob"] == pytest.approx(logprob, abs=tolerance)
     assert summary["rank"] == (before.logits > before.logits[target]).sum()
     for effect in document["effects"]:
         after = output(family, model, inputs, summary["position"], described(effect, spans))

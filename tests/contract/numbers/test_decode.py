@@ -80,9 +80,8 @@ def require_steps(document: Any, right: Any) -> None:
     require_near(document["entropy"], oracle.entropy(attention.pattern), 1e-12)
     for head in document["heads"]:
         cells_of_head = attention.pattern[:, head["head"]], allowed[:, head["head"]]
-        assert head["entropy"] == pytest.approx(
-            oracle.head_statistics(*cells_of_head, right.marks)["entropy"], abs=1e-12
-        )
+        expected = oracle.head_statistics(*cells_of_head, right.marks)["entropy"]
+        assert head["entropy"] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("prompt_len", [2, pytest.param(7, marks=pytest.mark.real)])
@@ -167,9 +166,8 @@ def test_a_step_costs_its_products_and_the_layer_its_parameters(name: str, cache
     assert decoding["crossing_len"] == pytest.approx(parameters / (2 * n_kv_heads * 7))
     per_row, per_cell = 2 * (parameters - biases) + biases, 2 * 6 * (4 + 3)
     sizes = [(3, 3), *((length if cache == "none" else 1, length) for length in (4, 5, 6, 7))]
-    assert [step["flops"] for step in document["trace"]] == [
-        2 * n * (per_row + per_cell * length) for n, length in sizes
-    ]
+    expected = [2 * n * (per_row + per_cell * length) for n, length in sizes]
+    assert [step["flops"] for step in document["trace"]] == expected
 
 
 REFUSED = {

@@ -359,9 +359,8 @@ def test_a_file_without_permission_to_read_is_named(
     (tmp_path / "secret.x").write_text("a")
     (tmp_path / "secret.x").chmod(0)
     shell = WITHOUT_ROOT_RIGHTS if os.geteuid() == 0 else PLAIN_SHELL
-    ended = mha(
-        *(word.replace("SECRET", "secret.x") for word in words), "--json", code=1, shell=shell, modules=NO_TORCH
-    )
+    words = [word.replace("SECRET", "secret.x") for word in words]
+    ended = mha(*words, "--json", code=1, shell=shell, modules=NO_TORCH)
     assert (ended.error["code"], ended.error["path"]) == ("unreadable", "secret.x")
 
 

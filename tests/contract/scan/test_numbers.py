@@ -61,9 +61,8 @@ def test_rows_are_those_of_heads_for_each_document(mha: Any, tmp_path: Path, fam
         document = mha("heads", text, "--model", checkpoints.folder(family), *words, "--json").json
         rows = scan.rows[number * n_heads : (number + 1) * n_heads]
         ids = (document["context"] or document["sequences"])[0]["ids"]
-        assert {(row["file"], row["place"], row["n_tokens"]) for row in rows} == {
-            ("c.jsonl", place_of(number), len(ids))
-        }
+        found = {(row["file"], row["place"], row["n_tokens"]) for row in rows}
+        assert found == {("c.jsonl", place_of(number), len(ids))}
         for row, head in zip(rows, document["heads"], strict=True):
             assert (row["kind"], row["attention"]) == (head["kind"], head["attention"])
             names = (row.keys() & head.keys()) - {"kind", "attention"}
@@ -82,9 +81,8 @@ def test_effects_in_rows_are_those_of_the_command(mha: Any, scan: Scan, number: 
     rows = [row for row in scan.rows if row["place"] == place_of(number)]
     for row, effect in zip(rows, document["effects"], strict=True):
         assert (row["layer"], row["head"]) == (effect["layer"], effect["head"])
-        assert {name: row[name] for name in EFFECTS} == pytest.approx(
-            {name: effect[name] for name in EFFECTS}, abs=2e-5
-        )
+        found, expected = ({name: of[name] for name in EFFECTS} for of in (row, effect))
+        assert found == pytest.approx(expected, abs=2e-5)
 
 
 def test_layers_and_heads_that_are_chosen_are_the_only_ones(tmp_path: Path) -> None:
@@ -127,9 +125,8 @@ def test_an_interval_is_that_of_a_bootstrap_over_documents(scan: Scan) -> None:
 def test_one_document_has_no_deviation_and_no_interval(tmp_path: Path) -> None:
     scan = scanned(tmp_path, "gpt2", "--layer", "0", texts=TEXTS[:1])
     spreads = [spread for head in scan.json["corpus"]["heads"] for spread in head["spreads"]]
-    assert {(spread["n"], spread["std"], spread["low"], spread["high"]) for spread in spreads} == {
-        (1, None, None, None)
-    }
+    found = {(spread["n"], spread["std"], spread["low"], spread["high"]) for spread in spreads}
+    assert found == {(1, None, None, None)}
     assert all(spread["quantiles"] == [spread["mean"]] * 5 for spread in spreads)
 
 

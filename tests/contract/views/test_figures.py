@@ -44,9 +44,8 @@ def test_each_cell_has_its_tokens_its_weight_and_a_colour_that_follows_it(figure
     svg = figure("sinks", "--head", "0", "--map-scale", scale, "--precision", "3")
     weights, names, parsed = pattern("sinks")[0, 0], tokens("sinks"), cells(svg)
     visible = np.tri(13, dtype=bool).ravel()
-    assert [cell.tooltip.rpartition(": ")[0] for cell in parsed] == [
-        f"{query} → {key}" for query in names for key in names
-    ]
+    expected = [f"{query} → {key}" for query in names for key in names]
+    assert [cell.tooltip.rpartition(": ")[0] for cell in parsed] == expected
     assert weights_of(svg)[visible] == pytest.approx(weights.ravel()[visible], abs=1e-6)
     assert np.isnan(weights_of(svg)[~visible]).all()
     masked = {cell.colour for cell, is_visible in zip(parsed, visible, strict=True) if not is_visible}
