@@ -105,12 +105,12 @@ def to_array(tensor: Tensor) -> Array:
 
 def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     """Raises `MhaError` that names the heads with non-finite dot products, or else says that the output is not finite."""
-    heads = (~qk.isfinite()).flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
+    bad = ~qk.isfinite()
+    heads = bad.flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
     products = f"the dot products q·k of head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
-    for name, numbers in ((products, qk), ("the output", out)):
-        n_bad = int((~numbers.isfinite()).sum())
-        if n_bad:
-            raise not_finite(f"{n_bad} numbers of {name} are NaN or Inf in {dtype}", dtype)
+    name, bad = (products, bad) if heads else ("the output", ~out.isfinite())
+    if bad.any():
+        raise not_finite(f"{int(bad.sum())} numbers of {name} are NaN or Inf in {dtype}", dtype)
 
 
 def not_finite(message: str, dtype: str) -> MhaError:
