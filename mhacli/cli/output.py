@@ -283,7 +283,7 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     cells = [
         (cell, head)
         for head in record.heads
-        if kinds.get(head.attention, "self") == "self" and (options.heads is None or head.head in options.heads)
+        if kinds.get(head.attention, "self") == "self" and options.shows_head(head.head)
         for cell in head.largest
         if (options.sequences is None or cell.sequence in options.sequences)
         and (record.context is not None or cell.key != cell.query)

@@ -137,17 +137,13 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
     elif layers:
         yield from _heads(chosen_heads(layers, options), has_layers=True)
     elif record.survey is not None:
-        yield from _heads([head for head in record.heads if _is_chosen(head.head, options)], has_layers=False)
+        yield from _heads([head for head in record.heads if options.shows_head(head.head)], has_layers=False)
     elif "pattern" in record.arrays:
         yield _lines([HEADER])
         yield from _cells(record, options)
     else:
         message = "--csv needs the pattern, which the record does not have"
         raise MhaError(message, hint="--keep pattern keeps it", code="not-kept")
-
-
-def _is_chosen(head: int, options: ViewOptions) -> bool:
-    return options.heads is None or head in options.heads
 
 
 def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ()) -> Iterator[str]:
@@ -157,7 +153,7 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
         of = pattern_of_layer(record, 0, head=None, batch=b)
         queries, keys = ([*map(cell_text, tokens)] for tokens in (of.query_tokens, of.key_tokens))
         for place, h in enumerate(of.heads):
-            for i, query in enumerate(queries if _is_chosen(h, options) else ()):
+            for i, query in enumerate(queries if options.shows_head(h) else ()):
                 weights, allowed = of.values[place, i], of.allowed[place, i].astype(int).tolist()
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
                 yield _lines([(*begin, b, h, i, query, j, key, allowed[j], words[j]) for j, key in enumerate(keys)])

@@ -226,7 +226,7 @@ def _maps(
     is_chosen, found = options.heads is not None or options.layers is not None, []
     for layer in layers:
         heads = next((site.heads for site in layer.sites if site.site in ("pattern", "map")), [])
-        found += [(layer, head) for head in heads if options.heads is None or head["head"] in options.heads]
+        found += [(layer, head) for head in heads if options.shows_head(head["head"])]
     if not is_chosen:
         found = [(layer, head) for layer, head in found if head["largest"] != 0]
         found.sort(key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"])

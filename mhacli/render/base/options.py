@@ -81,6 +81,10 @@ class ViewOptions:
     full: bool = setting(False, PICTURES, "Store every attention weight in the page, whatever its size.", needs=("html",))
     # fmt: on
 
+    def shows_head(self, head: int) -> bool:
+        """Whether a head is chosen, as all are unless some are named."""
+        return self.heads is None or head in self.heads
+
 
 @dataclass(frozen=True)
 class Screen:

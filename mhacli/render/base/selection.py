@@ -70,7 +70,7 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
     """The requested heads of the layers, or all."""
     require_inspected_heads(layers, options.heads or ())
     heads = (head for layer in layers for head in layer.record.heads)
-    return tuple(head for head in heads if options.heads is None or head.head in options.heads)
+    return tuple(head for head in heads if options.shows_head(head.head))
 
 
 def survey_of(record: Record) -> HeadsSummary:
@@ -194,7 +194,7 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
         DrawableHead(layer.record, place, layer.inspected)
         for layer in layers
         for place, head in enumerate(layer.record.heads)
-        if (options.heads is None or head.head in options.heads) and layer.is_drawable
+        if options.shows_head(head.head) and layer.is_drawable
     )
 
 

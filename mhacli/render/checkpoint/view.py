@@ -269,7 +269,7 @@ def corpus_tables(
         of_types.append((*heads[head.layer, head.attention, head.head], field))
     spreads = [(name, head, spread) for name, head, field in of_types if (spread := head.spread(field)) is not None]
     yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
-    chosen = [row for row in heads.values() if options.heads is None or row[1].head in options.heads]
+    chosen = [row for row in heads.values() if options.shows_head(row[1].head)]
     for metric in _EFFECTS:
         removed = [(name, head, spread) for name, head in chosen if (spread := head.spread(metric)) is not None]
         if removed:

@@ -91,7 +91,7 @@ def head_statistics(
     record: Record, options: ViewOptions, heads: Sequence[DrawableHead]
 ) -> tuple[Html, Sequence[Mapping[str, Any]]]:
     """A section with a row per head and uniform attention below, empty without heads; and its orders by each column."""
-    listed = [head for head in record.heads if options.heads is None or head.head in options.heads]
+    listed = [head for head in record.heads if options.shows_head(head.head)]
     if record.model is not None:
         listed = [*chosen_heads(chosen_layers(record, options), options)]
     if not listed:

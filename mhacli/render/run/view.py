@@ -67,7 +67,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     survey, sequences = record.survey, sequences_to_draw(options, len(record.sequences))
     places_of(record, [*options.maps, *(options.heads or ())])
     heads = in_order(record.heads, options.sort)
-    listed = [head for head in heads if options.heads is None or head.head in options.heads]
+    listed = [head for head in heads if options.shows_head(head.head)]
     of_heads = heads_table(record, listed, options)
     if survey is None and not options.everything and options.heads is None:
         of_heads = replace(of_heads, most=MAX_HEADS_DRAWN, has_ends=True)
