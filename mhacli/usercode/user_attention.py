@@ -20,6 +20,7 @@ from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
+from mhacli.errors import MhaError
 from mhacli.usercode.build import Built, WithoutDropout, cast_dtype, copied, seeded
 from mhacli.usercode.names import never_read
 from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
@@ -351,7 +352,9 @@ class UserAttention:
         if path not in tensors or tensors[path].ndim != len(axes):
             found = output_in(result, [axes], sizes)
             if found is None:
-                raise ValueError(f"the result must hold the output as before, got {type(result).__name__}")
+                shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors.values()) or type(result).__name__
+                message = f"texts [{sizes.batch}, {sizes.q_len}] give {shapes}, not an output [{', '.join(axes)}]"
+                raise MhaError(message, code="cannot-examine")
             path = found[0]
         return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
 

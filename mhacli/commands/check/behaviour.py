@@ -200,10 +200,7 @@ class BehaviourTester:
             self.first_pass = self.run_pass(self.texts[0])[0]
         else:
             self._read_longest()
-        self.text, self.short, self.length = self.texts[0], self.texts[:2][-1], len(self.texts[0])
-        self.module = self.model.attention.built.module
-        # beside a text of equal tokens experts may have room for the first
-        self.other = self.changed(min(1, self.length - 1), self.length, 1, alike=True)
+        self.text, self.length, self.module = self.texts[0], len(self.texts[0]), self.model.attention.built.module
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
@@ -248,11 +245,6 @@ class BehaviourTester:
         return [PassOutput(output, partial(parts, row), whole) for row, (output, whole) in enumerate(run())]
 
     @cached_property
-    def other_pass(self) -> PassOutput:
-        """A pass over the other text."""
-        return self.run_pass(self.other)[0]
-
-    @cached_property
     def single_passes(self) -> list[PassOutput]:
         """A pass over each text alone."""
         return [self.first_pass, *(self.run_pass(text)[0] for text in self.texts[1:])]
@@ -260,10 +252,6 @@ class BehaviourTester:
     def difference(self, text: Tensor | None = None, **how: Any) -> PassDifference:
         """Another pass over the text, or over a changed one, against the first."""
         return difference_of(self.run_pass(self.text if text is None else text, **how)[0], self.first_pass)
-
-    def short_difference(self, **how: Any) -> PassDifference:
-        """Another pass over the second text against the first."""
-        return difference_of(self.run_pass(self.short, **how)[0], self.single_passes[:2][-1])
 
     def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of the whole text, such as a
@@ -443,8 +431,7 @@ class BehaviourTester:
             return self.not_tried("causality", "needs a text of two tokens or more")
         differences, reached, moves = list[PassDifference](), dict[int, float](), False
         for number, cut in enumerate(self.cuts):
-            changed = self.changed(cut, self.length, cut, alike=number % 2 == 0)
-            moved = self.difference(changed) if number else difference_of(self.other_pass, self.first_pass)
+            moved = self.difference(self.changed(cut, self.length, cut, alike=number % 2 == 0))
             moves = moves or bool((moved.by_token[cut:] > self.tolerance).any())
             reached[cut] = (moved.by_token[:cut] > 0).double().mean().item()
             differences.append(moved.first(cut))
@@ -454,14 +441,13 @@ class BehaviourTester:
         leaks = [difference for difference in differences if difference.largest > self.tolerance]
         if not leaks and self.model.attention.is_inside and not self._reach_onwards():
             return self.not_tried("causality", "what was read depends on no other token, as behind an embedding alone")
-        if not leaks and self.training_difference > self.tolerance:
-            cut = self.cuts[self.cuts.index(self.middle) - 1]  # no usual chunk ends there
-            texts = self.changed(cut, self.length, cut), self.text
-            for within in (nullcontext, WithoutDropout):  # maybe other tokens alone are dropped, as in experts
-                passes = [self.run_pass(text, training=True, within=within)[0] for text in texts]
-                difference = difference_of(*passes).first(cut)
-                if difference.largest <= self.tolerance:
-                    break
+        if not leaks and difference_of(self.training_pass, self.first_pass).largest > self.tolerance:
+            cut = max(1, self.length * 3 // 4 - 1)  # no usual chunk ends there, and the rest moves a selection
+            changed = self.changed(cut, self.length, cut, alike=True)
+            difference = difference_of(self.run_pass(changed, training=True)[0], self.training_pass).first(cut)
+            if difference.largest > self.tolerance:  # maybe other tokens alone are dropped, as in experts
+                kept = [self.run_pass(text, training=True, within=WithoutDropout)[0] for text in (changed, self.text)]
+                difference = difference_of(*kept).first(cut)
             if difference.largest > self.tolerance:
                 return self.compare("causality", [difference], "", f"in training mode {differs}", cut)
         if not leaks:
@@ -508,9 +494,9 @@ class BehaviourTester:
         return (by_token.amax(dim=0)[start:end] > 0).double().mean().item()
 
     @cached_property
-    def training_difference(self) -> float:
-        """How far training mode changes outputs."""
-        return self.short_difference(training=True).largest
+    def training_pass(self) -> PassOutput:
+        """A pass over the text in training mode."""
+        return self.run_pass(self.text, training=True)[0]
 
     def prefix(self) -> Behaviour:
         """Whether a shorter text gives the start of a longer one's outputs."""
@@ -525,8 +511,9 @@ class BehaviourTester:
 
     def batch(self) -> Behaviour:
         """Whether two texts of one length give the same outputs alone and together."""
-        together = self.run_pass(self.other, self.text)
-        differences = [*map(difference_of, together, (self.other_pass, self.first_pass))]
+        # beside a text of equal tokens experts may have room for the first
+        other = self.changed(0, self.length, 1, alike=True)
+        differences = [*map(difference_of, self.run_pass(other, self.text), (*self.run_pass(other), self.first_pass))]
         differs = "the outputs of a text depend on the other texts in its batch"
         return self.compare("batch", differences, "a text alone gives the same as in a batch", differs)
 
@@ -594,12 +581,13 @@ class BehaviourTester:
         """How far bfloat16 changes outputs of a model in float32."""
         if self.precision != "float32":
             return self.not_tried("dtype", f"it computes in {self.precision}")
-        moved = self.short_difference(within=partial(torch.autocast, self.text.device.type, torch.bfloat16)).largest
+        text, autocast = self.texts[-1], partial(torch.autocast, self.text.device.type, torch.bfloat16)
+        moved = difference_of(self.run_pass(text, within=autocast)[0], self.single_passes[-1]).largest
         reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
-        return self.result("dtype", None, reason, moved, tried=Tried(len(self.short), 1))
+        return self.result("dtype", None, reason, moved, tried=Tried(len(text), 1))
 
     def training(self) -> Behaviour:
         """How far training mode changes outputs."""
-        moved = self.training_difference
+        moved = difference_of(self.training_pass, self.first_pass).largest
         what = f"outputs by up to {moved:.2g} of their size" if moved else "no output"
-        return self.result("training", None, f"training mode changes {what}", moved, tried=Tried(len(self.short), 1))
+        return self.result("training", None, f"training mode changes {what}", moved)
