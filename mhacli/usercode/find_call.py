@@ -540,7 +540,8 @@ def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]
     several widths, or an input of one of the widths stands beside others that are alike."""
     required, n_ids = [p for p in signature_of(built.call) if p.required], min(tables_of(built), default=0)
     layers = [] if built.module is None else [*built.module.children()]
-    firsts = [f"torch.randint({n_ids}, (2, T))", *(shape.format(width) for width in widths for shape in _SHAPES)]
+    firsts = [f"torch.randint({n_ids}, (2, {length}))" for length in ("T", 256, 64, 16)]
+    firsts += [shape.format(width) for width in widths for shape in _SHAPES]
     others = [other.format(widths[0]) for other in (_OTHERS if len(required) > 1 else [""])]
     of_layers = [f"torch.randn(2, T, {part.in_features})" for part in layers if isinstance(part, nn.Linear)]
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in layers if isinstance(part, nn.Embedding)]

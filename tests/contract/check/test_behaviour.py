@@ -188,6 +188,17 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(read: str, giv
     assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
+@pytest.mark.real
+def test_a_refusal_of_a_model_that_takes_few_lengths_gives_one_of_them(tmp_path: Path) -> None:
+    read = "x = self.embedded(ids)"
+    path, _ = user_code.write(tmp_path, "models:Net", (read, f"assert ids.shape[1] % 16 == 0; {read}"))
+    with pytest.raises(mhacli.MhaError) as raised:
+        mhacli.check(user_code.load(path).Net())
+    example = raised.value.hint.split("'")[1]
+    assert example == "lambda m: m(torch.randint(65, (2, 64)))"
+    assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
+
+
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
     path, line = user_code.write(
         tmp_path,
