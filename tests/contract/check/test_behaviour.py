@@ -195,7 +195,7 @@ def test_a_refusal_of_a_model_that_takes_few_lengths_gives_one_of_them(tmp_path:
     with pytest.raises(mhacli.MhaError) as raised:
         mhacli.check(user_code.load(path).Net())
     example = raised.value.hint.split("'")[1]
-    assert example == "lambda m: m(torch.randint(65, (2, 64)))"
+    assert example == "lambda m: m(torch.randint(64, (2, 64)))"
     assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
