@@ -215,7 +215,7 @@ DROPPED = r"^(\w+)(\.(masked_fill|add)\(| [-+] )"
 def of_masks() -> Iterator[Mistake]:
     """Other cells than those that causality, a mask and padding allow, and masked scores that are not −∞."""
     every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
-    yield Mistake("causal-missing", every, needs=("causal",))
+    yield Mistake("causal-missing", every, at=(DROPPED,), needs=("causal",))
     for rule in (stages.causal_rule, from_top_left):
         without, with_next = ({"causal_rule": partial(rule, shift=shift)} for shift in (-1, 1))
         yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)

@@ -328,7 +328,10 @@ def recorded(
     is_masked = inputs.allowed is not None or inputs.real is not None
     for leaf in dict.fromkeys(source for each in call.operations for source in each.sources if not source.name):
         tensor = leaf.output
-        matching = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
+        alike = {
+            name: rows for name, rows in given.items() if (rows.dtype, rows.numel()) == (tensor.dtype, tensor.numel())
+        }
+        matching = [name for name, rows in alike.items() if torch.equal(sorted_numbers(rows), sorted_numbers(tensor))]
         leaf.site = held.get(address_of(tensor)) or next(iter(matching), "a tensor")
         leaf.live = leaf.site in matching
         if leaf.site == "a tensor" and is_masked and tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]:
@@ -341,12 +344,6 @@ def recorded(
         operation.live = any(source.live for source in numbers)
     _name_sites(call)
     return call
-
-
-def _has_same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers in any order."""
-    is_alike = one.dtype == other.dtype and one.numel() == other.numel()
-    return is_alike and torch.equal(*(tensor.flatten().sort().values for tensor in (one, other)))
 
 
 # ----------------------------------------------------------------------------------------------------------------- sites

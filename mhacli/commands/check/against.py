@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -246,7 +246,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         return None
     same, sites = list[str](), [site for site in _SITES if site in first and site in second]
     for site in sites:
-        a, b = (_numbers_at(site, call[site][1]) for call in (first, second))
+        width = first[site][1][0].shape[-1] if site == "concat" else 1  # heads stand in columns
+        a, b = (sorted_numbers(torch.cat([*map(torch.flatten, call[site][1])]), width) for call in (first, second))
         if site in _UP_TO_A_FACTOR:
             b = b * a.norm() / b.norm().clamp(min=1e-300)
         if largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max()):
@@ -257,9 +258,3 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         return None
     before = [site for site in sites[: sites.index(differing)] if site in same]
     return FirstDifference(differing, before[-1] if before else None, *first[differing][0], *second[differing][0])
-
-
-def _numbers_at(site: str, tensors: Sequence[Tensor]) -> Tensor:
-    """The numbers of the tensors of a site in any order, of concatenated heads in each column."""
-    width = tensors[0].shape[-1] if site == "concat" else 1
-    return sorted_numbers(torch.cat([*map(torch.flatten, tensors)]), width)

@@ -20,7 +20,7 @@ from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, error_of
 from mhacli.commands.check.layer_sites import LayerSites, sites_in
-from mhacli.commands.check.probes import InputCase, ProbedAttention
+from mhacli.commands.check.probes import RAISED_DROPOUT, InputCase, ProbedAttention, with_dropout
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
@@ -154,6 +154,8 @@ def _rates_of_another_width(diagnosis: Diagnosis, probed: ProbedAttention, sites
             yield finding_of("rope-rates", evidence, line, message=message)
 
 
+_ARGUMENT = r"(?:[^(),]|\([^()]*\))+"
+"""An argument in a line of code."""
 _HIDDEN = {
     "keep": "mask == 0",
     "hide": "mask != 0",
@@ -181,7 +183,7 @@ def _user_names(
         names["z"] = f"({names['pattern']} @ {names['v']})"
     if "q" in names:
         names.setdefault("d_head", f"{names['q']}.size(-1)")
-    form, means, made = case.form, "keep", re.search(r"torch\.ones\([^()]*\)", line.source)
+    form, means, made = case.form, "keep", re.search(rf"torch\.ones\(({_ARGUMENT},?)*\)", line.source)
     ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
     if form is not None and form.parameter in (argument.arg for argument in function.args.args):
         names["mask"], means = form.parameter, form.kind if form.kind in _HIDDEN else form.true_means
@@ -192,6 +194,15 @@ def _user_names(
 
 
 # ----------------------------------------------------------------------------------------------- shown by measurements
+
+
+_IN_TRAINING = (
+    (rf"\bF\.\w*dropout\w*\({_ARGUMENT}(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training"),
+    (rf"(dropout\({_ARGUMENT}, *{_ARGUMENT}, *)((train|training)=)?True\b", r"\1\2self.training"),
+    (rf"\bnn\.Dropout\(([^()]+)\)\(({_ARGUMENT})\)", r"F.dropout(\2, \1, training=self.training)"),
+    (rf"(dropout_p=|_product_attention\(([^(),=]+,){{4}}){_ARGUMENT}", r"\g<0> if self.training else 0.0"),
+)
+"""Calls that always drop, and what they become so that they drop in training alone."""
 
 
 def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
@@ -215,8 +226,8 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
     for code, evidence in probed.evidence.items():
         line = _first_that_differs(probed, code) or sites.line_of("pattern")
         finding = finding_of(code, evidence, line)
-        fixed = re.sub(r"\bF\.dropout\([^(),]+(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training", line.source)
-        yield replace(finding, fix=fixed) if code == "dropout-in-eval" and fixed != line.source else finding
+        fixed = [re.sub(*rule, line.source) for rule in _IN_TRAINING if re.search(rule[0], line.source)]
+        yield replace(finding, fix=fixed[0]) if code == "dropout-in-eval" and fixed else finding
     for line in [op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers]:
         if fix := _with_result_kept(line):
             yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
@@ -236,8 +247,8 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
 def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
     """The first line of user code that computes something else in a second call with the same input: with another seed, in
     training mode, or only because it is the second. None if there is none."""
-    twin = probed.twin or replace(probed.subject, is_without_dropout=False)
-    twin = twin.with_call(copied(twin.built.call))
+    subject = replace(probed.subject, is_without_dropout=False)
+    twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
     seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
     with suppress(Exception):  # user code may raise anything
         inputs = twin.drawer(probed.request.seed).inputs(with_context=False)

@@ -79,18 +79,16 @@ class ProbedAttention:
             return ()
         return (ProbeResult("visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()),)
 
-    @cached_property
-    def twin(self) -> UserAttention | None:
-        """A copy with the same weights and dropout 0.5 in its modules and numeric attributes; None if it cannot be copied, or has
-        none."""
-        module, names = self.subject.built.module, list[str]()
-        twin = copied(module)
-        for part in twin.modules() if twin is not None and twin is not module else ():
-            numbers = {name: value for name, value in vars(part).items() if type(value) in (int, float)}
-            found = [name for name, value in numbers.items() if 0 <= value < 1 and role_of(name) == "dropout"]
-            vars(part).update(dict.fromkeys(found, RAISED_DROPOUT))
-            names += found
-        return replace(self.subject.with_call(twin), is_without_dropout=False) if names and twin is not None else None
+
+def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
+    """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied, or has none."""
+    module, has_dropout = subject.built.module, False
+    twin = copied(module)
+    for part in twin.modules() if twin is not None and twin is not module else ():
+        for name, value in vars(part).items():
+            if type(value) in (int, float) and 0 <= value < 1 and role_of(name) == "dropout":
+                has_dropout, vars(part)[name] = True, p
+    return replace(subject.with_call(twin), is_without_dropout=False) if has_dropout and twin is not None else None
 
 
 def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
@@ -103,8 +101,9 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
         for measure in (repeat_calls, replace_tokens, average_training):
             with suppress(Exception):  # user code may raise anything
                 measure(probed, subject.drawer(seed))
-    subject, module = replace(subject, is_without_dropout="dropout-in-eval" in probed.evidence), subject.built.module
-    if module is None:
+    if "dropout-in-eval" in probed.evidence:
+        subject = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
+    if (module := subject.built.module) is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {name: as_float64(each) for name, each in tensors.items() if each.is_floating_point()}
@@ -126,7 +125,7 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
     any."""
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, twin = probed.subject, probed.twin or probed.subject
+    subject, twin = probed.subject, with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
     unused = replace(subject.with_call(copied(subject.built.call)), is_copied=True)
     first = twin(inputs)
     try:
@@ -190,7 +189,7 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
     spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
     """
-    twin = probed.twin
+    twin = with_dropout(probed.subject, RAISED_DROPOUT)
     if twin is None or probed.evidence:
         return
     inputs = drawer.inputs(with_context=False)

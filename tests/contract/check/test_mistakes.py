@@ -546,11 +546,29 @@ def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Mistake, tmp_path
         assert not finding.source or finding.source.strip() in path.read_text().splitlines()[finding.line - 1]
 
 
-def test_a_mistake_beside_dropout_that_always_acts_is_named(tmp_path: Path) -> None:
-    dropped = ("self.attn_drop(att)", "torch.dropout(att, 0.5, True)")
-    path, _ = user_code.write(tmp_path, "separate:StoryAttention", ("torch.tril(", "torch.triu("), dropped)
-    findings = examine(Mistake("separate:StoryAttention", "", (), CAUSAL), path).findings
-    assert {finding.code for finding in findings} == {"causal-transposed", "dropout-in-eval"}
+TRIL = ("torch.tril(", "torch.triu(")
+BY_HAND = "att * torch.bernoulli(torch.full_like(att, 1 - self.attn_drop.p)) / (1 - self.attn_drop.p)"
+
+
+@pytest.mark.parametrize(
+    ("layer", "code", "pairs", "fix"),
+    [
+        ("separate:StoryAttention", "causal-transposed", (TRIL, ("self.attn_drop(att)", "torch.dropout(att, 0.5, True)")),
+         "att = torch.dropout(att, 0.5, self.training)"),
+        ("separate:StoryAttention", "causal-transposed", (TRIL, ("self.attn_drop(att)", "nn.Dropout(0.5)(att)")),
+         "att = F.dropout(att, 0.5, training=self.training)"),
+        ("separate:StoryAttention", "causal-transposed", (TRIL, ("self.attn_drop(att)", BY_HAND)), None),
+        ("fused:CausalAttention", "causal-missing", (("dropout_p=p, is_causal=True", "None, 0.5"),),
+         "y = F.scaled_dot_product_attention(q, k, v, None, 0.5 if self.training else 0.0)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_beside_dropout_that_always_acts_is_named(
+    layer: str, code: str, pairs: tuple, fix: str | None, tmp_path: Path
+) -> None:
+    path, _ = user_code.write(tmp_path, layer, *pairs)
+    fixes = {finding.code: finding.fix for finding in examine(Mistake(layer, code, pairs, CAUSAL), path).findings}
+    assert {*fixes} == {code, "dropout-in-eval"}
+    assert fix in (None, fixes["dropout-in-eval"])
 
 
 @pytest.mark.parametrize("mistake", parameters(LINE_WRONG_TODAY))
