@@ -97,7 +97,7 @@ class ProjectionReading:
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
     """Every reading, the most natural first. Empty if queries, keys and values cannot be distinguished."""
     parts, makers = _through_latents(parts, widths)
-    for groups in _groups(parts):
+    for groups in _groups(parts, widths.d_in):
         named = [part.name for _, group in groups for part in group]
         order = next((part.letters for _, (part, *_) in groups if len(part.letters) == 3), None)
         outputs = list(_outputs([part for part in parts if part.name not in named]))
@@ -135,9 +135,9 @@ def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[lis
     return found, names
 
 
-def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
+def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
     """Groups of parts that form q, k and v together, with the letters of each, in every order where no name states them. A group
-    shares its letters, such as the matrices of all heads."""
+    shares its letters, such as the matrices of all heads. A matrix without a name that is not larger than a square is none."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
@@ -149,7 +149,7 @@ def _groups(parts: Sequence[WeightMatrix]) -> Iterator[list[tuple[str, list[Weig
     unnamed = by_letters.get("", [])
     for trio in permutations(unnamed, 3) if len(unnamed) in (3, 4) else ():
         yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
-    for part in unnamed:
+    for part in [part for part in unnamed if part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
 
 
