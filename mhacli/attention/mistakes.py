@@ -395,12 +395,12 @@ def by_changed(change: Callable[[Projection], Projection], layer: ReferenceLayer
 
 def unbiased(projection: Projection) -> Projection:
     """A projection without its bias."""
-    return projection._replace(bias=None)
+    return replace(projection, bias=None)
 
 
 def transposed(projection: Projection) -> Projection:
     """A projection whose weight is applied transposed."""
-    return projection._replace(weight=projection.weight.mT)
+    return replace(projection, weight=projection.weight.mT)
 
 
 def projected_twice(giver: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:

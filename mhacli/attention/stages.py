@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -23,16 +23,20 @@ from mhacli.attention.layer import rates
 Pairing = Literal["half", "interleaved"]
 
 
-class Projection(NamedTuple):
-    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`."""
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`. It keeps its last result: hypotheses project the same rows."""
 
     weight: Tensor
     bias: Tensor | None = None
+    _last: list[Tensor] = field(default_factory=list, init=False)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The projected vectors."""
-        product = rows @ self.weight.mT
-        return product if self.bias is None else product + self.bias
+        if not self._last or self._last[0] is not rows:
+            product = rows @ self.weight.mT
+            self._last[:] = rows, product if self.bias is None else product + self.bias
+        return self._last[1]
 
 
 class Projections(NamedTuple):
