@@ -60,8 +60,7 @@ WRONG = (
     Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
     Wrong("Masked", "scores = (", "v = v - v.mean(2, keepdim=True); scores = (", "sees-the-future", "the model (Masked)"),
     Wrong("Net", "x = self.embedded(ids)", "e = self.embedded(ids); x = getattr(self, 'last', e); "
-          "x = e + x / 999 if x is not e and x.shape == e.shape else e; self.last = e",
-          "not-repeatable", "the model (Net)"),
+          "x = e + x / 999 if x is not e and x.shape == e.shape else e; self.last = e", "not-repeatable", ""),
     Wrong("Padded", "attn_mask=mask", "attn_mask=None", "padding-leak", ""),
     Wrong("Padded", "attn_mask=mask", "attn_mask=mask, is_causal=mask is None", "padding-leak", ""),
     Wrong("Pooled", "else ~padding_mask", "else padding_mask < 2", "padding-leak", ""),
