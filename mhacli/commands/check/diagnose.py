@@ -39,7 +39,7 @@ from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE, _PLAIN = 100, 12, 2, 3
 """The most layers to rank, to try with one mistake, and with several: a few seconds' work. The first two may be the
-same layer without and with its own causal mask."""
+same layer without and with its own causal mask. The plainest are tried early."""
 _MOST_MISTAKES = 4
 _HIDES = -1e4
 """A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores were −10,000."""
@@ -229,22 +229,21 @@ def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> 
 
 def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
     """Accepts the first layer that matches without a mistake, or with one; then the same for layers that contradict a statement;
-    then one with several mistakes."""
-    call, ranked = result.call, list[Trial]()
+    then one with several mistakes. Few are tried where no token attends to another, which few mistakes explain."""
+    call, ranked, attends = result.call, list[Trial](), probed.visible != "itself only"
+    most = _LAYERS_FOR_ONE if attends else _PLAIN
     for _, group in groupby(candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))):
         layers = list(group)
         if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
             return
         by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced)
-        few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:_LAYERS_FOR_ONE], *layers[:_LAYERS_FOR_ONE]])
+        few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:most], *layers[:most]])
         likely = {layer: Trial(layer, result.cases, call, _pool(probed, layer, call)) for layer in few}
-        ranked = ranked or [likely[layer] for layer in by_run[:_LAYERS_FOR_ONE]]
+        ranked = ranked or [likely[layer] for layer in by_run[:most]]
         result.likeliest = ranked[0].candidate
         if any(map(result.finds, likely.values())):
             return
-    if probed.visible != "itself only" and any(
-        result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]
-    ):
+    if attends and any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
     if ranked and not any(sites_in(call, trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
