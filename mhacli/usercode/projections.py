@@ -137,7 +137,8 @@ def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[lis
 
 def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
     """Groups of parts that form q, k and v together, with the letters of each, in every order where no name states them. A group
-    shares its letters, such as the matrices of all heads. A matrix without a name that is not larger than a square is none."""
+    shares its letters, such as the matrices of all heads. Of three without a name, one that is no larger than a square
+    is none."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
@@ -149,7 +150,7 @@ def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str
     unnamed = by_letters.get("", [])
     for trio in permutations(unnamed, 3) if len(unnamed) in (3, 4) else ():
         yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
-    for part in [part for part in unnamed if part.weight.numel() > d_in**2]:
+    for part in [part for part in unnamed if len(unnamed) < 3 or part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
 
 

@@ -130,7 +130,7 @@ def _head_sizes(layer: ReferenceLayer, probed: ProbedAttention, sites: LayerSite
     is_narrow = len(layer.weights.q.weight) * n_heads == width and joins_heads and not may_be_narrow
     is_exchanged = layer.d_head == n_heads and layer.n_heads not in (1, n_heads)
     evidence = f"matches exactly with {layer.n_heads} × {layer.d_head} columns, where {n_heads} heads are given"
-    if joins_heads and layer.n_heads == 1:
+    if joins_heads and layer.n_heads == 1 and layer.d_head != n_heads:  # which may be the width of the one head
         yield finding_of("heads-missing", evidence, sites.line_of("qk"))
     if is_narrow or is_exchanged:
         yield finding_of("head-width", evidence, sites.line_of("q"))

@@ -70,6 +70,7 @@ ROWS = (
     Right("known:TransformerAttention", "n_head=3 d_model=24 d_k=8 d_v=7", KEEP, "d-v"),
     Right("known:DiveAttention", "num_hiddens=24 num_heads=3", choices="mask-form"),
     Right("right:Einsum", SIZES),
+    Right("right:NarrowHead", "dim=24 head=6"),
     Right("right:LoopOverHeads", "n_embd=24 num_heads=3", CAUSAL, "per-head"),
     Right("right:Wrapped", "hidden=24 heads=3", HIDE),
     Right("right:MultiQuery", DIMN, choices="gqa"),

@@ -47,6 +47,19 @@ class OneHead(nn.Module):
         return wei @ self.value(x)
 
 
+class NarrowHead(nn.Module):
+    """One narrow head of a fused matrix, `head` columns wide."""
+
+    def __init__(self, dim, head):
+        super().__init__()
+        self.c = nn.Linear(dim, 3 * head)
+        self.o = nn.Linear(head, dim)
+
+    def forward(self, x):
+        q, k, v = self.c(x).chunk(3, dim=-1)
+        return self.o((q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1) @ v)
+
+
 class LoopOverHeads(nn.Module):
     """Multiple heads of self-attention in parallel."""
 
