@@ -25,7 +25,8 @@ Pairing = Literal["half", "interleaved"]
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`. It keeps its last result: hypotheses project the same rows."""
+    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`. It keeps its last result, for hypotheses project the same
+    rows; they must not be changed in place."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -33,7 +34,7 @@ class Projection:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The projected vectors."""
-        if not self._last or self._last[0] is not rows:
+        if not (self._last and self._last[0] is rows):
             product = rows @ self.weight.mT
             self._last[:] = rows, product if self.bias is None else product + self.bias
         return self._last[1]

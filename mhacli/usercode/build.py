@@ -450,11 +450,13 @@ class WithoutDropout(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return ATTENTION_OF_TORCH(*args, **kwargs)
-        if "dropout" in func.__name__ and func is not torch.native_dropout:  # whose second result is what was dropped
-            return args[0] if args else kwargs["input"]
+        if "dropout" in func.__name__:
+            kept = args[0] if args else kwargs["input"]
+            return (kept, torch.ones_like(kept, dtype=torch.bool)) if func is torch.native_dropout else kept
         if func is F.scaled_dot_product_attention:
             args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])
-        return func(*args, **{**kwargs, **dict.fromkeys({"dropout_p"} & {*kwargs}, 0.0)})
+            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
 
 
 def copied(obj: T) -> T:

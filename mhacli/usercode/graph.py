@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from operator import attrgetter
 from traceback import walk_stack
 from typing import Any, Final
@@ -290,7 +291,7 @@ class RecordedCall:
 
     def producers_of(self, numbers: Tensor) -> list[Operation]:
         """The operations that produce these numbers, in any order. They are kept, for hypotheses have most numbers in common."""
-        key = numbers.numpy().tobytes()
+        key = blake2b(numbers.numpy().tobytes()).digest()
         if key not in self._producers:
             operations, made = self.numbers_by_size.get(numbers.numel(), ([], torch.empty(0, numbers.numel())))
             right = sorted_numbers(numbers)[:, 0]

@@ -137,8 +137,8 @@ def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[lis
 
 def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
     """Groups of parts that form q, k and v together, with the letters of each, in every order where no name states them. A group
-    shares its letters, such as the matrices of all heads. Of three without a name, one that is no larger than a square
-    is none."""
+    shares its letters, such as the matrices of all heads. Where three or more have no name, one holds q, k and v together
+    only if it has more numbers than a square."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)

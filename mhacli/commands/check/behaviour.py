@@ -219,13 +219,14 @@ class BehaviourTester:
         for length in lengths:
             text = self.model.draw(self.seed, length)
             try:
-                if text.is_cuda:
+                if text.device.type != "cpu":
                     self.run_pass(text, within=_KnownRows)
                 self.first_pass = self.run_pass(text)[0]
                 break
             except Exception:  # beyond the model's positions its code may raise anything
                 if length == lengths[-1]:
                     raise
+        self.n_passes = 1  # of those that tell something
         shorter = max(1, length // _SHORTER) if attention.is_resizable else length
         self.texts = [text, self.model.draw(self.seed + 1, shorter)]
 

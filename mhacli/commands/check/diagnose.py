@@ -186,7 +186,7 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
     cases = [make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()]
     result = Diagnosis(cases, recorded_case(subject, cases[0]))
     again = make_case("", subject, cases[0].inputs)
-    if largest_difference(again.output, cases[0].output) <= again.tolerance:  # not where dropout is written by hand
+    if largest_difference(again.output, cases[0].output) <= again.tolerance:  # else no layer matches
         _explain_core(result, probed)
     if result.candidate is None:
         return result

@@ -124,7 +124,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
     try:
         tester = BehaviourTester(text_model, stated, request.seed, requested=request.length)
     except Exception as fault:  # no text works alone, and the user's code may raise anything
-        if request.length is not None or not reason_of(fault):
+        reason_of(fault)  # raises it again where memory lacks
+        if request.length is not None:
             raise
         return report
     tester.results |= {answer.name: answer for answer in report.behaviour}

@@ -81,7 +81,7 @@ def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
         assigned = "".join(read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0]))
         if line.source.count(f"{given}(") == 1 and giver not in assigned:
             fix = line.source.replace(f"{given}(", f"{taking}(")
-        yield replace(finding, fix=_with_result_kept(line) or fix)
+        yield replace(finding, fix=(DROPPED in mistake.at and _with_result_kept(line)) or fix)
 
 
 def _with_result_kept(line: SourceLine) -> str:
@@ -183,7 +183,7 @@ def _user_names(
         names["z"] = f"({names['pattern']} @ {names['v']})"
     if "q" in names:
         names.setdefault("d_head", f"{names['q']}.size(-1)")
-    form, means, made = case.form, "keep", re.search(rf"torch\.ones\(({_ARGUMENT},?)*\)", line.source)
+    form, means, made = case.form, "keep", re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source)
     ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
     if form is not None and form.parameter in (argument.arg for argument in function.args.args):
         names["mask"], means = form.parameter, form.kind if form.kind in _HIDDEN else form.true_means
@@ -200,7 +200,7 @@ _IN_TRAINING = (
     (rf"\bF\.\w*dropout\w*\({_ARGUMENT}(, *(p=)?[^(),=]+)?(?=\))", r"\g<0>, training=self.training"),
     (rf"(dropout\({_ARGUMENT}, *{_ARGUMENT}, *)((train|training)=)?True\b", r"\1\2self.training"),
     (rf"\bnn\.Dropout\(([^()]+)\)\(({_ARGUMENT})\)", r"F.dropout(\2, \1, training=self.training)"),
-    (rf"(dropout_p=|_product_attention\(([^(),=]+,){{4}}){_ARGUMENT}", r"\g<0> if self.training else 0.0"),
+    (rf"(dropout_p=|_product_attention\(({_ARGUMENT},){{4}}){_ARGUMENT}", r"\g<0> if self.training else 0.0"),
 )
 """Calls that always drop, and what they become so that they drop in training alone."""
 
@@ -229,7 +229,7 @@ def _measured(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) 
         fixed = [re.sub(*rule, line.source) for rule in _IN_TRAINING if re.search(rule[0], line.source)]
         yield replace(finding, fix=fixed[0]) if code == "dropout-in-eval" and fixed else finding
     for line in [op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers]:
-        if fix := _with_result_kept(line):
+        if ".masked_fill(" in line.source and (fix := _with_result_kept(line)):
             yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
     for name in diagnosis.ignored:
         yield finding_of("mask-ignored", f"the output is the same if {name} hides nothing", sites.line_of("scores"))

@@ -251,6 +251,8 @@ FUSED = [
     *in_layer(
         "fused:TriangleAttention",
         ("causal-off-by-one", "diagonal=1", "diagonal=2"),
+        ("causal-off-by-one", "ones(n, n, device=x.device), diagonal=1",
+         "ones(x.shape[1:2] * 2, dtype=torch.float32,\n  device=x.device), diagonal=2"),
         ("causal-off-by-one|fully-masked-row", "diagonal=1", "diagonal=0"),
         ("dropout-in-eval", ", self.training)", ")"),
         ("dropout-not-rescaled", "weights = F.dropout(weights, self.drop_rate, self.training)",

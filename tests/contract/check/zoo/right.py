@@ -48,7 +48,7 @@ class OneHead(nn.Module):
 
 
 class NarrowHead(nn.Module):
-    """One narrow head of a fused matrix, `head` columns wide."""
+    """One narrow head of a fused matrix, `head` columns wide, and a statement without a result."""
 
     def __init__(self, dim, head):
         super().__init__()
@@ -57,7 +57,9 @@ class NarrowHead(nn.Module):
 
     def forward(self, x):
         q, k, v = self.c(x).chunk(3, dim=-1)
-        return self.o((q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1) @ v)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores - scores.amax(dim=-1, keepdim=True)
+        return self.o(scores.softmax(dim=-1) @ v)
 
 
 class LoopOverHeads(nn.Module):
