@@ -63,8 +63,11 @@ class MatrixRows(NamedTuple):
     @property
     def projection(self) -> Projection:
         """A copy of them, with their biases, which are cut as the matrix is."""
-        own = self.part.bias if self.part.bias is not None and self.part.bias.numel() == len(self.matrix) else None
-        bias = self.part.bias_of(self.letter, len(self.rows)) if own is None else own.flatten()[self.rows]
+        bias = self.part.bias
+        if bias is not None and bias.numel() == len(self.matrix):
+            bias = bias.flatten()[self.rows]
+        else:
+            bias = self.part.bias_of(self.letter, len(self.rows))
         return Projection(self.matrix[self.rows], bias)
 
 

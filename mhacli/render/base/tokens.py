@@ -68,11 +68,11 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     """The columns of a token, its index first, of the sequence at an `index` or of a context. Padding has only the index."""
     pieces, inside = sequence.pieces, range(len(sequence.tokens))
 
-    def of_token(heading: str, value: Callable[[int], object], look: str = "", **how: Any) -> Column[int]:
+    def of_token(heading: str, value: Callable[[int], object], style: str = "", **how: Any) -> Column[int]:
         return Column(
             heading=heading,
             value=lambda i: value(i) if i in inside else None,
-            style=lambda i: look if i in inside else "dim",
+            style=lambda i: style if i in inside else "dim",
             **how,
         )
 
@@ -87,7 +87,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
 
     columns: list[Column[int]] = [
         Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
-        of_token("token", word, look="bold", none=PADDING, least=_LEAST_TOKEN),
+        of_token("token", word, style="bold", none=PADDING, least=_LEAST_TOKEN),
     ]
     # ids of a checkpoint stand beside the index, those of mha after the token
     columns.insert(1 if pieces else 2, of_token("id", lambda i: sequence.ids[i], unit="id"))
@@ -105,7 +105,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         begin = len(sequence.tokens) if generated is None or index is None else generated.prompt_lens[index]
         notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
         if any(notes):
-            columns.append(of_token("", lambda i: notes[i], look="cyan", none="masked"))
+            columns.append(of_token("", lambda i: notes[i], style="cyan", none="masked"))
     return columns
 
 

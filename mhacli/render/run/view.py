@@ -104,7 +104,9 @@ def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
     parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
     parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
-    parts.append(f"took {shown(record.timings['total'].median_s, 'seconds')}")
+    total = record.timings.get("total")
+    if total is not None:
+        parts.append(f"took {shown(total.median_s, 'seconds')}")
     return flowing(parts, screen.width, style="dim")
 
 
@@ -125,7 +127,9 @@ def kv_heads_line(record: Record) -> Iterator[Text]:
 
 def _timings(record: Record, screen: Screen) -> RenderableType:
     """Median, spread and percentage of every stage, with the first run separate, and tokens per second in total."""
-    timings, total = record.timings, record.timings["total"]
+    timings, total = record.timings, record.timings.get("total")
+    if total is None:
+        return Text("no times were measured", style="dim")
 
     def part(site: str) -> float | None:
         median = timings[site].median_s
