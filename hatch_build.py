@@ -1,4 +1,6 @@
-"""Compiles `mhacli/attention/block.c` when the package is built. Without a compiler the package works all the same."""
+"""Compiles `mhacli/attention/block.c` when the package is built. Without a compiler the package
+works all the same.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,31 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
-FOR_OLDER_COMPILERS = (("-fopenmp-simd",), ("-fopenmp-simd", "-DMHA_NO_CLONES"), ("-DMHA_NO_CLONES",))
-"""What to add, in this order, until one compiles: not every compiler knows the clones for several processors."""
+FLAGS = (
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+)
+FOR_OLDER_COMPILERS = (
+    ("-fopenmp-simd",),
+    ("-fopenmp-simd", "-DMHA_NO_CLONES"),
+    ("-DMHA_NO_CLONES",),
+)
+"""What to add, in this order, until one compiles: not every compiler knows the clones for several
+processors."""
 
 
 class BlockBuilder(BuildHookInterface[Any]):
     """The build hook of the package."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles beside the source, for an editable install too, and marks the wheel as one for this platform."""
+        """Compiles beside the source, for an editable install too, and marks the wheel as one for
+        this platform.
+        """
         folder = Path(self.root, "mhacli", "attention")
         if self.target_name == "wheel" and compiled(folder / "block.c", folder / "libblock.so"):
             build_data["artifacts"].append("mhacli/attention/libblock.so")
@@ -34,7 +51,9 @@ class BlockBuilder(BuildHookInterface[Any]):
 
 
 def compiled(source: Path, library: Path) -> bool:
-    """Whether the library was made from the source, by the compiler that `CC` names, or else `cc`."""
+    """Whether the library was made from the source, by the compiler that `CC` names, or else
+    `cc`.
+    """
     library.unlink(missing_ok=True)
     compiler, reason = shlex.split(os.environ.get("CC", "cc")), ""
     for more in FOR_OLDER_COMPILERS:

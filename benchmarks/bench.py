@@ -1,10 +1,13 @@
-"""Whether the numbers of `mha bench` can be believed, beside other clocks and beside the code itself.
+"""Whether the numbers of `mha bench` can be believed, beside other clocks and beside the code
+itself.
 
     python benchmarks/bench.py [cpu|cuda]
 
-1. Its clock beside torch's own: `torch.utils.benchmark` on the CPU, `triton.testing.do_bench` on CUDA; within 5 %.
+1. Its clock beside torch's own: `torch.utils.benchmark` on the CPU, `triton.testing.do_bench` on
+   CUDA; within 5 %.
 2. `attend` beside the same formula in four lines (at most 1.05 ×).
-3. Two whole runs of `mha bench`, one after the other: no two backends in another order whose intervals lie apart in both.
+3. Two whole runs of `mha bench`, one after the other: no two backends in another order whose
+   intervals lie apart in both.
 
 Everything alternates, A B A B …, in one process; medians of ratios.
 """
@@ -64,7 +67,10 @@ def four_lines(length: int, device: str) -> None:
     """Prints `attend` beside the plain formula, masked and not."""
     q, k, v = heads(length, device)
     pairs = {
-        "attend / four lines": (partial(attend, q, k, v, allowed=masks.causal()), partial(masked, q, k, v)),
+        "attend / four lines": (
+            partial(attend, q, k, v, allowed=masks.causal()),
+            partial(masked, q, k, v),
+        ),
         "attend / two lines, no mask": (partial(attend, q, k, v), partial(unmasked, q, k, v)),
     }
     said = []
@@ -72,7 +78,9 @@ def four_lines(length: int, device: str) -> None:
         calls, place = {"ours": ours, "direct": direct}, torch.device(device)
         with torch.no_grad():
             n_calls = 1 if device == "cuda" else max(1, round(0.02 / seconds_of(direct, 5, place)))
-            clocks = {name: partial(seconds_of, call, n_calls, place) for name, call in calls.items()}
+            clocks = {
+                name: partial(seconds_of, call, n_calls, place) for name, call in calls.items()
+            }
             samples = time_in_turns(clocks, Sweep(repeat=60))
         ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
@@ -81,7 +89,10 @@ def four_lines(length: int, device: str) -> None:
 
 def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal attention as people write it."""
-    allowed = torch.arange(k.shape[-2], device=k.device)[None, :] <= torch.arange(q.shape[-2], device=q.device)[:, None]
+    allowed = (
+        torch.arange(k.shape[-2], device=k.device)[None, :]
+        <= torch.arange(q.shape[-2], device=q.device)[:, None]
+    )
     scores = q @ k.mT * q.shape[-1] ** -0.5
     scores = scores.masked_fill(~allowed, -torch.inf)
     z: torch.Tensor = scores.softmax(dim=-1) @ v
@@ -95,17 +106,24 @@ def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def agree_twice(device: str) -> None:
-    """Prints the pairs of backends whose order changed beyond what the intervals of both runs allow."""
+    """Prints the pairs of backends whose order changed beyond what the intervals of both runs
+    allow.
+    """
     with tempfile.TemporaryDirectory() as folder:
         runs = []
         for name in ("first", "second"):
             path = f"{folder}/{name}.json"
-            subprocess.run([MHA, "bench", "--device", device, "--save-baseline", path], check=True, capture_output=True)
+            subprocess.run(
+                [MHA, "bench", "--device", device, "--save-baseline", path],
+                check=True,
+                capture_output=True,
+            )
             runs.append(read_benchmark(path))
     orders = [order(run) for run in runs]
     turned = [pair for pair, sign in orders[0].items() if sign * orders[1].get(pair, 0) < 0]
     print(
-        f"two runs: {len(orders[0])} pairs surely apart in the first, {len(orders[1])} in the second, {len(turned)} turned"
+        f"two runs: {len(orders[0])} pairs surely apart in the first, {len(orders[1])} in the"
+        f" second, {len(turned)} turned"
     )
 
 
@@ -114,7 +132,9 @@ def order(run: Benchmark) -> dict[tuple[object, ...], int]:
     found: dict[tuple[object, ...], int] = {}
     rows = [row for row in run.rows if row.interval is not None]
     for a, b in combinations(rows, 2):
-        (a_low, a_high), (b_low, b_high) = ((row.ratio_low or 0, row.ratio_high or 0) for row in (a, b))
+        (a_low, a_high), (b_low, b_high) = (
+            (row.ratio_low or 0, row.ratio_high or 0) for row in (a, b)
+        )
         if a.size == b.size and (a_low > b_high or b_low > a_high):
             found[a.size, a.backend, b.backend] = 1 if a_low > b_high else -1
     return found
@@ -125,7 +145,10 @@ def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, float32, {ROUNDS} rounds")
+    print(
+        f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, float32, {ROUNDS}"
+        " rounds"
+    )
     for length in LENGTHS:
         beside_torch(length, device)
     for length in (128, *LENGTHS):

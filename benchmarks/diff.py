@@ -2,7 +2,8 @@
 
     python benchmarks/diff.py [LENGTH] [ROUNDS]
 
-Two models of GPT-2-small's shape with random weights, of which one differs, float32; passes and comparisons in turns.
+Two models of GPT-2-small's shape with random weights, of which one differs, float32; passes and
+comparisons in turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def main() -> None:
         mhacli.diff(first, second, {"input_ids": ids, "use_cache": False})
         ratios.append((perf_counter() - passed) / (passed - started))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"median {statistics.median(ratios):.2f} times; the largest memory of this process is {peak:.0f} MiB")
+    print(
+        f"median {statistics.median(ratios):.2f} times; the largest memory of this process is"
+        f" {peak:.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

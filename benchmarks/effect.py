@@ -1,17 +1,20 @@
-"""Removing every head of a model of GPT-2-small's shape, beside a plain loop of hooked forward passes.
+"""Removing every head of a model of GPT-2-small's shape, beside a plain loop of hooked forward
+passes.
 
     python benchmarks/effect.py [ROUNDS] [THREADS]
 
-12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with 2 threads, or THREADS. Times are those
-that the processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the
-whole text with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at
-every one, as a call of the model does by itself. They are measured on every twelfth head, and scaled to all. `attribution
-patching` estimates the same effects to first order, by two forward passes and one backward pass. The encoder is of the shape
-of BERT-base with its language head; its loop makes all logits. Runs alternate; the ratios are medians of the ratios of each
-round. `with proof` is what `mha effect` does: four removals are computed a second time.
+12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with 2 threads, or
+THREADS. Times are those that the processor worked, which other load moves little. The loop is what
+people write by hand: for each head one pass of the whole text with a hook before the output
+projection. `loop` makes the logits at the last token alone, `loop, all logits` at every one, as a
+call of the model does by itself. They are measured on every twelfth head, and scaled to all.
+`attribution patching` estimates the same effects to first order, by two forward passes and one
+backward pass. The encoder is of the shape of BERT-base with its language head; its loop makes all
+logits. Runs alternate; the ratios are medians of the ratios of each round. `with proof` is what
+`mha effect` does: four removals are computed a second time.
 
-Memory: the largest resident size of a fresh process that removes the heads at all positions, less that of one that only loads the
-model, beside the same of one plain batch with as many rows.
+Memory: the largest resident size of a fresh process that removes the heads at all positions, less
+that of one that only loads the model, beside the same of one plain batch with as many rows.
 """
 
 from __future__ import annotations
@@ -73,20 +76,25 @@ def projection_of(model: Any, layer: int) -> Any:
     """The output projection of a layer."""
     is_encoder = hasattr(model, "bert")
     return (
-        model.bert.encoder.layer[layer].attention.output.dense if is_encoder else model.transformer.h[layer].attn.c_proj
+        model.bert.encoder.layer[layer].attention.output.dense
+        if is_encoder
+        else model.transformer.h[layer].attn.c_proj
     )
 
 
 def attributed(model: Any, ids: torch.Tensor, at: int | None) -> list[float]:
-    """The estimated changes of the target's logit by all heads: the gradient of z times what a removal takes from it, which is z
-    less that of a pass without heads, whose z is zeros here."""
+    """The estimated changes of the target's logit by all heads: the gradient of z times what a
+    removal takes from it, which is z less that of a pass without heads, whose z is zeros here.
+    """
     z: list[torch.Tensor] = []
 
     def keep(_: Any, args: Any) -> Any:
         z.append(args[0].requires_grad_())
         return (z[-1],)
 
-    handles = [projection_of(model, layer).register_forward_pre_hook(keep) for layer in range(N_LAYERS)]
+    handles = [
+        projection_of(model, layer).register_forward_pre_hook(keep) for layer in range(N_LAYERS)
+    ]
     with torch.no_grad():
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
     z.clear()
@@ -96,13 +104,16 @@ def attributed(model: Any, ids: torch.Tensor, at: int | None) -> list[float]:
         handle.remove()
     places = slice(None) if at is None else slice(at, at + 1)
     parts = [
-        -(a * b)[0, places].detach().unflatten(-1, (N_HEADS, 64)).sum((0, 2)) for a, b in zip(z, gradients, strict=True)
+        -(a * b)[0, places].detach().unflatten(-1, (N_HEADS, 64)).sum((0, 2))
+        for a, b in zip(z, gradients, strict=True)
     ]
     return torch.cat(parts).tolist()
 
 
 @torch.no_grad()
-def loop(model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[int, int]], **how: int) -> list[float]:
+def loop(
+    model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[int, int]], **how: int
+) -> list[float]:
     """The change of the target's logit by each head, one pass after the other."""
 
     def logit() -> float:
@@ -132,7 +143,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 def compare(model: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
     """Prints the medians and ratios of one kind of removal; the changes must agree."""
     chosen = HEADS[::EVERY]
-    loops: dict[str, Callable[[], list[float]]] = {"loop, all logits": lambda: loop(model, ids, at, chosen)}
+    loops: dict[str, Callable[[], list[float]]] = {
+        "loop, all logits": lambda: loop(model, ids, at, chosen)
+    }
     is_decoder = hasattr(model, "transformer")
     if is_decoder:
         loops["loop"] = lambda: loop(model, ids, at, chosen, logits_to_keep=1)
@@ -153,11 +166,19 @@ def compare(model: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> Non
     for row in rounds:
         for name in loops:
             row[name] *= whole
-    where = f"{'decoder' if is_decoder else 'encoder'}, {'all positions' if at is None else 'one position'}"
-    medians = ", ".join(f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways)
+    where = (
+        f"{'decoder' if is_decoder else 'encoder'},"
+        f" {'all positions' if at is None else 'one position'}"
+    )
+    medians = ", ".join(
+        f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways
+    )
     print(f"{where}: {medians}")
     for name in ("removals", "with proof"):
-        ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in loops)
+        ratios = (
+            f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}"
+            for slow in loops
+        )
         print(f"  {name}: {', '.join(ratios)}", flush=True)
     if is_decoder:
         ratio = statistics.median(row["removals"] / row["attribution patching"] for row in rounds)
@@ -183,8 +204,9 @@ def memory() -> None:
         taken[what] = peak_mib([sys.executable, __file__, "peak", what])
     beyond = {what: taken[what] - taken["model"] for what in ("effects", "at", "batch")}
     print(
-        f"memory beyond the model: all positions {beyond['effects']:.0f} MiB, one position {beyond['at']:.0f} MiB, "
-        f"a plain batch of {TOKENS_AT_ONCE // LENGTH} rows {beyond['batch']:.0f} MiB"
+        f"memory beyond the model: all positions {beyond['effects']:.0f} MiB, one position"
+        f" {beyond['at']:.0f} MiB, a plain batch of {TOKENS_AT_ONCE // LENGTH} rows"
+        f" {beyond['batch']:.0f} MiB"
     )
 
 

@@ -2,10 +2,13 @@
 
     python benchmarks/heads.py [ROUNDS]
 
-1. Time: z and every statistic, with the baseline of uniform attention, over `scaled_dot_product_attention`: by the compiled block
-   and by torch, of words and of characters. Medians of the ratios of each round in an interleaved run, A B C D A B C D …
-2. All of `mha heads`, from the text's ids to the record, of 16,384 words, causal, in turns with fused attention.
-3. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much it grew.
+1. Time: z and every statistic, with the baseline of uniform attention, over
+   `scaled_dot_product_attention`: by the compiled block and by torch, of words and of characters.
+   Medians of the ratios of each round in an interleaved run, A B C D A B C D …
+2. All of `mha heads`, from the text's ids to the record, of 16,384 words, causal, in turns with
+   fused attention.
+3. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much
+   it grew.
 4. Accuracy against float64 explicit matrices.
 
 12 heads of width 64, float32, batch 1. Words have Zipf's frequencies, characters those of
@@ -46,18 +49,30 @@ TEXT = Path(__file__).parents[1] / "sample_texts" / "story.txt"
 
 
 def made(n: int, *, causal: bool, spread: float = 1.0) -> ScoredAttention:
-    """An attention of random queries, keys and values, whose scores have a standard deviation of `spread`."""
+    """An attention of random queries, keys and values, whose scores have a standard deviation of
+    `spread`.
+    """
     generator = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(1, N_HEADS, n, D_HEAD, generator=generator) for _ in range(3))
-    return ScoredAttention(q=q * spread, k=k, v=v, scale=D_HEAD**-0.5, allowed=masks.causal() if causal else None)
+    return ScoredAttention(
+        q=q * spread, k=k, v=v, scale=D_HEAD**-0.5, allowed=masks.causal() if causal else None
+    )
 
 
 def request_of(n: int, *, of_characters: bool = False) -> StatisticsRequest:
     """The tokens of a text of `n` words or characters."""
-    weights = torch.bincount(torch.tensor(list(TEXT.read_bytes()))) if of_characters else 1 / torch.arange(1, 8001)
-    tokens = torch.multinomial(weights.float(), n, replacement=True, generator=torch.Generator().manual_seed(1))
+    weights = (
+        torch.bincount(torch.tensor(list(TEXT.read_bytes())))
+        if of_characters
+        else 1 / torch.arange(1, 8001)
+    )
+    tokens = torch.multinomial(
+        weights.float(), n, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
     axis = Axis((tuple(tokens.tolist()),), ((),), n, "right", torch.device("cpu"))
-    return make_statistics_request(Axes(axis, axis, is_self=True, id_of=lambda word: -1, dtype="float32"))
+    return make_statistics_request(
+        Axes(axis, axis, is_self=True, id_of=lambda word: -1, dtype="float32")
+    )
 
 
 def overview(block: str, attention: ScoredAttention, request: StatisticsRequest) -> list[Reduced]:
@@ -82,7 +97,10 @@ def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
 def ratios(seconds: Mapping[str, list[float]]) -> str:
     """The median of fused attention, and of each other call's ratio to it."""
     fused = seconds["fused"]
-    rows = {name: statistics.median(a / b for a, b in zip(own, fused, strict=True)) for name, own in seconds.items()}
+    rows = {
+        name: statistics.median(a / b for a, b in zip(own, fused, strict=True))
+        for name, own in seconds.items()
+    }
     return f"fused {statistics.median(fused) * 1e3:.0f} ms  " + "  ".join(
         f"{name} {row:.2f}" for name, row in rows.items()
     )
@@ -102,7 +120,9 @@ def time_all(rounds: int) -> None:
                 "characters": partial(overview, "c", attention, characters),
                 "torch": partial(overview, "torch", attention, words),
             }
-            print(f"{n:,}{' causal' if causal else ''}: {ratios(in_turns(calls, rounds))}", flush=True)
+            print(
+                f"{n:,}{' causal' if causal else ''}: {ratios(in_turns(calls, rounds))}", flush=True
+            )
 
 
 def time_command(rounds: int) -> None:
@@ -115,14 +135,20 @@ def time_command(rounds: int) -> None:
     attention = made(COMMAND_LENGTH, causal=True)
     assert attention.v is not None
 
-    fused = partial(scaled_dot_product_attention, attention.q, attention.k, attention.v, is_causal=True)
+    fused = partial(
+        scaled_dot_product_attention, attention.q, attention.k, attention.v, is_causal=True
+    )
     seconds = in_turns({"fused": fused, "command": partial(inspect_heads, run, texts)}, rounds)
     print(f"mha heads, {COMMAND_LENGTH:,} causal: {ratios(seconds)}", flush=True)
 
 
 def peak_mib() -> float:
     """The largest resident size of this process."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -160,7 +186,9 @@ def accuracy(block: str, spread: float, *, causal: bool) -> str:
 
 def main() -> None:
     """Prints all figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rounds", type=int, nargs="?", default=3)
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -172,12 +200,18 @@ def main() -> None:
     time_command(arguments.rounds)
     for n in MEMORY_LENGTHS:
         grown = subprocess.run(
-            [sys.executable, __file__, "--memory", str(n)], capture_output=True, text=True, check=True
+            [sys.executable, __file__, "--memory", str(n)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         print(f"memory at {n:,}: {grown.stdout.strip()} MiB", flush=True)
     for block in ("c", "torch"):
         for spread in (1.0, 8.0):
-            print(f"errors of {block}, spread {spread:g}: {accuracy(block, spread, causal=True)}", flush=True)
+            print(
+                f"errors of {block}, spread {spread:g}: {accuracy(block, spread, causal=True)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -29,9 +29,22 @@ def compare_memory(length: int, n_heads: int) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         text.write(words_of_text)
         text.flush()
-        words = [MHA, "run", "--file", text.name, "--causal", "--heads", str(n_heads), "--view", "none"]
+        words = [
+            MHA,
+            "run",
+            "--file",
+            text.name,
+            "--causal",
+            "--heads",
+            str(n_heads),
+            "--view",
+            "none",
+        ]
         peak = peak_mib(words)
-    print(f"T={length:>5}, {n_heads} heads: largest memory {peak:6.0f} MiB, predicted {predicted:6.0f} MiB")
+    print(
+        f"T={length:>5}, {n_heads} heads: largest memory {peak:6.0f} MiB, predicted"
+        f" {predicted:6.0f} MiB"
+    )
 
 
 def main() -> None:

@@ -1,17 +1,20 @@
-"""What inspecting a checkpoint costs, beside the plain forward pass and beside `output_attentions=True`.
+"""What inspecting a checkpoint costs, beside the plain forward pass and beside
+`output_attentions=True`.
 
     python benchmarks/models.py [LENGTH] [ROUNDS]
     python benchmarks/models.py memory [LENGTH ...]
     python benchmarks/models.py short
 
-A model of GPT-2-small's shape (12 layers, 12 heads, width 768) with random weights, without a language head, float32.
+A model of GPT-2-small's shape (12 layers, 12 heads, width 768) with random weights, without a
+language head, float32.
 
-1. Time: the plain pass of the default implementation, and the same call within `mhacli.inspecting`, which computes every
-   statistic of every head; in turns, medians of the ratios of each round, of wall time and of processor time, which other
-   work on the machine changes less.
-2. `memory`: the largest resident size of a fresh process for each, and for `output_attentions=True` with eager attention up
-   to 4,096 tokens, whose matrices are what a notebook holds.
-3. `short`: `mha run --model` on a sentence as a process, beside a process that loads the model and runs it plainly.
+1. Time: the plain pass of the default implementation, and the same call within `mhacli.inspecting`,
+   which computes every statistic of every head; in turns, medians of the ratios of each round, of
+   wall time and of processor time, which other work on the machine changes less.
+2. `memory`: the largest resident size of a fresh process for each, and for `output_attentions=True`
+   with eager attention up to 4,096 tokens, whose matrices are what a notebook holds.
+3. `short`: `mha run --model` on a sentence as a process, beside a process that loads the model and
+   runs it plainly.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ with torch.no_grad():
 
 def small(implementation: str | None = None) -> Any:
     """GPT-2-small's shape, random weights."""
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=MOST_POSITIONS, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=MOST_POSITIONS, bos_token_id=0, eos_token_id=0
+    )
     torch.manual_seed(0)
     return AutoModel.from_config(config, attn_implementation=implementation).eval()
 
@@ -51,7 +56,9 @@ def small(implementation: str | None = None) -> Any:
 def tokens(length: int) -> torch.Tensor:
     """Ids whose n-th has a frequency of 1/n."""
     frequencies = 1 / torch.arange(1, float(VOCABULARY))
-    return torch.multinomial(frequencies, length, replacement=True, generator=torch.Generator().manual_seed(1))[None]
+    return torch.multinomial(
+        frequencies, length, replacement=True, generator=torch.Generator().manual_seed(1)
+    )[None]
 
 
 @torch.no_grad()
@@ -81,7 +88,10 @@ WAYS = {"plain": plain, "inspected": inspected, "eager": eager}
 def times(length: int, rounds: int) -> None:
     """Prints the time of both, in turns."""
     clocks = {"wall": perf_counter, "processor": process_time}
-    model, seconds = small(), {clock: {"plain": list[float](), "inspected": list[float]()} for clock in clocks}
+    model, seconds = (
+        small(),
+        {clock: {"plain": list[float](), "inspected": list[float]()} for clock in clocks},
+    )
     plain(model, 256)
     for _ in range(rounds):
         for name in ("plain", "inspected"):
@@ -90,13 +100,19 @@ def times(length: int, rounds: int) -> None:
             for clock, now in clocks.items():
                 seconds[clock][name].append(now() - began[clock])
     for clock, found in seconds.items():
-        ratios = [ours / plain for plain, ours in zip(found["plain"], found["inspected"], strict=True)]
+        ratios = [
+            ours / plain for plain, ours in zip(found["plain"], found["inspected"], strict=True)
+        ]
         middle = {name: statistics.median(of_rounds) for name, of_rounds in found.items()}
         print(
-            f"{length} tokens, {clock} time: plain {middle['plain']:.2f} s, inspected {middle['inspected']:.2f} s",
+            f"{length} tokens, {clock} time: plain {middle['plain']:.2f} s, inspected"
+            f" {middle['inspected']:.2f} s",
             end=", ",
         )
-        print(f"ratio median {statistics.median(ratios):.2f}, best {min(ratios):.2f} of {rounds} rounds")
+        print(
+            f"ratio median {statistics.median(ratios):.2f}, best {min(ratios):.2f} of {rounds}"
+            " rounds"
+        )
 
 
 def memory(lengths: list[int]) -> None:
@@ -105,10 +121,16 @@ def memory(lengths: list[int]) -> None:
         ways = ["plain", "inspected", *(["eager"] if length <= EAGER_MOST else [])]
         found = {}
         for way in ways:
-            done = subprocess.run([sys.executable, __file__, "one", way, str(length)], capture_output=True, check=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "one", way, str(length)], capture_output=True, check=True
+            )
             found[way] = [float(word) for word in done.stdout.split()]
         said = ", ".join(f"{way} {mib:.0f} MiB {s:.1f} s" for way, (mib, s) in found.items())
-        print(f"{length} tokens: {said}; inspected / plain {found['inspected'][0] / found['plain'][0]:.2f}", flush=True)
+        print(
+            f"{length} tokens: {said}; inspected / plain"
+            f" {found['inspected'][0] / found['plain'][0]:.2f}",
+            flush=True,
+        )
 
 
 def one(way: str, length: int) -> None:
@@ -124,7 +146,15 @@ def short(rounds: int = 5) -> None:
     """Prints the time of whole processes, in turns after one warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         small().save_pretrained(folder)
-        mha = [str(Path(sys.executable).parent / "mha"), "run", SENTENCE, "--tokenizer", "byte", "--model", folder]
+        mha = [
+            str(Path(sys.executable).parent / "mha"),
+            "run",
+            SENTENCE,
+            "--tokenizer",
+            "byte",
+            "--model",
+            folder,
+        ]
         ways = {"plain": [sys.executable, "-c", PLAIN, folder], "mha run": mha}
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds + 1):

@@ -13,8 +13,12 @@ import sys
 
 
 def peak_mib(command: list[str]) -> float:
-    """The largest resident memory of a run of the command, measured from a small process. Fails if the command does."""
-    done = subprocess.run([sys.executable, __file__, *command], capture_output=True, text=True, check=True)
+    """The largest resident memory of a run of the command, measured from a small process. Fails if
+    the command does.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, *command], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 

@@ -1,9 +1,11 @@
-"""The cost of `mha vocab`, beside `collections.Counter(text.split())` and the normalising that it needs besides.
+"""The cost of `mha vocab`, beside `collections.Counter(text.split())` and the normalising that it
+needs besides.
 
     python benchmarks/vocab.py [FILE]
 
-Repeats a text to 50 MB. `mha vocab` and a script that reads it, makes it lower-case without punctuation, and counts run as
-whole processes, A B A B …; processor time. Then the largest memory of `mha vocab` on texts of 10 and 100 MB. Limit: 1.3 ×.
+Repeats a text to 50 MB. `mha vocab` and a script that reads it, makes it lower-case without
+punctuation, and counts run as whole processes, A B A B …; processor time. Then the largest memory
+of `mha vocab` on texts of 10 and 100 MB. Limit: 1.3 ×.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ STORY = Path(__file__).parent.parent / "sample_texts" / "story.txt"
 MHA = str(Path(sys.executable).with_name("mha"))
 COUNTER = """
 import collections, string, sys
-text = open(sys.argv[1], encoding="utf-8").read().lower().translate(str.maketrans("", "", string.punctuation))
+text = open(sys.argv[1], encoding="utf-8").read().lower()
+text = text.translate(str.maketrans("", "", string.punctuation))
 collections.Counter(text.split())
 """
 ROUNDS = 5
@@ -48,10 +51,17 @@ def main() -> None:
         rounds = [[seconds(way) for way in ways] for _ in range(ROUNDS + 1)][1:]
         ours, counter = (statistics.median(column) for column in zip(*rounds, strict=True))
         ratio = statistics.median(a / b for a, b in rounds)
-        print(f"50 MB: mha vocab {ours:.2f} s, Counter and normalising {counter:.2f} s, ratio {ratio:.2f}", flush=True)
+        print(
+            f"50 MB: mha vocab {ours:.2f} s, Counter and normalising {counter:.2f} s, ratio"
+            f" {ratio:.2f}",
+            flush=True,
+        )
         for n_bytes in (10_000_000, 100_000_000):
             path.write_bytes(source * (n_bytes // len(source) + 1))
-            print(f"{n_bytes / 1e6:.0f} MB: largest memory {peak_mib([MHA, 'vocab', '--file', str(path)]):.0f} MiB")
+            print(
+                f"{n_bytes / 1e6:.0f} MB: largest memory"
+                f" {peak_mib([MHA, 'vocab', '--file', str(path)]):.0f} MiB"
+            )
 
 
 if __name__ == "__main__":

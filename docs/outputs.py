@@ -2,9 +2,9 @@
 
     python docs/outputs.py [PAGE.md …]
 
-An output that still agrees is left alone, so times do not change without need. In another one each part between two `…` is
-replaced by the part of the new output that resembles it most. Where a part resembles nothing, the output is reported and left:
-choose its lines by hand.
+An output that still agrees is left alone, so times do not change without need. In another one each
+part between two `…` is replaced by the part of the new output that resembles it most. Where a part
+resembles nothing, the output is reported and left: choose its lines by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from support.documents import furnish, is_run, manual, run, split_steps, unmatched, without_varying  # noqa: E402
+from support.documents import (  # noqa: E402
+    furnish,
+    is_run,
+    manual,
+    run,
+    split_steps,
+    unmatched,
+    without_varying,
+)
 
 ELISION = "…"
 ALIKE = 0.6
@@ -25,7 +33,9 @@ ALIKE = 0.6
 
 
 def refitted(shown: Sequence[str], printed: Sequence[str]) -> tuple[list[str], float]:
-    """The lines to show in place of `shown`, elided in the same places, and how much the least similar part resembles its own."""
+    """The lines to show in place of `shown`, elided in the same places, and how much the least
+    similar part resembles its own.
+    """
     parts: list[list[str]] = [[]]
     for line in shown:
         if line == ELISION:
@@ -36,7 +46,9 @@ def refitted(shown: Sequence[str], printed: Sequence[str]) -> tuple[list[str], f
     begin, worst = 0, 1.0
     for index, part in enumerate(parts):
         if part:
-            begin, end, likeness = _place(part, printed, begin, is_first=index == 0, is_last=index == len(parts) - 1)
+            begin, end, likeness = _place(
+                part, printed, begin, is_first=index == 0, is_last=index == len(parts) - 1
+            )
             new += printed[begin:end]
             begin, worst = end, min(worst, likeness)
         new += [ELISION] * (index < len(parts) - 1)
@@ -46,7 +58,9 @@ def refitted(shown: Sequence[str], printed: Sequence[str]) -> tuple[list[str], f
 def _place(
     old: Sequence[str], printed: Sequence[str], begin: int, *, is_first: bool, is_last: bool
 ) -> tuple[int, int, float]:
-    """Where the part of the output lies that resembles `old` most, at or after `begin`, and how much it does."""
+    """Where the part of the output lies that resembles `old` most, at or after `begin`, and how
+    much it does.
+    """
     if is_first and is_last:
         return 0, len(printed), 1.0
     starts = [0] if is_first else range(begin, max(begin, len(printed) - len(old)) + 1)

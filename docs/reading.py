@@ -18,7 +18,11 @@ PAGE = Path(__file__).parent / "READING.md"
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
-    lines = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") or "–" for cell in row] for row in rows)]
+    lines = [
+        headings,
+        ["---"] * len(headings),
+        *([cell.replace("|", "\\|") or "–" for cell in row] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -48,7 +52,9 @@ def head_types() -> str:
     """A row for each type of head."""
     rows = (
         (sign, words.name, code(kind), words.explanation)
-        for kind, sign, words in ((kind, sign, words_of_type(kind)) for kind, (sign, _) in KIND_SIGNS.items())
+        for kind, sign, words in (
+            (kind, sign, words_of_type(kind)) for kind, (sign, _) in KIND_SIGNS.items()
+        )
     )
     return table(("sign", "type", "in JSON", "meaning"), rows)
 
@@ -56,14 +62,18 @@ def head_types() -> str:
 def signs() -> str:
     """A row for each sign."""
     return table(
-        ("sign", "meaning"), ((code(name), word.explanation) for name, word in words_of("glossary", "sign").items())
+        ("sign", "meaning"),
+        ((code(name), word.explanation) for name, word in words_of("glossary", "sign").items()),
     )
 
 
 def concepts() -> str:
     """A row for each concept, by the alphabet."""
     words = sorted(words_of("glossary", "concept").items(), key=lambda item: item[0].casefold())
-    rows = ((name, ", ".join(word.also), word.explanation, code(word.formula), word.source) for name, word in words)
+    rows = (
+        (name, ", ".join(word.also), word.explanation, code(word.formula), word.source)
+        for name, word in words
+    )
     return table(("concept", "also", "meaning", "formula", "source"), rows)
 
 
@@ -75,7 +85,10 @@ def written(page: str) -> str:
     """The page with its generated parts as they are now."""
     for name, part in PARTS.items():
         page = re.sub(
-            rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", part().replace("\\", r"\\"), page, flags=re.DOTALL
+            rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)",
+            part().replace("\\", r"\\"),
+            page,
+            flags=re.DOTALL,
         )
     return page
 

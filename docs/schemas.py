@@ -2,9 +2,9 @@
 
     python docs/schemas.py
 
-What no type declares of a document is added here, and docs/RECORDS.md describes the fields of a record. The schemas of
-`diff`, `explain`, `vocab`, `weights info` and of a copied row are written by hand. The tests validate what the commands
-print against all of them.
+What no type declares of a document is added here, and docs/RECORDS.md describes the fields of a
+record. The schemas of `diff`, `explain`, `vocab`, `weights info` and of a copied row are written by
+hand. The tests validate what the commands print against all of them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,29 @@ PAGE = Path(__file__).parent / "RECORDS.md"
 Numbers = Annotated[
     list[Any] | None,
     msgspec.Meta(
-        description="Nested lists, an axis per level. null: the array was not kept, or the number is masked or not finite."
+        description=(
+            "Nested lists, an axis per level. null: the array was not kept, or the number is masked"
+            " or not finite."
+        )
     ),
 ]
 VECTORS = (
-    *("received", "map", "profile", "visible", "uniform_map", "uniform_received", "uniform_profile", "strongest_key"),
+    *(
+        "received",
+        "map",
+        "profile",
+        "visible",
+        "uniform_map",
+        "uniform_received",
+        "uniform_profile",
+        "strongest_key",
+    ),
     *("span_mass", "uniform_span_mass", "corner", "top_keys", "top_shares"),
 )
-ARRAYS = {f"{name}?": Numbers for name in dict.fromkeys((*PER_QUERY, "qk", "scores", "pattern", "allowed", *VECTORS))}
+ARRAYS = {
+    f"{name}?": Numbers
+    for name in dict.fromkeys((*PER_QUERY, "qk", "scores", "pattern", "allowed", *VECTORS))
+}
 """The arrays of a layer. A name that ends in ? may be missing."""
 KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name in SITES}
 """Arrays that `--keep` adds."""
@@ -80,7 +95,9 @@ class Rule(TypedDict):
 
 
 class Comparison(TypedDict):
-    """What --compare adds: the rows that have a time in both runs, and those that cannot be compared."""
+    """What --compare adds: the rows that have a time in both runs, and those that cannot be
+    compared.
+    """
 
     baseline: str
     broken: list[str]
@@ -114,8 +131,9 @@ class Mask(TypedDict):
 
 
 class Library(TypedDict):
-    """A library: the installed version (null: missing), the required range, and the extra that installs it (null: always
-    needed)."""
+    """A library: the installed version (null: missing), the required range, and the extra that
+    installs it (null: always needed).
+    """
 
     name: str
     version: str | None
@@ -140,38 +158,62 @@ def described_fields() -> dict[str, str]:
 
 SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
     "mha.record/1": (
-        "What run, heads, trace, decode and show print with --json.", Record,
+        "What run, heads, trace, decode and show print with --json.",
+        Record,
         {
-            "Record": {"arrays": None, "layers?": ..., "nonfinite": dict[str, int], **ARRAYS, **KEPT},
-            "Check": CHECK, "SelfCheck": CHECK, "RouteCheck": {name: kind for name, kind in CHECK.items() if name != "name?"},
-            "InspectedLayer": dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS,
+            "Record": {
+                "arrays": None,
+                "layers?": ...,
+                "nonfinite": dict[str, int],
+                **ARRAYS,
+                **KEPT,
+            },
+            "Check": CHECK,
+            "SelfCheck": CHECK,
+            "RouteCheck": {name: kind for name, kind in CHECK.items() if name != "name?"},
+            "InspectedLayer": (
+                dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS
+            ),
         },
     ),
     "mha.mask/1": ("What mha trace --mask --json prints.", Mask, {}),
-    "mha.check/1": ("What mha check --json prints.", Examination, {"Examination": {"summary": str}}),
+    "mha.check/1": (
+        "What mha check --json prints.",
+        Examination,
+        {"Examination": {"summary": str}},
+    ),
     "mha.doctor/1": (
-        "What mha doctor --json prints.", Report,
+        "What mha doctor --json prints.",
+        Report,
         {
             "Report": {
-                "verdict": Literal["healthy", "unhealthy"], "summary": str, "environment": dict[str, str],
-                "libraries": list[Library], "devices": list[Device],
+                "verdict": Literal["healthy", "unhealthy"],
+                "summary": str,
+                "environment": dict[str, str],
+                "libraries": list[Library],
+                "devices": list[Device],
             },
             "HealthCheck": {"status": CheckStatus},
         },
     ),
     "mha.bench/1": (
-        "What mha bench prints with --json, and saves with --save-baseline.", Benchmark,
+        "What mha bench prints with --json, and saves with --save-baseline.",
+        Benchmark,
         {
             "Sweep": dict.fromkeys(TIMING),
             "Benchmark": {
-                "schema": None, "summary": list[str], "ceilings": list[Any], "controls": list[Any],
-                "environment": dict[str, str | int | float | None], "comparison?": Comparison,
+                "schema": None,
+                "summary": list[str],
+                "ceilings": list[Any],
+                "controls": list[Any],
+                "environment": dict[str, str | int | float | None],
+                "comparison?": Comparison,
             },
         },
     ),
-}  # fmt: skip
-"""By schema: what prints it, its type, and how the printed objects differ from their types: None takes a field out, ... only
-makes it optional."""
+}
+"""By schema: what prints it, its type, and how the printed objects differ from their types: None
+takes a field out, ... only makes it optional."""
 
 
 def document(name: str) -> dict[str, Any]:
@@ -190,9 +232,13 @@ def document(name: str) -> dict[str, Any]:
     for owner, part in parts.items():
         change = changes.get(owner, {})
         properties = {
-            field: schema for field, schema in part["properties"].items() if change.get(field, ...) is not None
+            field: schema
+            for field, schema in part["properties"].items()
+            if change.get(field, ...) is not None
         }
-        for schema in properties.values():  # what is printed has all fields, those with a default too
+        for (
+            schema
+        ) in properties.values():  # what is printed has all fields, those with a default too
             schema.pop("default", None)
         required = [field for field in properties if f"{field}?" not in change]
         parts[owner] = {"type": "object", "properties": properties, "required": required}
@@ -202,7 +248,11 @@ def document(name: str) -> dict[str, Any]:
         field: {"description": fields[field], **schema} if field in fields else schema
         for field, schema in whole["properties"].items()
     }
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, "description": description}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        "description": description,
+    }
     properties = {"schema": {"const": name}, **properties}
     return {
         **head,

@@ -18,9 +18,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "effects",
-    "heads", "inspect", "inspecting", "load", "removed",
-]  # fmt: skip
+    "Config",
+    "MhaError",
+    "MultiHeadAttention",
+    "Record",
+    "__version__",
+    "bench",
+    "check",
+    "diff",
+    "doctor",
+    "effects",
+    "heads",
+    "inspect",
+    "inspecting",
+    "load",
+    "removed",
+]
 
 _MODULES = {
     "Config": "mhacli.settings",

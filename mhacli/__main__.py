@@ -1,4 +1,6 @@
-"""The entry of `mha` and of `python -m mhacli`: signals first, for the imports take long enough to be interrupted."""
+"""The entry of `mha` and of `python -m mhacli`: signals first, for the imports take long enough to
+be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from mhacli.io.memory import gc_paused
 
 
 def main() -> NoReturn:
-    """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says no, 130/143 interrupted."""
+    """Runs the command line and ends the process: 0 done, 1 could not, 2 usage, 3 the check says
+    no, 130/143 interrupted.
+    """
     code = 0
     try:
         long_work.install()

@@ -1,7 +1,8 @@
 """The one kind of error that a user can fix, and the command that installs a missing library.
 
-A message says in plain words what is wrong, in lower case, with the value and with the option as it is typed, and what would
-be valid; the hint is a line of its own that says what to type. Anything that is not an `MhaError` is a bug of ours.
+A message says in plain words what is wrong, in lower case, with the value and with the option as it
+is typed, and what would be valid; the hint is a line of its own that says what to type. Anything
+that is not an `MhaError` is a bug of ours.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
-"""The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
+"""The code of what went wrong in one of several processes alone, and which each of them must say of
+itself."""
 
 
 class MhaError(Exception):
     """An error that the user can fix.
 
-    `code` is a stable word for programs, `exit_code` the exit code of the process (1 failed, 2 usage, 3 a check says
-    no), `path` the file concerned. All texts may hold untrusted characters: the code that prints them escapes them.
+    `code` is a stable word for programs, `exit_code` the exit code of the process (1 failed, 2
+    usage, 3 a check says no), `path` the file concerned. All texts may hold untrusted characters:
+    the code that prints them escapes them.
     """
 
     def __init__(
@@ -33,7 +36,13 @@ class MhaError(Exception):
         path: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.hint, self.code, self.exit_code, self.path = message, hint, code, exit_code, path
+        self.message, self.hint, self.code, self.exit_code, self.path = (
+            message,
+            hint,
+            code,
+            exit_code,
+            path,
+        )
         if hint:
             self.add_note(f"hint: {hint}")  # shown in a traceback, for use without the command line
 
@@ -51,12 +60,17 @@ def bad_file(path: str, message: str, *, hint: str | None = None) -> MhaError:
 
 
 def library(module: str, user: str) -> Any:
-    """A module of a library that `user` needs. Raises `MhaError`, with the command that installs it, if it is missing."""
+    """A module of a library that `user` needs. Raises `MhaError`, with the command that installs
+    it, if it is missing.
+    """
     try:
         return import_module(module)
     except ImportError as fault:
         name = (fault.name or module).partition(".")[0].replace("_", "-")
-        hint, message = f"{installing(name)} installs it", f"{user} needs {name}, which is not installed"
+        hint, message = (
+            f"{installing(name)} installs it",
+            f"{user} needs {name}, which is not installed",
+        )
         raise MhaError(message, hint=hint, code="missing-extra") from None
 
 
@@ -66,7 +80,9 @@ def out_of_range(subject: str, index: int, count: int) -> str:
     >>> out_of_range("--head", 7, 4)
     '--head 7 is out of range: 0 to 3'
     """
-    return f"{subject} {index} is out of range: " + (f"0 to {count - 1}" if count > 1 else "only 0 exists")
+    return f"{subject} {index} is out of range: " + (
+        f"0 to {count - 1}" if count > 1 else "only 0 exists"
+    )
 
 
 def first_names(names: Iterable[str], most: int = 8) -> str:
@@ -79,11 +95,13 @@ def first_names(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
-# ------------------------------------------------------------------------------------------ libraries that are missing
+# ----------------------------------------------------------------------- libraries that are missing
 
 
 def needed_ranges() -> dict[str, str]:
-    """The range that mha's own metadata names for each library; nothing where it is run without being installed."""
+    """The range that mha's own metadata names for each library; nothing where it is run without
+    being installed.
+    """
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -101,13 +119,14 @@ def needed_ranges() -> dict[str, str]:
 
 
 def installing(*libraries: str) -> str:
-    """The command that installs libraries in the ranges that mha needs, or brings them there. It names the libraries and not an
-    extra of mha, for it must work wherever mha was installed from."""
+    """The command that installs libraries in the ranges that mha needs, or brings them there. It
+    names the libraries and not an extra of mha, for it must work wherever mha was installed from.
+    """
     ranges = needed_ranges()
     return " ".join(["pip install", *(f'"{name}{ranges.get(name, "")}"' for name in libraries)])
 
 
-# --------------------------------------------------------------------------------------------------- calls of libraries
+# ------------------------------------------------------------------------------- calls of libraries
 
 T = TypeVar("T")
 
@@ -115,7 +134,8 @@ T = TypeVar("T")
 def guarded(what: str, path: str, call: Callable[[], T]) -> T:
     """The result of a call of a library that uses `what` of a file or folder.
 
-    Its exceptions, also panics of native code, which are no `Exception` and write to stderr, become an `MhaError` of one line.
+    Its exceptions, also panics of native code, which are no `Exception` and write to stderr, become
+    an `MhaError` of one line.
     """
     try:
         with silent_stderr():

@@ -1,5 +1,6 @@
-"""What a command computes: the settings, the sizes of the texts, what is kept of the result, and the memory of all that. Known
-before torch is loaded."""
+"""What a command computes: the settings, the sizes of the texts, what is kept of the result, and
+the memory of all that. Known before torch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +34,16 @@ DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 class Run:
     """The settings and what to compute, of a layer of mha or of a checkpoint (`model.path`).
 
-    A layer reads texts of these sizes (`dims`) under a resolved config, with weights of a file or of the config's seed; the ids
-    are those of the `vocabulary`. A checkpoint reads `texts`, or a `chat` in place of one;
-    `pair` are the second texts of pairs, `context` is the input of an encoder, `spans` are named parts of the text as typed, and
-    `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its folder is
-    the `checkpoint`, if it is read already.
+    A layer reads texts of these sizes (`dims`) under a resolved config, with weights of a file or
+    of the config's seed; the ids are those of the `vocabulary`. A checkpoint reads `texts`, or a
+    `chat` in place of one; `pair` are the second texts of pairs, `context` is the input of an
+    encoder, `spans` are named parts of the text as typed, and `n_generated` tokens are generated
+    greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its folder is the
+    `checkpoint`, if it is read already.
 
-    `keep` are the arrays to keep, within `keep_limit` bytes; None keeps as many as fit. `also` are arrays to keep besides, and
-    `kept` cells of long texts. `repeat` is the number of timed runs. `notes` are for the user.
+    `keep` are the arrays to keep, within `keep_limit` bytes; None keeps as many as fit. `also` are
+    arrays to keep besides, and `kept` cells of long texts. `repeat` is the number of timed runs.
+    `notes` are for the user.
     """
 
     dims: Dims = Dims(Config(), batch=0, q_len=0, k_len=0)
@@ -76,8 +79,8 @@ class Run:
         return self.dims.config
 
     def arrays_to_keep(self, dims: Dims) -> tuple[dict[str, int], tuple[str, ...]]:
-        """The arrays of a layer that fit into the limit with their bytes, and the names of the others: all of `keep`, or as many
-        of `DEFAULT_KEEP` and `also` as fit.
+        """The arrays of a layer that fit into the limit with their bytes, and the names of the
+        others: all of `keep`, or as many of `DEFAULT_KEEP` and `also` as fit.
 
         Raises `UsageError` for an unknown site, and `MhaError` if `keep` does not fit.
         """
@@ -87,14 +90,21 @@ class Run:
         kept = dict[str, int]()
         for name in names:
             if name not in SITES:
-                raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
+                raise UsageError(
+                    f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}"
+                )
             n_bytes = prod(SITES[name].shape_for(dims)) * dims.item_bytes
             if self.keep is not None or sum(kept.values()) + n_bytes <= self.keep_limit:
                 kept[name] = n_bytes
         total = sum(kept.values())
         if total > self.keep_limit:
-            limit, hint = shown(self.keep_limit, "bytes"), f"--keep-limit {-(-total >> 20)}M raises the limit"
-            message = f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {limit}"
+            limit, hint = (
+                shown(self.keep_limit, "bytes"),
+                f"--keep-limit {-(-total >> 20)}M raises the limit",
+            )
+            message = (
+                f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {limit}"
+            )
             raise MhaError(message, hint=f"{hint}; --keep pattern takes less", code="too-large")
         return kept, tuple(name for name in names if name not in kept)
 
@@ -113,73 +123,108 @@ def require_inside(
     counts = {"head": n_heads, "query": len(queries[sequence]), "key": len(keys[sequence])}
     for index, (name, count) in zip(cell, counts.items(), strict=True):
         if index >= count:
-            raise UsageError(out_of_range(f"--cell {','.join(map(str, cell))}: {name}", index, count))
+            raise UsageError(
+                out_of_range(f"--cell {','.join(map(str, cell))}: {name}", index, count)
+            )
 
 
-# ---------------------------------------------------------------------------------------- memory, before the first tensor
+# ------------------------------------------------------------------ memory, before the first tensor
 
 BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, SMALL_BUFFERS = 16, 32 << 20
 """Bounds for head statistics: the numbers per head, query and key, and bytes of small buffers."""
 _BLOCK_CELLS = {"c": 1 << 22, "cpu": 1 << 20}
-"""Cells of a block of queries with all their keys: in the compiled block, which keeps nothing else, and in torch's."""
+"""Cells of a block of queries with all their keys: in the compiled block, which keeps nothing else,
+and in torch's."""
 _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 25, 256, 16
 """Cells of all heads of a block elsewhere; and the most and fewest queries of a block on a CPU."""
 _PER_CELL, _PER_CELL_OF_C, _MASK_PER_CELL = 14, 4, 4
-"""Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a bias), and bytes of
-masks per cell and sequence."""
+"""Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a
+bias), and bytes of masks per cell and sequence."""
 FLOAT32_BYTES = 4
 
 
 def require_room(
-    needed: Callable[[int], int], length: int, available: int, *, what: str, shorter: str = "--max-tokens {}"
+    needed: Callable[[int], int],
+    length: int,
+    available: int,
+    *,
+    what: str,
+    shorter: str = "--max-tokens {}",
 ) -> int:
-    """The bytes that a text of `length` tokens needs. Raises `MhaError`, with the longest text that fits as an option, if they
-    are more than 80 % of the available ones."""
+    """The bytes that a text of `length` tokens needs. Raises `MhaError`, with the longest text that
+    fits as an option, if they are more than 80 % of the available ones.
+    """
     if memory.fits(needed(length), available):
         return needed(length)
-    longest = bisect_left(range(1, length), True, key=lambda n: not memory.fits(needed(n), available))
-    message = f"out of memory; {what}: {shown(needed(length), 'bytes')} needed, {shown(available, 'bytes')} available"
-    hint = f"{shorter.format(longest)} fits" if longest else "a shorter text or a smaller model needs less"
+    longest = bisect_left(
+        range(1, length), True, key=lambda n: not memory.fits(needed(n), available)
+    )
+    message = (
+        f"out of memory; {what}: {shown(needed(length), 'bytes')} needed,"
+        f" {shown(available, 'bytes')} available"
+    )
+    hint = (
+        f"{shorter.format(longest)} fits"
+        if longest
+        else "a shorter text or a smaller model needs less"
+    )
     raise MhaError(message, hint=hint, code="out-of-memory")
 
 
-def statistics_bytes(batch: int, n_heads: int, shape: tuple[int, int], *, wide: int, on_gpu: bool) -> int:
-    """Bytes for the statistics of heads over `shape` queries and keys: those of each query and key, and the blocks of all
-    threads."""
+def statistics_bytes(
+    batch: int, n_heads: int, shape: tuple[int, int], *, wide: int, on_gpu: bool
+) -> int:
+    """Bytes for the statistics of heads over `shape` queries and keys: those of each query and key,
+    and the blocks of all threads.
+    """
     n_queries, n_keys = shape
     vectors = batch * (n_heads + 1) * (n_queries + n_keys) * VECTORS * wide
     most = SMALL_BUFFERS + vectors
-    for kind, per_cell in (("cuda", _PER_CELL),) if on_gpu else (("cpu", _PER_CELL), ("c", _PER_CELL_OF_C)):
+    for kind, per_cell in (
+        (("cuda", _PER_CELL),) if on_gpu else (("cpu", _PER_CELL), ("c", _PER_CELL_OF_C))
+    ):
         cells = n_keys * min(n_queries, rows_of_block(n_keys, kind))
-        n_blocks = min(n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1)
+        n_blocks = min(
+            n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1
+        )
         of_blocks = cells * n_blocks * (per_cell * wide + _MASK_PER_CELL * batch)
         most = max(most, SMALL_BUFFERS + vectors + of_blocks)
     return most
 
 
 def rows_of_block(n_keys: int, kind: str) -> int:
-    """How many queries are reduced together with all their keys, by `c` or on a device: fewer where a text is long.
+    """How many queries are reduced together with all their keys, by `c` or on a device: fewer where
+    a text is long.
 
     >>> [rows_of_block(n_keys, "cpu") for n_keys in (100, 4096, 8192, 1 << 20)]
     [256, 256, 128, 16]
     """
-    cells, most = _BLOCK_CELLS.get(kind, _DEVICE_CELLS), _MOST_ROWS if kind in _BLOCK_CELLS else 2 * _MOST_ROWS
+    cells, most = (
+        _BLOCK_CELLS.get(kind, _DEVICE_CELLS),
+        _MOST_ROWS if kind in _BLOCK_CELLS else 2 * _MOST_ROWS,
+    )
     return max(_LEAST_ROWS, min(most, 1 << max(0, (cells // max(1, n_keys)).bit_length() - 1)))
 
 
 def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
-    """How many heads are reduced together in a block of so many cells: one by each thread of a CPU."""
+    """How many heads are reduced together in a block of so many cells: one by each thread of a
+    CPU.
+    """
     return 1 if is_cpu else max(1, _DEVICE_CELLS // max(1, n_cells))
 
 
-# ----------------------------------------------------------------------------------------------------- a layer of mha
+# ----------------------------------------------------------------------------------- a layer of mha
 
 
-def require_memory(run: Run, available: int | None = None, *, has_matrices: bool = True, on_gpu: bool = False) -> int:
-    """The predicted peak of a layer's run in bytes, with matrices or as head statistics without. Raises `MhaError` as
-    `require_room` and `Run.arrays_to_keep` do. `available` is by default that of this machine, for a run on its CPU."""
+def require_memory(
+    run: Run, available: int | None = None, *, has_matrices: bool = True, on_gpu: bool = False
+) -> int:
+    """The predicted peak of a layer's run in bytes, with matrices or as head statistics without.
+    Raises `MhaError` as `require_room` and `Run.arrays_to_keep` do. `available` is by default that
+    of this machine, for a run on its CPU.
+    """
     dims, config, kept = run.dims, run.config, run.kept
     if available is None and config.device not in ("auto", "cpu"):
         return 0
@@ -196,14 +241,20 @@ def require_memory(run: Run, available: int | None = None, *, has_matrices: bool
         # token vectors (content, sum, mask of padding), projections, rotations and joined heads
         read = batch * (q_len + (k_len if dims.cross else 0)) * dims.size("d_input")
         total = BASE_BYTES + weights + (batch * (q_len + k_len) * widths + 3 * read) * item
-        if config.random is not None or config.positions == "sinusoidal":  # made in float64 and then rounded
+        if (
+            config.random is not None or config.positions == "sinusoidal"
+        ):  # made in float64 and then rounded
             total += 2 * read * wide + 40 * min(read, WAVES_AT_ONCE)
-        # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and the mask
+        # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and
+        # the mask
         if has_matrices:
-            of_cell = item + 4 * wide + 2 * wide * has_bias + (wide + 16) * (config.positions == "alibi")
+            of_cell = (
+                item + 4 * wide + 2 * wide * has_bias + (wide + 16) * (config.positions == "alibi")
+            )
             arrays, _ = run.arrays_to_keep(shorter)
             return total + sum(arrays.values()) + shorter.cells() * of_cell + batch * q_len * k_len
-        # a bias and its copy without −∞; kept cells exist as tensors, as arrays, and once more while they are assembled
+        # a bias and its copy without −∞; kept cells exist as tensors, as arrays, and once more
+        # while they are assembled
         corner = kept.corner
         cells = 0 if corner is None else min(corner.n_queries, q_len) * min(corner.n_keys, k_len)
         total += batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, k_len)) * wide

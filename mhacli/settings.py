@@ -1,8 +1,9 @@
-"""The settings of mha, each declared once: name, type, default, range, help, other names, and the modes that have it.
+"""The settings of mha, each declared once: name, type, default, range, help, other names, and the
+modes that have it.
 
-`setting` declares a field of a dataclass. The command line, the checks of ranges and the messages read the declaration, so that
-a new option is one line. A mode is what a command inspects: a `layer` of mha, a checkpoint (`model`), `code` of the user's own,
-or a saved `record`.
+`setting` declares a field of a dataclass. The command line, the checks of ranges and the messages
+read the declaration, so that a new option is one line. A mode is what a command inspects: a `layer`
+of mha, a checkpoint (`model`), `code` of the user's own, or a saved `record`.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ DEFAULT_KEEP_LIMIT = 512 << 20
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-# -------------------------------------------------------------------------------------------------------- declaration
+# -------------------------------------------------------------------------------------- declaration
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """How a setting stands on the command line.
 
-    `names` are all its names; none means `--` and the name of the field. Numbers lie from `low` to `high`; `above` and `below`
-    are bounds that are not included. `parse` makes the value of the word, or raises `ValueError` with what is wrong. `modes` are
-    those that have the option. It changes nothing without one of the settings that it `needs`, and `excludes` others; both are
-    names of fields. A `common` option is in the short help too. `default` is the text about the default, None for the value
-    itself. `words` complete a value. An `argument` has no name. `many` can be repeated.
+    `names` are all its names; none means `--` and the name of the field. Numbers lie from `low` to
+    `high`; `above` and `below` are bounds that are not included. `parse` makes the value of the
+    word, or raises `ValueError` with what is wrong. `modes` are those that have the option. It
+    changes nothing without one of the settings that it `needs`, and `excludes` others; both are
+    names of fields. A `common` option is in the short help too. `default` is the text about the
+    default, None for the value itself. `words` complete a value. An `argument` has no name. `many`
+    can be repeated.
     """
 
     panel: str
@@ -99,22 +102,31 @@ class Option:
     def contains(self, value: float) -> bool:
         """Whether a number is finite and in the range."""
         bounds = (self.low, ge), (self.high, le), (self.above, gt), (self.below, lt)
-        return math.isfinite(value) and all(bound is None or holds(value, bound) for bound, holds in bounds)
+        return math.isfinite(value) and all(
+            bound is None or holds(value, bound) for bound, holds in bounds
+        )
 
     def name(self, field_name: str, *, is_off: bool = False) -> str:
         """The first name, such as `--heads`, or the one that switches off, such as `--no-bias`."""
         if self.argument and self.metavar is not None:
             return self.metavar.strip("[].")
-        first = next((name for name in self.names if name.startswith("--")), "--" + field_name.replace("_", "-"))
+        first = next(
+            (name for name in self.names if name.startswith("--")),
+            "--" + field_name.replace("_", "-"),
+        )
         on, _, off = first.partition("/")
         return (off or f"--no-{on[2:]}") if is_off else on
 
 
 def setting(value: Any, panel: str, text: str, *names: str, **how: Any) -> Any:
-    """A field with the default `value` that is an option of the command line; see `Option` for `how`. One with the default `()`
-    and without `parse` can be repeated."""
+    """A field with the default `value` that is an option of the command line; see `Option` for
+    `how`. One with the default `()` and without `parse` can be repeated.
+    """
     how.setdefault("many", value == () and "parse" not in how)
-    return field(default=value, metadata={"option": Option(panel, text, tuple(" ".join(names).split()), **how)})
+    return field(
+        default=value,
+        metadata={"option": Option(panel, text, tuple(" ".join(names).split()), **how)},
+    )
 
 
 def options_of(group: type) -> Iterator[tuple[str, Option]]:
@@ -123,11 +135,15 @@ def options_of(group: type) -> Iterator[tuple[str, Option]]:
 
 
 def like(group: type, name: str, panel: str, **changes: Any) -> Any:
-    """A field of another group that is declared as the field `name` of a group, in a panel, with changes of its default
-    (`value`) and of `Option`."""
+    """A field of another group that is declared as the field `name` of a group, in a panel, with
+    changes of its default (`value`) and of `Option`.
+    """
     declared = next(f for f in fields(group) if f.name == name)
     value = changes.pop("value", declared.default)
-    return field(default=value, metadata={"option": replace(declared.metadata["option"], panel=panel, **changes)})
+    return field(
+        default=value,
+        metadata={"option": replace(declared.metadata["option"], panel=panel, **changes)},
+    )
 
 
 def as_option(name: str, value: object, group: type | None = None) -> str:
@@ -153,7 +169,9 @@ _MAX_LISTED = 100_000
 
 
 def example_call(word: str) -> str:
-    """The word, if it is a `lambda` of a target, or of a target and a length. Raises `ValueError` with the form."""
+    """The word, if it is a `lambda` of a target, or of a target and a length. Raises `ValueError`
+    with the form.
+    """
     try:
         made = ast.parse(word.strip(), mode="eval").body
     except SyntaxError as fault:
@@ -164,8 +182,9 @@ def example_call(word: str) -> str:
 
 
 def numbers(form: str, example: str) -> Callable[[str], tuple[int, ...]]:
-    """A function that takes as many whole numbers as a form such as `BATCH,LENGTH` names; `example` is such a word. One in
-    brackets, as in `LEFT[,RIGHT]`, may be left out, and is 0 then."""
+    """A function that takes as many whole numbers as a form such as `BATCH,LENGTH` names; `example`
+    is such a word. One in brackets, as in `LEFT[,RIGHT]`, may be left out, and is 0 then.
+    """
     pattern = re.sub("[A-Z]+", "([0-9]{1,9})", form.replace("[", "(?:").replace("]", ")?"))
 
     def parse(word: str) -> tuple[int, ...]:
@@ -182,7 +201,7 @@ def _reach(word: str) -> tuple[int, ...] | None:
     return None if word == "none" else numbers("LEFT[,RIGHT]", "4 or 2,2")(word)
 
 
-# ---------------------------------------------------------------------------------------------------------- the layer
+# ---------------------------------------------------------------------------------------- the layer
 
 TEXT, LAYER, POSITIONS, MASK, DEVICE = "Text", "Attention", "Positions", "Mask and scores", "Device"
 D_MODEL = "--d-model --hidden-size --embed-dim --n-embd"
@@ -196,7 +215,10 @@ KV_HEADS = "Number of key/value heads; query heads share them in groups."
 HEAD_WIDTH = "Width of the queries and keys of a head."
 INPUT_WIDTH = "Width of the token vectors before projection."
 OUT_PROJ = "Apply the output projection, or only concatenate the heads."
-WINDOW = "Attend only to LEFT keys before and RIGHT after the query; none removes a saved window. (default of RIGHT: 0)"
+WINDOW = (
+    "Attend only to LEFT keys before and RIGHT after the query; none removes a saved window."
+    " (default of RIGHT: 0)"
+)
 SINK_WINDOW = "The first N tokens stay visible outside --window; 0 for none."
 DOCUMENTS = "Split each text at SEPARATOR into documents that do not attend to each other."
 DROPOUT = "Dropout probability of attention weights, with --train."
@@ -205,7 +227,17 @@ TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra 
 TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
 RANDOM = "Use random token vectors instead of a text."
 _DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
-_TEXT_ONLY = ("typed", "text", "file", "tokenizer", "vocab", "max_tokens", "lines", "context", "documents")
+_TEXT_ONLY = (
+    "typed",
+    "text",
+    "file",
+    "tokenizer",
+    "vocab",
+    "max_tokens",
+    "lines",
+    "context",
+    "documents",
+)
 _VECTORS = numbers("BATCH,LENGTH", "2,5")
 BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
 _layer = partial(setting, modes=("layer",))
@@ -216,53 +248,112 @@ _run = partial(setting, modes=("layer", "model"))
 class Config:
     """The choices for one attention layer and its run.
 
-    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from
-    `d_model / n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch
-    chooses. `resolved()` fills these in and checks every rule; code that computes takes a resolved config.
+    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head`
+    from `d_model / n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head **
+    -0.5`, `threads` as torch chooses. `resolved()` fills these in and checks every rule; code that
+    computes takes a resolved config.
 
-    `window` is the number of keys (left, right) around the query. The first `prefix` tokens are visible to all queries,
-    whatever the window; the rest is causal. The first `sink` tokens stay visible outside the window. `documents` is the
-    separator of documents that cannot see each other. `softcap` is the bound `c` of `c · tanh(score / c)`, `score_bias`
-    the file of an additive bias, `dropout` a probability that applies only with `train`. `random` (batch, length) takes
-    random vectors of `distribution` instead of text. `max_positions` is the length of the table of learned positions,
-    and `padding` the side on which shorter sequences are padded.
+    `window` is the number of keys (left, right) around the query. The first `prefix` tokens are
+    visible to all queries, whatever the window; the rest is causal. The first `sink` tokens stay
+    visible outside the window. `documents` is the separator of documents that cannot see each
+    other. `softcap` is the bound `c` of `c · tanh(score / c)`, `score_bias` the file of an additive
+    bias, `dropout` a probability that applies only with `train`. `random` (batch, length) takes
+    random vectors of `distribution` instead of text. `max_positions` is the length of the table of
+    learned positions, and `padding` the side on which shorter sequences are padded.
     """
 
-    # fmt: off
-    d_model: int = _layer(64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True)
-    n_heads: int = _layer(4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True)
-    n_kv_heads: int | None = _layer(None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads")
-    d_head: int | None = _layer(None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads")
-    d_v: int | None = _layer(None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head")
+    d_model: int = _layer(
+        64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True
+    )
+    n_heads: int = _layer(
+        4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True
+    )
+    n_kv_heads: int | None = _layer(
+        None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads"
+    )
+    d_head: int | None = _layer(
+        None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads"
+    )
+    d_v: int | None = _layer(
+        None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head"
+    )
     d_input: int | None = _layer(None, LAYER, INPUT_WIDTH, low=1, high=MAX_WIDTH, default="d_model")
-    bias: bool = _layer(True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias")
+    bias: bool = _layer(
+        True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias"
+    )
     out_proj: bool = _layer(True, LAYER, OUT_PROJ, "--out-proj/--no-out-proj", default="--out-proj")
-    positions: Positions = _layer("sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True)
-    rope_theta: float = _layer(1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000")
-    max_positions: int = _layer(1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH)
-    causal: bool = setting(False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code"))
-    window: tuple[int, int] | None = _layer(None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]")
-    prefix: int | None = _layer(None, MASK, "Causal, but every token attends to the first N; 0 for none.", low=0, high=MAX_LENGTH)
-    sink: int | None = _layer(None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH)
+    positions: Positions = _layer(
+        "sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True
+    )
+    rope_theta: float = _layer(
+        1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000"
+    )
+    max_positions: int = _layer(
+        1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH
+    )
+    causal: bool = setting(
+        False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code")
+    )
+    window: tuple[int, int] | None = _layer(
+        None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]"
+    )
+    prefix: int | None = _layer(
+        None,
+        MASK,
+        "Causal, but every token attends to the first N; 0 for none.",
+        low=0,
+        high=MAX_LENGTH,
+    )
+    sink: int | None = _layer(
+        None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH
+    )
     documents: str | None = _layer(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
     padding: PaddingSide = _run("right", MASK, "Side on which shorter sequences are padded.")
-    scale: float | None = _layer(None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head")
-    softcap: float | None = _layer(None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X")
-    score_bias: str | None = _layer(None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]")
+    scale: float | None = _layer(
+        None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head"
+    )
+    softcap: float | None = _layer(
+        None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X"
+    )
+    score_bias: str | None = _layer(
+        None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]"
+    )
     dropout: float = _layer(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
-    train: bool = _layer(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
-    init: Init = _layer("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
-    dtype: Dtype = _run("float32", DEVICE, "Number format of the computation.", default="float32; with --model, its own")
-    device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
-    threads: int | None = _run(None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch")
-    seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code"))
+    train: bool = _layer(
+        False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default=""
+    )
+    init: Init = _layer(
+        "xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",)
+    )
+    dtype: Dtype = _run(
+        "float32",
+        DEVICE,
+        "Number format of the computation.",
+        default="float32; with --model, its own",
+    )
+    device: str = setting(
+        "auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code")
+    )
+    threads: int | None = _run(
+        None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch"
+    )
+    seed: int = setting(
+        0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code")
+    )
     tokenizer: str = _run("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
-    keep_case: bool = _layer(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
-    punctuation: Literal["drop", "keep"] = _layer("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
+    keep_case: bool = _layer(
+        False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case"
+    )
+    punctuation: Literal["drop", "keep"] = _layer(
+        "drop", TEXT, "Drop punctuation, or keep each mark as a token."
+    )
     inner_marks: bool = True
-    random: tuple[int, int] | None = _layer(None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
-    distribution: Literal["normal", "uniform"] = _layer("normal", TEXT, _DISTRIBUTION, needs=("random",))
-    # fmt: on
+    random: tuple[int, int] | None = _layer(
+        None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY
+    )
+    distribution: Literal["normal", "uniform"] = _layer(
+        "normal", TEXT, _DISTRIBUTION, needs=("random",)
+    )
 
     @property
     def needs_order(self) -> str | None:
@@ -280,41 +371,69 @@ class Config:
     @property
     def has_custom_scale(self) -> bool:
         """Whether the scale differs from `d_head ** -0.5`."""
-        return self.scale is not None and self.d_head is not None and abs(self.scale - self.d_head**-0.5) > 1e-12
+        return (
+            self.scale is not None
+            and self.d_head is not None
+            and abs(self.scale - self.d_head**-0.5) > 1e-12
+        )
 
     @property
     def layer_positions(self) -> LayerPositions:
-        """The position scheme inside the layer; `none` for positions that are added before the layer."""
-        return "none" if self.positions == "sinusoidal" or self.positions == "learned" else self.positions
+        """The position scheme inside the layer; `none` for positions that are added before the
+        layer.
+        """
+        return (
+            "none"
+            if self.positions == "sinusoidal" or self.positions == "learned"
+            else self.positions
+        )
 
     def first_column(self, n_tokens: int, length: int) -> int:
-        """The index of the first token of `n_tokens` on an axis of `length`: after the padding, if padding is on the
-        left."""
+        """The index of the first token of `n_tokens` on an axis of `length`: after the padding, if
+        padding is on the left.
+        """
         return length - n_tokens if self.padding == "left" else 0
 
     def resolved(self) -> Config:
-        """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
+        """This config with all derived widths filled in. Raises `UsageError` with the broken
+        rule.
+        """
         require_ranges(self)
-        d_head, rest = divmod(self.d_model, self.n_heads) if self.d_head is None else (self.d_head, 0)
+        d_head, rest = (
+            divmod(self.d_model, self.n_heads) if self.d_head is None else (self.d_head, 0)
+        )
         if rest:
-            width = min(max(1, (self.d_model + self.n_heads // 2) // self.n_heads), MAX_WIDTH // self.n_heads)
+            width = min(
+                max(1, (self.d_model + self.n_heads // 2) // self.n_heads),
+                MAX_WIDTH // self.n_heads,
+            )
             nearest = as_option("n_heads", _nearest_divisor(self.d_model, self.n_heads))
             message = f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}"
             hint = f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set --d-head"
             raise UsageError(message, hint=hint)
-        derived = {"d_v": d_head, "d_input": self.d_model, "n_kv_heads": self.n_heads, "scale": d_head**-0.5}
-        missing: dict[str, Any] = {name: value for name, value in derived.items() if getattr(self, name) is None}
-        full = replace(self, d_head=d_head, prefix=self.prefix or None, sink=self.sink or None, **missing)
+        derived = {
+            "d_v": d_head,
+            "d_input": self.d_model,
+            "n_kv_heads": self.n_heads,
+            "scale": d_head**-0.5,
+        }
+        missing: dict[str, Any] = {
+            name: value for name, value in derived.items() if getattr(self, name) is None
+        }
+        full = replace(
+            self, d_head=d_head, prefix=self.prefix or None, sink=self.sink or None, **missing
+        )
         _require_rules(full)
         return full
 
 
-# ---------------------------------------------------------------------------------------------------- rules of values
+# ---------------------------------------------------------------------------------- rules of values
 
 
 def require_ranges(settings: Any) -> None:
-    """Raises `UsageError` for a field of a group of settings that has another type, is out of its range, or not among its
-    choices."""
+    """Raises `UsageError` for a field of a group of settings that has another type, is out of its
+    range, or not among its choices.
+    """
     import msgspec  # not for a help text
 
     group = type(settings)
@@ -325,7 +444,9 @@ def require_ranges(settings: Any) -> None:
         if value == "":
             raise UsageError(f"{typed} is empty")
         try:
-            msgspec.convert(float(value) if isinstance(value, float) else value, hint)  # a float64 of numpy is a float
+            msgspec.convert(
+                float(value) if isinstance(value, float) else value, hint
+            )  # a float64 of numpy is a float
         except msgspec.ValidationError as fault:
             raise UsageError(f"{typed}: {fault}") from None
         if option.is_number and value is not None and not option.contains(value):
@@ -336,52 +457,96 @@ def _require_rules(full: Config) -> None:
     """Raises `UsageError` for choices that contradict each other, or that change nothing."""
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
-        given, nearest = (as_option("n_kv_heads", n) for n in (n_kv_heads, _nearest_divisor(full.n_heads, n_kv_heads)))
-        raise UsageError(f"{given} does not divide the {full.n_heads} query heads", hint=f"try {nearest}")
+        given, nearest = (
+            as_option("n_kv_heads", n)
+            for n in (n_kv_heads, _nearest_divisor(full.n_heads, n_kv_heads))
+        )
+        raise UsageError(
+            f"{given} does not divide the {full.n_heads} query heads", hint=f"try {nearest}"
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
-        raise UsageError(f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
+        raise UsageError(
+            f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps"
+        )
     if full.train and full.dropout == 0:
-        raise UsageError("--train changes nothing without dropout", hint="try --train --dropout 0.1")
+        raise UsageError(
+            "--train changes nothing without dropout", hint="try --train --dropout 0.1"
+        )
     if full.positions in ROPE and d_head % 2:
-        message = f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd"
+        message = (
+            f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head"
+            f" {d_head} is odd"
+        )
         raise UsageError(message, hint=f"try {as_option('d_head', d_head + 1)}")
     if min(full.window or (0,)) < 0:
         raise UsageError(f"{as_option('window', full.window)} counts fewer than 0 keys")
     if full.sink is not None and full.window is None:
         sink = as_option("sink", full.sink)
-        raise UsageError(f"{sink} exempts tokens from a window, and there is none", hint=f"try --window 8 {sink}")
+        raise UsageError(
+            f"{sink} exempts tokens from a window, and there is none", hint=f"try --window 8 {sink}"
+        )
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
-        raise UsageError(f"{as_option('random', full.random)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
+        raise UsageError(
+            f"{as_option('random', full.random)} is no batch and length in the range"
+            f" 1<=x<={MAX_RANDOM}"
+        )
 
 
 def _nearest_divisor(of: int, to: int) -> int:
-    """The divisor of `of` nearest to `to`, at most MAX_HEADS. The larger of two equally near ones."""
-    return min((n for n in range(1, min(of, MAX_HEADS) + 1) if of % n == 0), key=lambda n: (abs(n - to), -n))
+    """The divisor of `of` nearest to `to`, at most MAX_HEADS. The larger of two equally near
+    ones.
+    """
+    return min(
+        (n for n in range(1, min(of, MAX_HEADS) + 1) if of % n == 0),
+        key=lambda n: (abs(n - to), -n),
+    )
 
 
-# ------------------------------------------------------------------------------------------- texts, weights, checkpoint
+# ----------------------------------------------------------------------- texts, weights, checkpoint
 
 CHECKPOINT, HEADS, OUTPUT, OWN_CODE = "Checkpoint", "Heads", "Output", "Your own attention"
 SINK_TOKENS = 4
-"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023,
+"StreamingLLM", section 3.2."""
 SINK_SHARE = 0.1
 """The least fraction of all attention of a sink, by default."""
 FILE = "Read a text file; repeatable, and - reads stdin."
 MAX_TEXT, MOST_TOKENS = "64.0 MiB; vocab: 100 MiB", f"all, at most {DEFAULT_MAX_TOKENS:,}"
 _TYPED = "The text to inspect, or - for stdin; several texts form a batch."
-LITERAL_TEXT = "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also texts."
+LITERAL_TEXT = (
+    "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also"
+    " texts."
+)
 _CONTEXT = "Text for the keys and values (cross-attention): one for all sequences, or one for each."
 _MAX_TOKENS = "Use only the first N tokens of each sequence."
-LAYERS = "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5."
+LAYERS = (
+    "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or"
+    " cross.5."
+)
 MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf)."
-_DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
-_ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
+_DEVICE_MAP = (
+    "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra"
+    " device-map)"
+)
+_ARG = (
+    "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default:"
+    " guessed)"
+)
 _CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
-_EXAMPLE = "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'. (default: guessed)"
+_EXAMPLE = (
+    "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'."
+    " (default: guessed)"
+)
 _GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
 _CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
-_PAIR = "Second text of a pair, read with the token types of a pair: one for all texts, or one for each."
-_SPANS = "Report attention between spans: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable."
+_PAIR = (
+    "Second text of a pair, read with the token types of a pair: one for all texts, or one for"
+    " each."
+)
+_SPANS = (
+    "Report attention between spans: name=START:END, name=/REGEX/, or roles of a chat, a,b;"
+    " repeatable."
+)
 _WHERE = f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable."
 _FIRST = "Number of first tokens whose attention is reported together."
 _SINK = "Smallest fraction of all attention that makes a key a sink."
@@ -392,11 +557,19 @@ _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_bytes(word: str) -> int:
-    """The number of bytes in a size such as `65536`, `64M` or `1.5GiB`, with powers of 1024. Raises `ValueError`."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", word.strip(), re.IGNORECASE | re.ASCII)
+    """The number of bytes in a size such as `65536`, `64M` or `1.5GiB`, with powers of 1024. Raises
+    `ValueError`.
+    """
+    match = re.fullmatch(
+        r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?",
+        word.strip(),
+        re.IGNORECASE | re.ASCII,
+    )
     size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
     if size < 1:
-        raise ValueError(f"{shlex.quote(word[:40])} is not a size above 0 such as 65536, 64M or 1.5G")
+        raise ValueError(
+            f"{shlex.quote(word[:40])} is not a size above 0 such as 65536, 64M or 1.5G"
+        )
     return size
 
 
@@ -414,7 +587,9 @@ LayerChoices = tuple[LayerChoice, ...] | None
 
 
 def word_list(*choices: str) -> Callable[[str], tuple[str, ...]]:
-    """A function that takes words such as `forward,both`, each among the choices if there are any."""
+    """A function that takes words such as `forward,both`, each among the choices if there are
+    any.
+    """
 
     def parse(word: str) -> tuple[str, ...]:
         chosen = [part.strip() for part in word.split(",")]
@@ -427,13 +602,17 @@ def word_list(*choices: str) -> Callable[[str], tuple[str, ...]]:
 
 
 def counts(word: str) -> tuple[int, ...]:
-    """Positive numbers from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `ValueError` with the form."""
+    """Positive numbers from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises
+    `ValueError` with the form.
+    """
     numbers: list[int] = []
     for part in word.split(","):
         match = re.fullmatch(r"([0-9]{1,7}k?)(?:\.\.([0-9]{1,7}k?))?", part.strip())
         number, last = map(parse_bytes, (match[1], match[2] or match[1])) if match else (1, 0)
         if number > last:
-            raise ValueError(f"{word[:80]!r} is not a list such as 512,1k, or a doubling range such as 1..8")
+            raise ValueError(
+                f"{word[:80]!r} is not a list such as 512,1k, or a doubling range such as 1..8"
+            )
         while number <= last:
             numbers.append(number)
             number *= 2
@@ -441,7 +620,8 @@ def counts(word: str) -> tuple[int, ...]:
 
 
 def pairs(words: Sequence[str], name: str) -> tuple[tuple[str, str], ...]:
-    """Names and values from words such as `d_model=64`. Raises `UsageError` for any other form and for a repeated name.
+    """Names and values from words such as `d_model=64`. Raises `UsageError` for any other form and
+    for a repeated name.
 
     >>> pairs(["d_model=64", "config.name=a=b"], "arg")
     (('d_model', '64'), ('config.name', 'a=b'))
@@ -462,7 +642,9 @@ def layer_list(word: str) -> tuple[LayerChoice, ...]:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `ValueError` with the form."""
     layers: list[LayerChoice] = []
     for part in word.split(","):
-        match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
+        match = re.fullmatch(
+            rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip()
+        )
         if match is None:
             raise ValueError(f"{word[:80]!r} is not a list such as 5, 0,8-10 or decoder.5,cross.5")
         kind: Any = match[1]
@@ -474,37 +656,61 @@ def layer_list(word: str) -> tuple[LayerChoice, ...]:
 class Source:
     """The source of the text and its decoding."""
 
-    # fmt: off
     typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True)
     text: tuple[str, ...] = _run((), TEXT, LITERAL_TEXT)
     file: tuple[str, ...] = _run((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
     lines: bool = _run(False, TEXT, "Treat each line of a file as a sequence.")
-    encoding: str = _run("utf-8", TEXT, "Encoding of files and stdin.", parse=encoding_name, metavar="NAME", default="utf-8")
-    errors: Literal["strict", "replace", "escape"] = _run("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
-    max_bytes: int | None = _run(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
-    max_token_len: int = _layer(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)
-    # fmt: on
+    encoding: str = _run(
+        "utf-8",
+        TEXT,
+        "Encoding of files and stdin.",
+        parse=encoding_name,
+        metavar="NAME",
+        default="utf-8",
+    )
+    errors: Literal["strict", "replace", "escape"] = _run(
+        "strict", TEXT, "How to treat bytes that are invalid in the encoding."
+    )
+    max_bytes: int | None = _run(
+        None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT
+    )
+    max_token_len: int = _layer(
+        1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A checkpoint, its layers to inspect (None: all), and its placement. `path` None is no checkpoint.
+    """A checkpoint, its layers to inspect (None: all), and its placement. `path` None is no
+    checkpoint.
 
-    The last five are settings that a layer of mha has too: `dtype` None is that of the weights, `padding` and `tokenizer` None
-    are the checkpoint's own. A `device_map` replaces `device`.
+    The last five are settings that a layer of mha has too: `dtype` None is that of the weights,
+    `padding` and `tokenizer` None are the checkpoint's own. A `device_map` replaces `device`.
     """
 
-    # fmt: off
     layers: LayerChoices = setting(
-        None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True, modes=("model", "record")
+        None,
+        CHECKPOINT,
+        LAYERS,
+        "--layer --layers",
+        parse=layer_list,
+        metavar="LIST",
+        common=True,
+        modes=("model", "record"),
     )
-    path: str | None = _model(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
-    revision: str | None = _model(None, CHECKPOINT, "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME")
+    path: str | None = _model(
+        None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True
+    )
+    revision: str | None = _model(
+        None, CHECKPOINT, "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME"
+    )
     device_map: DeviceMap | None = _model(
         None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP", excludes=("device",)
     )
-    verify_outputs: bool = _model(False, CHECKPOINT, "Run again without inspection, and compare the outputs bit by bit.")
-    # fmt: on
+    verify_outputs: bool = _model(
+        False, CHECKPOINT, "Run again without inspection, and compare the outputs bit by bit."
+    )
+
     device: str = "auto"
     dtype: Dtype | None = None
     threads: int | None = None
@@ -518,44 +724,68 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What else a checkpoint reads: tokens that it generates, named parts of the text, a chat, the second text of a pair."""
+    """What else a checkpoint reads: tokens that it generates, named parts of the text, a chat, the
+    second text of a pair.
+    """
 
-    # fmt: off
-    generate: int | None = _model(None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000)
+    generate: int | None = _model(
+        None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000
+    )
     span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN")
-    chat: str | None = _model(None, CHECKPOINT, _CHAT, metavar="FILE", excludes=("typed", "text", "file"))
-    pair: tuple[str, ...] = _model((), CHECKPOINT, _PAIR, metavar="TEXT", excludes=("chat", "context", "generate"))
-    # fmt: on
+    chat: str | None = _model(
+        None, CHECKPOINT, _CHAT, metavar="FILE", excludes=("typed", "text", "file")
+    )
+    pair: tuple[str, ...] = _model(
+        (), CHECKPOINT, _PAIR, metavar="TEXT", excludes=("chat", "context", "generate")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computation(Source):
-    """What every command that computes attention takes: the text and its context, and the layer or the checkpoint that reads
-    them. `given` are the fields of `Config` that the command line sets: what a weights file says about the others stays."""
+    """What every command that computes attention takes: the text and its context, and the layer or
+    the checkpoint that reads them. `given` are the fields of `Config` that the command line sets:
+    what a weights file says about the others stays.
+    """
 
-    # fmt: off
     context: tuple[str, ...] = _run((), TEXT, _CONTEXT)
     vocab: str | None = _layer(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
-    max_tokens: int | None = _run(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    max_tokens: int | None = _run(
+        None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS
+    )
     given: Annotated[Mapping[str, Any], Config]
-    weights: str | None = _layer(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
+    weights: str | None = _layer(
+        None, LAYER, "Load the weights from a safetensors file.", metavar="FILE"
+    )
     allow_nonfinite: bool = _run(False, LAYER, "Continue even if numbers are NaN or Inf.")
-    repeat: int | None = _layer(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
+    repeat: int | None = _layer(
+        None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow"
+    )
     model: ModelSettings
-    # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """The statistics of heads: the conditions of the user, and the limits of first tokens and sinks. `heads` None are all."""
+    """The statistics of heads: the conditions of the user, and the limits of first tokens and
+    sinks. `heads` None are all.
+    """
 
-    # fmt: off
     conditions: tuple[Condition, ...] = setting(
-        (), HEADS, _WHERE, "--where --pattern", parse=parse_condition, metavar="CONDITION", many=True, common=True
+        (),
+        HEADS,
+        _WHERE,
+        "--where --pattern",
+        parse=parse_condition,
+        metavar="CONDITION",
+        many=True,
+        common=True,
     )
-    first_tokens: int = setting(SINK_TOKENS, HEADS, _FIRST, "--first-tokens --sink-tokens", low=1, high=MAX_LENGTH)
-    sink_weight: float = setting(SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P")
-    # fmt: on
+    first_tokens: int = setting(
+        SINK_TOKENS, HEADS, _FIRST, "--first-tokens --sink-tokens", low=1, high=MAX_LENGTH
+    )
+    sink_weight: float = setting(
+        SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P"
+    )
+
     heads: tuple[int, ...] | None = None
 
 
@@ -563,16 +793,33 @@ class Statistics:
 class OwnCode:
     """How code of the user's own is built and called, and for how many seconds at most."""
 
-    # fmt: off
-    arg: tuple[str, ...] = setting((), OWN_CODE, _ARG, metavar="NAME=VALUE", common=True, modes=("code",))
-    call_arg: tuple[str, ...] = setting((), OWN_CODE, _CALL_ARG, metavar="NAME=VALUE", modes=("code",))
+    arg: tuple[str, ...] = setting(
+        (), OWN_CODE, _ARG, metavar="NAME=VALUE", common=True, modes=("code",)
+    )
+    call_arg: tuple[str, ...] = setting(
+        (), OWN_CODE, _CALL_ARG, metavar="NAME=VALUE", modes=("code",)
+    )
     example: str | None = setting(
-        None, OWN_CODE, _EXAMPLE, parse=example_call, metavar="LAMBDA", default="", modes=("code",), excludes=("call_arg",))
+        None,
+        OWN_CODE,
+        _EXAMPLE,
+        parse=example_call,
+        metavar="LAMBDA",
+        default="",
+        modes=("code",),
+        excludes=("call_arg",),
+    )
     time_limit: float = setting(
-        5, OWN_CODE, "Seconds that an import or a call may take.", above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
-    # fmt: on
+        5,
+        OWN_CODE,
+        "Seconds that an import or a call may take.",
+        above=0,
+        high=MAX_SECONDS,
+        metavar="SECONDS",
+        modes=("code",),
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- views
+# -------------------------------------------------------------------------------------------- views
 
 VIEW, PICTURES = "View", "Pictures"

@@ -1,8 +1,10 @@
-"""SITES, the points at which attention can be observed, with their axes, their cost and their words, and VARIANTS of attention.
+"""SITES, the points at which attention can be observed, with their axes, their cost and their
+words, and VARIANTS of attention.
 
-The printed walkthrough, the shape check at run time and the documentation all come from this table. *Measurements* of a
-site (shape, layout, time) come from the tap. The texts stand in record/glossary.toml. `Dims` are the sizes of a run,
-known before its first tensor; the end of the file computes the cost of a decoding step from them.
+The printed walkthrough, the shape check at run time and the documentation all come from this table.
+*Measurements* of a site (shape, layout, time) come from the tap. The texts stand in
+record/glossary.toml. `Dims` are the sizes of a run, known before its first tensor; the end of the
+file computes the cost of a decoding step from them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ WAVES_AT_ONCE = 1 << 20
 class Dims:
     """A resolved config, the lengths, and properties of the text.
 
-    `cross`: keys come from another text. `padded`: sequences differ in length. `packed`: a row holds several documents.
-    `n_tokens` is the size of the vocabulary.
+    `cross`: keys come from another text. `padded`: sequences differ in length. `packed`: a row
+    holds several documents. `n_tokens` is the size of the vocabulary.
     """
 
     config: Config
@@ -57,12 +59,16 @@ class Dims:
 
     @property
     def input_axis(self) -> str:
-        """The axis name for the width of the layer's input: `d_input` only if it differs from `d_model`."""
+        """The axis name for the width of the layer's input: `d_input` only if it differs from
+        `d_model`.
+        """
         return "d_model" if self.sizes["d_input"] == self.config.d_model else "d_input"
 
     @property
     def has_separate_positions(self) -> bool:
-        """Whether sequences count positions separately: left padding or packing shifts their beginnings."""
+        """Whether sequences count positions separately: left padding or packing shifts their
+        beginnings.
+        """
         return self.packed or (self.padded and self.config.padding == "left")
 
     @property
@@ -72,14 +78,17 @@ class Dims:
 
     @property
     def item_bytes(self) -> int:
-        """The bytes of a number in matrices and in the record, where 16-bit numbers become float32."""
+        """The bytes of a number in matrices and in the record, where 16-bit numbers become
+        float32.
+        """
         return max(ITEM_BYTES["float32"], ITEM_BYTES[self.config.dtype])
 
     def size(self, axis: str) -> int:
-        """The size of an axis: `·` joins axes that are merged (product), `+` joins axes side by side (sum).
+        """The size of an axis: `·` joins axes that are merged (product), `+` joins axes side by
+        side (sum).
 
-        >>> Dims(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5, k_len=5).size("head·d_head")
-        12
+        >>> Dims(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5,
+        k_len=5).size("head·d_head") 12
         """
         return sum(prod(self.sizes[word] for word in part.split("·")) for part in axis.split("+"))
 
@@ -88,11 +97,13 @@ class Dims:
         return self.batch * self.config.n_heads * self.q_len * self.k_len
 
 
-# ---------------------------------------------------------------------------------------------------- texts of a run
+# ----------------------------------------------------------------------------------- texts of a run
 
 
 def filled_in(template: str, f: Dims) -> str:
-    """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts, `{name}` a value."""
+    """A template of record/glossary.toml for a run: `<condition:then|else>` is one of two texts,
+    `{name}` a value.
+    """
     config, d_head, group = f.config, f.config.d_head or 1, f.config.heads_per_kv_head
     scaled, c = f"{config.scale or 0:.4g} · qk", config.softcap
     sharing = f"; each is read by {group} query heads in a row" if group > 1 else ""
@@ -137,7 +148,9 @@ def mask_rules(dims: Dims) -> tuple[str, ...]:
     rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
     if config.window is not None:
         kept = f", and {_first(config.sink)}" if config.sink else ""
-        rules.append(f"keys from {config.window[0]} left to {config.window[1]} right of the query{kept}")
+        rules.append(
+            f"keys from {config.window[0]} left to {config.window[1]} right of the query{kept}"
+        )
     rules += [] if config.prefix is None else [f"except that all see {_first(config.prefix)}"]
     rules += ["no token sees another document"] if dims.packed else []
     rules += ["padding is never seen"] if dims.padded else []
@@ -148,8 +161,8 @@ def mask_rules(dims: Dims) -> tuple[str, ...]:
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     """The slope by which each head lowers its scores per step of distance: `2^(−8(h+1)/n)`.
 
-    If `n` is not a power of two: the slopes for the power below, then every other slope for the power above. Source:
-    Press et al. 2021, section 3, and its published code for other head counts.
+    If `n` is not a power of two: the slopes for the power below, then every other slope for the
+    power above. Source: Press et al. 2021, section 3, and its published code for other head counts.
 
     >>> alibi_slopes(2)
     (0.0625, 0.00390625)
@@ -160,14 +173,16 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return tuple(slopes + between[: n_heads - below])
 
 
-# -------------------------------------------------------------------------------------------- variants of attention
+# ---------------------------------------------------------------------------- variants of attention
 
 
 def variants(dims: Dims) -> dict[str, Word]:
     """The variants that a run uses, in the order of the computation, with its numbers."""
     used = (name for name, is_used in VARIANTS.items() if is_used(dims))
     words = {name: words_of("glossary", "variant")[name] for name in used}
-    return {name: replace(of, explanation=filled_in(of.explanation, dims)) for name, of in words.items()}
+    return {
+        name: replace(of, explanation=filled_in(of.explanation, dims)) for name, of in words.items()
+    }
 
 
 def positions_name(config: Config) -> str:
@@ -190,7 +205,9 @@ VARIANTS: Mapping[str, Callable[[Dims], bool]] = {
     "single-head attention": lambda f: f.config.n_heads == 1,
     "no output projection": lambda f: not f.config.out_proj,
     "multi-query attention": lambda f: f.config.n_kv_heads == 1 < f.config.n_heads,
-    "grouped-query attention": lambda f: 1 < (f.config.n_kv_heads or f.config.n_heads) < f.config.n_heads,
+    "grouped-query attention": lambda f: (
+        1 < (f.config.n_kv_heads or f.config.n_heads) < f.config.n_heads
+    ),
     "sinusoidal positions": _positions("sinusoidal"),
     "learned positions": _positions("learned"),
     "rotary positions, half-rotation": _positions("rope"),
@@ -212,17 +229,18 @@ VARIANTS: Mapping[str, Callable[[Dims], bool]] = {
 """Whether a run uses each variant, in the order of the computation."""
 
 
-# --------------------------------------------------------------------------------------------------------------- sites
+# -------------------------------------------------------------------------------------------- sites
 
 
 @dataclass(frozen=True)
 class Site:
     """One point of the computation.
 
-    `axes` are axis names; `d_out` is the width of the layer's output, and `batch?` stands where sequences count positions
-    separately. `parameters` names the weights used, without `.weight` and `.bias`. `operations` counts the floating point
-    operations of its n numbers: 2 per multiply-add of a matrix product, 1 per other operation on a number (add, multiply,
-    exp, tanh, max, divide), 0 per copy.
+    `axes` are axis names; `d_out` is the width of the layer's output, and `batch?` stands where
+    sequences count positions separately. `parameters` names the weights used, without `.weight` and
+    `.bias`. `operations` counts the floating point operations of its n numbers: 2 per multiply-add
+    of a matrix product, 1 per other operation on a number (add, multiply, exp, tanh, max, divide),
+    0 per copy.
     """
 
     name: str
@@ -262,7 +280,9 @@ class Site:
         }
 
     def in_general(self) -> tuple[str, str]:
-        """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""
+        """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by
+        default.
+        """
         dims = Dims(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
         meaning, axes = filled_in(self.words.explanation, dims), " · ".join(self.axes_for(dims))
         formula = self.words.general or filled_in(self.words.formula, dims)
@@ -275,7 +295,9 @@ def _projection(f: Dims, n: int) -> int:
 
 
 def _waves(f: Dims, n: int) -> int:
-    """A sine or cosine for each number, computed once for all sequences where they count positions alike."""
+    """A sine or cosine for each number, computed once for all sequences where they count positions
+    alike.
+    """
     return 2 * n if f.config.positions == "sinusoidal" else 0
 
 
@@ -295,8 +317,12 @@ _ORDER = (
     Site("positions", "batch? query d_input", _waves, ("embed_positions",)),
     Site("x", "batch query d_input", lambda f, n: n * f.adds_positions),
     Site(
-        "context", "batch key d_input", parameters=("embed", "embed_positions"),
-        operations=lambda f, n: n * f.adds_positions + _waves(f, n if f.has_separate_positions else n // f.batch),
+        "context",
+        "batch key d_input",
+        parameters=("embed", "embed_positions"),
+        operations=lambda f, n: (
+            n * f.adds_positions + _waves(f, n if f.has_separate_positions else n // f.batch)
+        ),
     ),
     Site("qkv", f"batch query {_QKV}", _projection, ("q_proj", "k_proj", "v_proj")),
     Site("q_proj", "batch query head·d_head", _projection, ("q_proj",)),
@@ -321,17 +347,19 @@ _ORDER = (
     Site("concat", "batch query head·d_v"),
     Site("head_out", "batch head query d_model", lambda f, n: 2 * n * f.size("d_v"), ("o_proj",)),
     Site(
-        "out", "batch query d_out", parameters=("o_proj",),
+        "out",
+        "batch query d_out",
+        parameters=("o_proj",),
         operations=lambda f, n: n * f.config.out_proj * (2 * f.size("head·d_v") + f.config.bias),
     ),
     Site("out_sum", "batch query d_model", lambda f, n: n * (f.config.n_heads - 1 + f.config.bias)),
-)  # fmt: skip
+)
 
 SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
 """Every site by its name, in the order of execution."""
 
 
-# --------------------------------------------------------------------------------------------- cost of a decoding step
+# -------------------------------------------------------------------------- cost of a decoding step
 
 
 CacheKind = Literal["none", "concat", "preallocated"]
@@ -344,10 +372,15 @@ def token_bytes(config: Config, n_kv_heads: int | None = None) -> int:
 
 
 def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
-    """The operations of one step's matrix products and their biases. Scale, softmax and positions are few and left out. Without
-    a cache all tokens are projected and all cells computed, masked ones included, as in the explicit computation."""
+    """The operations of one step's matrix products and their biases. Scale, softmax and positions
+    are few and left out. Without a cache all tokens are projected and all cells computed, masked
+    ones included, as in the explicit computation.
+    """
     rows = length if cache == "none" else n_new
-    row, cells = Dims(config, batch=1, q_len=1, k_len=1), Dims(config, batch, q_len=rows, k_len=length)
+    row, cells = (
+        Dims(config, batch=1, q_len=1, k_len=1),
+        Dims(config, batch, q_len=rows, k_len=length),
+    )
     of_row = sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
     return batch * rows * of_row + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
 
@@ -355,8 +388,8 @@ def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: Ca
 def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
     """The bytes of keys and values that one step reads and writes.
 
-    `none` writes all of them again and reads them once. `concat` reads the old ones, writes old and new, and reads all.
-    `preallocated` writes the new ones and reads all.
+    `none` writes all of them again and reads them once. `concat` reads the old ones, writes old and
+    new, and reads all. `preallocated` writes the new ones and reads all.
     """
     tokens = {"none": 2 * length, "concat": 3 * length - n_new, "preallocated": length + n_new}
     return batch * tokens[cache] * token_bytes(config)

@@ -1,4 +1,6 @@
-"""Multi-head attention as a learner wrote it: it runs, it trains, and it has one mistake. `mha check` names it."""
+"""Multi-head attention as a learner wrote it: it runs, it trains, and it has one mistake. `mha
+check` names it.
+"""
 
 import math
 

@@ -1,7 +1,9 @@
-"""What all tests use. With MHA_TESTS_CHECK_SHAPES the shapes in the annotations of `mhacli.attention` are checked in every call.
+"""What all tests use. With MHA_TESTS_CHECK_SHAPES the shapes in the annotations of
+`mhacli.attention` are checked in every call.
 
-One thread for each worker and for the processes that it starts: threads of tiny products only wait for each other. The workers
-hold what they import in huge pages where the system has them: a fork copies the table of all pages.
+One thread for each worker and for the processes that it starts: threads of tiny products only wait
+for each other. The workers hold what they import in huge pages where the system has them: a fork
+copies the table of all pages.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from hypothesis import HealthCheck, settings
 gc.disable()  # until all is imported
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
-os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # of the workers, which start later
+os.environ.setdefault(
+    "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+)  # of the workers, which start later
 os.environ["HF_HUB_OFFLINE"] = "1"
 if os.environ.get("MHA_TESTS_CHECK_SHAPES"):  # before the import of what it annotates
     jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
@@ -31,7 +35,9 @@ settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--approve", action="store_true", help="write what the commands of tests/golden print now as approved"
+        "--approve",
+        action="store_true",
+        help="write what the commands of tests/golden print now as approved",
     )
 
 
@@ -52,9 +58,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests marked `real` unless `-m` names them, and skips those that need a device that is not there."""
+    """Leaves out the tests marked `real` unless `-m` names them, and skips those that need a device
+    that is not there.
+    """
     if "real" not in config.getoption("-m") and not any("::" in word for word in config.args):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("real")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("real")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("real")]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu:
@@ -65,7 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays until the end, so that no collection of garbage need walk through it."""
+    """What is imported stays until the end, so that no collection of garbage need walk through
+    it.
+    """
     gc.freeze()
     gc.set_threshold(7000)
     gc.enable()
@@ -81,7 +93,9 @@ def mha(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def normal() -> Callable[..., Any]:
-    """`normal(*shape, std=1.0, dtype=torch.float64)`: the same normal numbers in every run of a test."""
+    """`normal(*shape, std=1.0, dtype=torch.float64)`: the same normal numbers in every run of a
+    test.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(20)

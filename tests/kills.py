@@ -1,10 +1,12 @@
 """How many small mistakes in the package its tests notice. No test: it takes hours.
 
-    python tests/kills.py [--mutants 60] [--seed 1] [--checkout DIR] [--folder DIR] [-- WORDS OF PYTEST]
+    python tests/kills.py [--mutants 60] [--seed 1] [--checkout DIR] [--folder DIR] [-- WORDS OF
+    PYTEST]
 
-A seeded sample of mutants is taken from the checkout, in turn one of each package below `mhacli`: an operator, a constant, two
-arguments, a `not` or a statement is another or gone. Each is put into a copy, and the tests run there until one fails.
-`results.jsonl` in the folder gets a line as soon as a mutant is judged; a later call goes on from there.
+A seeded sample of mutants is taken from the checkout, in turn one of each package below `mhacli`:
+an operator, a constant, two arguments, a `not` or a statement is another or gone. Each is put into
+a copy, and the tests run there until one fails. `results.jsonl` in the folder gets a line as soon
+as a mutant is judged; a later call goes on from there.
 """
 
 from __future__ import annotations
@@ -26,9 +28,23 @@ from typing import NamedTuple
 LIMIT_S = 1800
 """Seconds after which a mutant counts as noticed, since it hangs."""
 OTHER = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in",
-    ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.And: "or", ast.Or: "and",
-}  # fmt: skip
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+    ast.Div: "*",
+    ast.And: "or",
+    ast.Or: "and",
+}
 
 
 class Mutant(NamedTuple):
@@ -46,7 +62,7 @@ class Mutant(NamedTuple):
         return f"{self.path}:{self.line}: {self.before} -> {self.after}"
 
 
-# ------------------------------------------------------------------------------------------------------------ the mutants
+# -------------------------------------------------------------------------------------- the mutants
 
 
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
@@ -57,7 +73,10 @@ def mutants_of(path: Path, root: Path) -> list[Mutant]:
         begins.append(begins[-1] + len(line))
     made = []
     for node, after in _changes(ast.parse(text)):
-        start, end = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
+        start, end = (
+            begins[node.lineno - 1] + node.col_offset,
+            begins[node.end_lineno - 1] + node.end_col_offset,
+        )
         before = text[start:end].decode()
         if before != after:
             made.append(Mutant(str(path.relative_to(root)), node.lineno, start, end, before, after))
@@ -68,9 +87,18 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """The nodes in functions that can be replaced, each with its replacement."""
     for node in _code(tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            yield node, f"{_in_brackets(node.left)} {OTHER[type(node.ops[0])]} {_in_brackets(node.comparators[0])}"
+            yield (
+                node,
+                (
+                    f"{_in_brackets(node.left)} {OTHER[type(node.ops[0])]}"
+                    f" {_in_brackets(node.comparators[0])}"
+                ),
+            )
         elif isinstance(node, ast.BinOp) and type(node.op) in OTHER and not _has_text(node):
-            yield node, f"({_in_brackets(node.left)} {OTHER[type(node.op)]} {_in_brackets(node.right)})"
+            yield (
+                node,
+                f"({_in_brackets(node.left)} {OTHER[type(node.op)]} {_in_brackets(node.right)})",
+            )
         elif isinstance(node, ast.BoolOp):
             yield node, "(" + f" {OTHER[type(node.op)]} ".join(map(_in_brackets, node.values)) + ")"
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -110,7 +138,10 @@ def _in_brackets(node: ast.expr) -> str:
 
 
 def _has_text(node: ast.BinOp) -> bool:
-    return any(isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", 0), str) for part in ast.walk(node))
+    return any(
+        isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", 0), str)
+        for part in ast.walk(node)
+    )
 
 
 def sample(root: Path, n: int, seed: int) -> list[Mutant]:
@@ -127,16 +158,21 @@ def sample(root: Path, n: int, seed: int) -> list[Mutant]:
     return taken[:n]
 
 
-# ---------------------------------------------------------------------------------------------------------------- the runs
+# ----------------------------------------------------------------------------------------- the runs
 
 
 def made_copy(checkout: Path, copy: Path) -> None:
-    """A copy of the checkout with a Python that takes the package from there and everything else from here."""
+    """A copy of the checkout with a Python that takes the package from there and everything else
+    from here.
+    """
     ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis")
     shutil.copytree(checkout, copy, ignore=ignored)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", copy / ".venv"], check=True)
     (packages,) = (copy / ".venv").glob("lib/*/site-packages")
-    lines = [str(copy), *(f"import site; site.addsitedir({place!r})" for place in site.getsitepackages())]
+    lines = [
+        str(copy),
+        *(f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()),
+    ]
     (packages / "copy.pth").write_text("\n".join(lines) + "\n")
     mha = copy / ".venv" / "bin" / "mha"
     mha.write_text(f"#!{copy}/.venv/bin/python\nfrom mhacli.__main__ import main\n\nmain()\n")
@@ -145,7 +181,16 @@ def made_copy(checkout: Path, copy: Path) -> None:
 
 def pytest(copy: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     """Runs the tests of a copy until one fails."""
-    command = [f"{copy}/.venv/bin/python", "-m", "pytest", "-qq", "-x", "-p", "no:cacheprovider", *words]
+    command = [
+        f"{copy}/.venv/bin/python",
+        "-m",
+        "pytest",
+        "-qq",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *words,
+    ]
     environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / ".hypothesis")}
     return subprocess.run(
         command,
@@ -177,17 +222,27 @@ def judged(checkout: Path, copy: Path, mutant: Mutant, words: list[str]) -> str:
     finally:
         replace(path, original)
     if done.returncode not in (0, 1, 2, 4):
-        raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "survived" if done.returncode == 0 else f"killed by {failed[0][:160] if failed else 'the import'}"
+    return (
+        "survived"
+        if done.returncode == 0
+        else f"killed by {failed[0][:160] if failed else 'the import'}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mutants", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--folder", type=Path, default=Path("kills"), help="for the copy and the results")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("kills"), help="for the copy and the results"
+    )
     parser.add_argument("words", nargs="*", help="for pytest")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -197,7 +252,11 @@ def main() -> None:
         made_copy(options.checkout, copy)
     if pytest(copy, options.words).returncode:
         raise SystemExit("the tests fail without a mutant")
-    known = {entry["mutant"]: entry["result"] for entry in map(json.loads, results.open())} if results.exists() else {}
+    known = (
+        {entry["mutant"]: entry["result"] for entry in map(json.loads, results.open())}
+        if results.exists()
+        else {}
+    )
     mutants = sample(options.checkout, options.mutants, options.seed)
     for mutant in mutants:
         if mutant.key not in known:

@@ -1,4 +1,6 @@
-"""Adds the pages of the site that lie outside docs/: README.md as its first one, the changelog and the licence."""
+"""Adds the pages of the site that lie outside docs/: README.md as its first one, the changelog and
+the licence.
+"""
 
 from __future__ import annotations
 
@@ -27,5 +29,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """mkdocs calls it with each page as HTML: a bar in a table keeps its backslash in code, which GitHub takes out."""
+    """mkdocs calls it with each page as HTML: a bar in a table keeps its backslash in code, which
+    GitHub takes out.
+    """
     return html.replace("\\|", "|")

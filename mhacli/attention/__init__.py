@@ -1,4 +1,6 @@
-"""Attention itself: the definition, its masks and positions, the layer around it, its statistics, its weights on disk."""
+"""Attention itself: the definition, its masks and positions, the layer around it, its statistics,
+its weights on disk.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,4 +17,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mhacli.attention' has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module("mhacli.attention.masks") if name == "masks" else import_module("mhacli.attention.core").attend
+    return (
+        import_module("mhacli.attention.masks")
+        if name == "masks"
+        else import_module("mhacli.attention.core").attend
+    )

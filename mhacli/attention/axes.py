@@ -1,4 +1,6 @@
-"""What statistics need of the tokens on both axes: where texts begin, equal tokens, spans, and where a condition holds."""
+"""What statistics need of the tokens on both axes: where texts begin, equal tokens, spans, and
+where a condition holds.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ MAP_CELLS = 192
 
 @dataclass(frozen=True)
 class StatisticsRequest:
-    """What the statistics depend on: the texts on both axes, the blocks of the map, tokens, marked keys, matching cells.
+    """What the statistics depend on: the texts on both axes, the blocks of the map, tokens, marked
+    keys, matching cells.
 
-    `block` queries and keys, a power of two, make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no
-    token; `before_k` is the token before each key in its text. `first` marks the first key of every text, `leading` the first
-    few. `matches` has, for each condition, one predicate per sequence. `q_spans` and `k_spans` mark the tokens of named parts of
+    `block` queries and keys, a power of two, make a cell of the map. `q_tokens` and `k_tokens` are
+    ids, below 0 where there is no token; `before_k` is the token before each key in its text.
+    `first` marks the first key of every text, `leading` the first few. `matches` has, for each
+    condition, one predicate per sequence. `q_spans` and `k_spans` mark the tokens of named parts of
     the texts, between which weights are added up.
     """
 
@@ -52,8 +56,9 @@ class StatisticsRequest:
 
 @dataclass(frozen=True)
 class Axis:
-    """The ids of texts in as many columns as `length`, with padding on a `side` of the shorter ones, and the document of each
-    token, empty for a text that is not split."""
+    """The ids of texts in as many columns as `length`, with padding on a `side` of the shorter
+    ones, and the document of each token, empty for a text that is not split.
+    """
 
     ids: Rows
     documents: Rows
@@ -74,13 +79,17 @@ class Axis:
     @property
     def places(self) -> Rows:
         """The position of each token in its document."""
-        return tuple(places_in(of, len(ids)) for of, ids in zip(self.documents, self.ids, strict=True))
+        return tuple(
+            places_in(of, len(ids)) for of, ids in zip(self.documents, self.ids, strict=True)
+        )
 
     def filled(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch length"]:
         """A number for every token of every text, and `fill` for padding."""
         full = torch.full((len(rows), self.length), fill, device=self.device)
         for sequence, row in enumerate(rows):
-            full[sequence, self.first(sequence) :][: len(row)] = torch.tensor(row, device=self.device)
+            full[sequence, self.first(sequence) :][: len(row)] = torch.tensor(
+                row, device=self.device
+            )
         return full
 
 
@@ -88,8 +97,8 @@ class Axis:
 class Axes:
     """The texts on both axes.
 
-    `is_self` where both are the same tokens; `id_of` gives the id of a word, or a number below 0; `dtype` is that of the
-    computation, which says how far two ways of doing it may be apart.
+    `is_self` where both are the same tokens; `id_of` gives the id of a word, or a number below 0;
+    `dtype` is that of the computation, which says how far two ways of doing it may be apart.
     """
 
     queries: Axis
@@ -99,7 +108,9 @@ class Axes:
     dtype: str
 
     def ahead(self, sequence: int) -> int:
-        """How many columns the queries of a text begin after its keys, in whose distances they do not count."""
+        """How many columns the queries of a text begin after its keys, in whose distances they do
+        not count.
+        """
         return 0 if self.is_self else self.queries.first(sequence) - self.keys.first(sequence)
 
 
@@ -108,21 +119,28 @@ def make_statistics_request(
 ) -> StatisticsRequest:
     """The request for the `chosen` statistics of heads over these tokens.
 
-    Conditions count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
-    parts of the queries' texts and of the keys'.
+    Conditions count places from the beginning of a text, through its documents. `spans` are the
+    tokens of named parts, which are parts of the queries' texts and of the keys'.
     """
-    places, longest = axes.keys.filled(axes.keys.places, -1), max(axes.queries.length, axes.keys.length)
+    places, longest = (
+        axes.keys.filled(axes.keys.places, -1),
+        max(axes.queries.length, axes.keys.length),
+    )
     k_tokens = axes.keys.filled(axes.keys.ids, -1)
     return StatisticsRequest(
         axes=axes,
-        block=1 << (-(-longest // MAP_CELLS) - 1).bit_length(),  # the least power of two that leaves at most so many
+        block=1
+        << (
+            -(-longest // MAP_CELLS) - 1
+        ).bit_length(),  # the least power of two that leaves at most so many
         q_tokens=axes.queries.filled(axes.queries.ids, -1),
         k_tokens=k_tokens,
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < chosen.first_tokens),
         matches=tuple(
-            tuple(matcher(condition, axes, b) for b in range(len(places))) for condition in chosen.conditions
+            tuple(matcher(condition, axes, b) for b in range(len(places)))
+            for condition in chosen.conditions
         ),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,
@@ -131,34 +149,47 @@ def make_statistics_request(
 
 def _marked(spans: Sequence[SpanTokens], axis: Axis) -> Bool[Tensor, "batch span idx"]:
     """Which columns belong to each span."""
-    marked = torch.zeros(len(axis.ids), len(spans), axis.length, dtype=torch.bool, device=axis.device)
+    marked = torch.zeros(
+        len(axis.ids), len(spans), axis.length, dtype=torch.bool, device=axis.device
+    )
     for number, span in enumerate(spans):
         for sequence, tokens in enumerate(span.tokens):
             marked[sequence, number, [axis.first(sequence) + token for token in tokens]] = True
     return marked
 
 
-# ---------------------------------------------------------------------------------------------------------- conditions
+# --------------------------------------------------------------------------------------- conditions
 
 
 def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
-    """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`. What depends on the query
-    alone is calculated as `[query, 1]`, on the key alone as `[1, key]`; only what compares the two costs a whole block.
+    """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query,
+    key]`. What depends on the query alone is calculated as `[query, 1]`, on the key alone as `[1,
+    key]`; only what compares the two costs a whole block.
 
-    Places count from the first token of a text. A word that the vocabulary lacks equals no token. A comparison is false where
-    one side is padding, outside the text, or a division by zero, even `!=`; `not` around it is then true.
+    Places count from the first token of a text. A word that the vocabulary lacks equals no token. A
+    comparison is false where one side is padding, outside the text, or a division by zero, even
+    `!=`; `not` around it is then true.
     """
     ids = {word: axes.id_of(word) for word in pattern.words}
     of_axes = {"q": axes.queries, "k": axes.keys}
-    is_exact_in_float32 = pattern.largest(sum(len(axis.ids[sequence]) for axis in of_axes.values())) < 2**24
+    is_exact_in_float32 = (
+        pattern.largest(sum(len(axis.ids[sequence]) for axis in of_axes.values())) < 2**24
+    )
     dtype = torch.float32 if is_exact_in_float32 else exact_dtype(axes.queries.device)
     texts = {}
     for name, axis in of_axes.items():  # all places outside of a text lead to its border
         tokens = torch.tensor(axis.ids[sequence], dtype=dtype, device=axis.device)
-        texts[name] = torch.nn.functional.pad(tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan)
+        texts[name] = torch.nn.functional.pad(
+            tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan
+        )
 
-    def matches(q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]) -> Bool[Tensor, "query key"]:
-        places = {"q": q_idx[:, None] - axes.queries.first(sequence), "k": k_idx[None, :] - axes.keys.first(sequence)}
+    def matches(
+        q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]
+    ) -> Bool[Tensor, "query key"]:
+        places = {
+            "q": q_idx[:, None] - axes.queries.first(sequence),
+            "k": k_idx[None, :] - axes.keys.first(sequence),
+        }
         places = {name: place.to(dtype) for name, place in places.items()}
         return _evaluated(pattern.body, places, texts, ids).expand(len(q_idx), len(k_idx))
 
@@ -166,7 +197,14 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
 
 
 _RELATIONS: Mapping[type[ast.cmpop], Callable[[Tensor, Tensor], Tensor]] = {
-    **{ast.Eq: torch.eq, ast.Lt: torch.lt, ast.LtE: torch.le, ast.Gt: torch.gt, ast.GtE: torch.ge, ast.In: torch.isin},
+    **{
+        ast.Eq: torch.eq,
+        ast.Lt: torch.lt,
+        ast.LtE: torch.le,
+        ast.Gt: torch.gt,
+        ast.GtE: torch.ge,
+        ast.In: torch.isin,
+    },
     ast.NotEq: lambda a, b: _joined([a != b, ~a.isnan(), ~b.isnan()]),
     ast.NotIn: lambda a, b: ~(torch.isin(a, b) | a.isnan()),
 }
@@ -178,21 +216,32 @@ def _divisor(number: Any) -> Any:
     return number.where(number != 0, torch.nan) if isinstance(number, Tensor) else number
 
 
-_OF_TENSORS = {**OPERATIONS, ast.FloorDiv: lambda a, b: a // _divisor(b), ast.Mod: lambda a, b: a % _divisor(b)}
+_OF_TENSORS = {
+    **OPERATIONS,
+    ast.FloorDiv: lambda a, b: a // _divisor(b),
+    ast.Mod: lambda a, b: a % _divisor(b),
+}
 """What makes one number of two."""
 
 
-def _joined(planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_and) -> _Plane:
-    """Where all hold, or what another operation makes of them. One by one, so that few are held; as bytes, for joining a column
-    to a plane of bool takes torch eighteen times as long."""
+def _joined(
+    planes: Iterable[_Plane], join: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_and
+) -> _Plane:
+    """Where all hold, or what another operation makes of them. One by one, so that few are held; as
+    bytes, for joining a column to a plane of bool takes torch eighteen times as long.
+    """
     return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
 def _evaluated(
-    node: ast.expr, places: Mapping[str, Tensor], texts: Mapping[str, Tensor], ids: Mapping[str, int]
+    node: ast.expr,
+    places: Mapping[str, Tensor],
+    texts: Mapping[str, Tensor],
+    ids: Mapping[str, int],
 ) -> Tensor:
-    """Where a condition holds; or the value of a number or the id of a token, NaN where it has none, of which all comparisons
-    are false."""
+    """Where a condition holds; or the value of a number or the id of a token, NaN where it has
+    none, of which all comparisons are false.
+    """
 
     def of(part: ast.expr) -> Tensor:
         return _evaluated(part, places, texts, ids)
@@ -205,9 +254,16 @@ def _evaluated(
             return ~of(node.operand)
         case ast.Compare():
             sides = pairwise((node.left, *node.comparators))
-            return _joined(_RELATIONS[type(op)](of(a), of(b)) for op, (a, b) in zip(node.ops, sides, strict=True))
-        case ast.Constant(value=str(word)):  # those that the vocabulary lacks differ from all, and from each other
-            return places["q"].new_full((1, 1), ids[word] if ids[word] >= 0 else -1 - node.col_offset)
+            return _joined(
+                _RELATIONS[type(op)](of(a), of(b))
+                for op, (a, b) in zip(node.ops, sides, strict=True)
+            )
+        case ast.Constant(
+            value=str(word)
+        ):  # those that the vocabulary lacks differ from all, and from each other
+            return places["q"].new_full(
+                (1, 1), ids[word] if ids[word] >= 0 else -1 - node.col_offset
+            )
         case ast.Tuple(elts=words) | ast.List(elts=words):
             return torch.cat([places["q"].new_empty(0, 1), *map(of, words)])
         case ast.Subscript(slice=inner):  # the first token is that at place 1, behind the border

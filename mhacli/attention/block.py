@@ -1,4 +1,6 @@
-"""The compiled block of `block.c`, called through pointers, which lets other threads run meanwhile."""
+"""The compiled block of `block.c`, called through pointers, which lets other threads run
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class _Head(ctypes.Structure):
     _fields_ = (
         *((name, _WHOLE) for name in ("low", "high", "is_self", "map_block", "map_keys", "zero")),
         *((name, _WHOLE) for name in ("n_first", "n_leading")),
-        *((name, _POINTER) for name in ("first_keys", "leading_keys", "q_tokens", "k_tokens", "before_k", *IN_C)),
+        *(
+            (name, _POINTER)
+            for name in ("first_keys", "leading_keys", "q_tokens", "k_tokens", "before_k", *IN_C)
+        ),
         ("sink", _NUMBER),
     )
 
@@ -59,25 +64,41 @@ def _library() -> ctypes.CDLL | None:
 
 
 def c_block() -> ctypes.CDLL | None:
-    """The library whose `mha_reduce(block, head)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
+    """The library whose `mha_reduce(block, head)` is used; None where torch does its work, as
+    `MHA_BLOCK=torch` wants.
+    """
     return None if os.environ.get("MHA_BLOCK") == "torch" else _library()
 
 
 class CompiledHeads:
-    """Some heads of an attention in float32, to whose sums the compiled block adds. Few calls of torch are made for a block,
-    since every one of them costs as much as ten rows."""
+    """Some heads of an attention in float32, to whose sums the compiled block adds. Few calls of
+    torch are made for a block, since every one of them costs as much as ten rows.
+    """
 
     def __init__(
-        self, attention: ScoredAttention, request: StatisticsRequest, heads: range, sums: Mapping[str, Tensor]
+        self,
+        attention: ScoredAttention,
+        request: StatisticsRequest,
+        heads: range,
+        sums: Mapping[str, Tensor],
     ) -> None:
         library = c_block()
         assert library is not None
         self._reduce = library.mha_reduce
-        self._attention, self._heads, self._sums, self._memory = attention, heads, sums, torch.empty(0)
+        self._attention, self._heads, self._sums, self._memory = (
+            attention,
+            heads,
+            sums,
+            torch.empty(0),
+        )
         self._place: tuple[tuple[range, range], Tensor, _Block] | None = None
         of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
-        self._tokens = [t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)]
-        self._marked = [[row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)]
+        self._tokens = [
+            t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)
+        ]
+        self._marked = [
+            [row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)
+        ]
         texts = range(attention.shape[0])
         self._of_head = [[self._described(b, head, request) for head in heads] for b in texts]
 
@@ -85,7 +106,13 @@ class CompiledHeads:
         band, sinks = mask_of(self._attention.allowed).band, self._attention.sink_logits
         first, leading = (marked[batch] for marked in self._marked)
         return _Head(
-            *(*band, request.axes.is_self, request.block, self._sums["map"].shape[3], self._attention.shape[2] - 1),
+            *(
+                *band,
+                request.axes.is_self,
+                request.block,
+                self._sums["map"].shape[3],
+                self._attention.shape[2] - 1,
+            ),
             *(len(first), len(leading), first.data_ptr(), leading.data_ptr()),
             *(tokens[batch].data_ptr() for tokens in self._tokens),
             *(self._sums[name][batch, head - self._heads.start].data_ptr() for name in IN_C),
@@ -97,8 +124,10 @@ class CompiledHeads:
         place: tuple[int, range, range, range],
         hidden: Callable[[], Bool[Tensor, "_batch _head query key"] | None],
     ) -> Float[Tensor, "1 query key"] | None:
-        """The weights of a block `(sequence, one head, queries, keys)`, whose statistics are added; None where scores are not
-        finite, or so large beside a sink that torch has to do it. `hidden` makes the cells that the mask hides."""
+        """The weights of a block `(sequence, one head, queries, keys)`, whose statistics are added;
+        None where scores are not finite, or so large beside a sink that torch has to do it.
+        `hidden` makes the cells that the mask hides.
+        """
         attention, (batch, head, queries, keys) = self._attention, place
         index = head.start - self._heads.start
         if self._place is None or self._place[0] != (queries, keys):  # heads use it in turn
@@ -106,7 +135,9 @@ class CompiledHeads:
             if self._memory.numel() < n_cells:
                 self._memory = torch.empty(n_cells)
             scores = self._memory[:n_cells].view(1, len(queries), len(keys))
-            described = _Block(scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start)
+            described = _Block(
+                scores.data_ptr(), None, 0, *scores.shape[1:], queries.start, keys.start
+            )
             self._place = (queries, keys), scores, described
         _, scores, block = self._place
         of_head = self._of_head[batch][index]

@@ -1,6 +1,7 @@
 """Attention, by definition. Every faster way of computing it is tested against this file.
 
-Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the paper's d_k called `d_head` here.
+Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the paper's d_k called
+`d_head` here.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Allowed = Callable[[Int[Tensor, " query"], Int[Tensor, " key"]], Bool[Tensor, "..."]]
-"""A mask as a predicate: given query and key positions, a bool tensor that broadcasts to `[batch, head, query, key]`.
+"""A mask as a predicate: given query and key positions, a bool tensor that broadcasts to `[batch,
+head, query, key]`.
 
 True means that the query may attend to the key. See `mhacli.attention.masks`.
 """
 
 
 Tap = Callable[..., None]
-"""A callback that receives the tensors of a computation: `tap(site, tensor, **where)`, once per site of `mhacli.sites.SITES`, in
-the order of execution. It observes and never changes them."""
+"""A callback that receives the tensors of a computation: `tap(site, tensor, **where)`, once per
+site of `mhacli.sites.SITES`, in the order of execution. It observes and never changes them."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:
@@ -41,11 +43,12 @@ def attend(
 ) -> Float[Tensor, "batch head query d_v"]:
     """Each query's weighted sum of the values: `z = softmax(scale · q kᵀ, masked) v`.
 
-    `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
-    (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores; −∞ in it means
-    masked), mask, softmax. 16-bit inputs get their softmax in float32. A masked key has exactly the
-    weight 0; a query without any allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
-    Source of the softcap: Gemma Team 2024, "Gemma 2", section 2.
+    `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order
+    of operations: `scale` (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive
+    `bias` (broadcasts to the scores; −∞ in it means masked), mask, softmax. 16-bit inputs get their
+    softmax in float32. A masked key has exactly the weight 0; a query without any allowed key gets
+    a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`. Source of the softcap: Gemma
+    Team 2024, "Gemma 2", section 2.
 
     Two tokens that match themselves twice as well as each other, one head, d_head 1, scale 1:
 
@@ -69,10 +72,14 @@ def attention_pattern(
     softcap: float | None = None,
     tap: Tap = no_tap,
 ) -> Float[Tensor, "batch head query key"]:
-    """The first half of `attend`: the weight that each query gives each key. `keep` is `visible_cells` of the mask."""
+    """The first half of `attend`: the weight that each query gives each key. `keep` is
+    `visible_cells` of the mask.
+    """
     scores = q @ per_query_head(k, q.shape[1]).mT
     tap("qk", scores)
-    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -80,9 +87,13 @@ def attention_pattern(
     if keep is not None:
         scores = scores.masked_fill(~keep, -torch.inf)
     tap("scores", scores)
-    if keep is None or _each_has_one(keep, dim=-1):  # a masked cell needs no care, exp(−∞) is exactly 0
+    if keep is None or _each_has_one(
+        keep, dim=-1
+    ):  # a masked cell needs no care, exp(−∞) is exactly 0
         pattern = scores.softmax(dim=-1)
-    else:  # a row without a key would be 0/0: it is made harmless before the softmax, so that gradients stay finite too
+    # a row without a key would be 0/0: it is made harmless before the softmax, so that gradients
+    # stay finite too
+    else:
         no_key = ~keep.any(dim=-1, keepdim=True)
         pattern = scores.masked_fill(no_key, 0.0).softmax(dim=-1).masked_fill(no_key, 0.0)
     pattern = pattern.to(q.dtype)
@@ -99,7 +110,8 @@ def weighted_sum(
 ) -> Float[Tensor, "batch head query d_v"]:
     """The second half of `attend`: the values, weighted by the pattern.
 
-    A key that no query may attend to, such as padding, contributes nothing, whatever its value holds (0 · NaN is NaN).
+    A key that no query may attend to, such as padding, contributes nothing, whatever its value
+    holds (0 · NaN is NaN).
     """
     values = per_query_head(v, pattern.shape[1])
     if keep is not None and not _each_has_one(keep, dim=-2):
@@ -109,10 +121,14 @@ def weighted_sum(
     return z
 
 
-def per_query_head(t: Float[Tensor, "batch kv_head key d"], n_heads: int) -> Float[Tensor, "batch head key d"]:
-    """Keys or values with each kv head repeated for the query heads that share it: 0 0 1 1, never 0 1 0 1.
+def per_query_head(
+    t: Float[Tensor, "batch kv_head key d"], n_heads: int
+) -> Float[Tensor, "batch head key d"]:
+    """Keys or values with each kv head repeated for the query heads that share it: 0 0 1 1, never 0
+    1 0 1.
 
-    Source: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2.
+    Source: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section
+    2.2.
     """
     n_kv_heads = t.shape[1]
     return t if n_kv_heads == n_heads else t.repeat_interleave(n_heads // n_kv_heads, dim=1)
@@ -127,7 +143,10 @@ def visible_cells_of(
     """`visible_cells` of all queries and keys; None where there is neither mask nor bias."""
     if allowed is None and bias is None:
         return None
-    q_idx, k_idx = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
+    q_idx, k_idx = (
+        torch.arange(q.shape[2], device=q.device),
+        torch.arange(k.shape[2], device=q.device),
+    )
     return visible_cells(allowed, q_idx, k_idx, bias)
 
 
@@ -152,17 +171,20 @@ def four_axes(tensor: Tensor) -> Tensor:
 
 
 def is_finite(tensor: Float[Tensor, "..."]) -> bool:
-    """Whether no number is NaN or infinite. Either would show in the sum, which takes one read; a sum of finite numbers may
-    overflow, and then the smallest and largest tell."""
+    """Whether no number is NaN or infinite. Either would show in the sum, which takes one read; a
+    sum of finite numbers may overflow, and then the smallest and largest tell.
+    """
     if not tensor.numel() or bool(tensor.sum().isfinite()):
         return True
     return all(bool(end.isfinite()) for end in tensor.aminmax())
 
 
 def _each_has_one(keep: Bool[Tensor, "..."], dim: int) -> bool:
-    """Whether every row along an axis holds a True, by its largest byte: on a CPU 20 times as fast as `any` of bools.
+    """Whether every row along an axis holds a True, by its largest byte: on a CPU 20 times as fast
+    as `any` of bools.
 
-    `torch.compile` cannot choose by numbers: there the answer is no, so that what is rare is cared for.
+    `torch.compile` cannot choose by numbers: there the answer is no, so that what is rare is cared
+    for.
     """
     if torch.compiler.is_compiling() or not keep.shape[dim]:
         return False

@@ -27,7 +27,9 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
         has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
         return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
     try:
-        if name == "mps" and not torch.backends.mps.is_available():  # of which torch says nothing readable
+        if (
+            name == "mps" and not torch.backends.mps.is_available()
+        ):  # of which torch says nothing readable
             raise RuntimeError("this machine, or this build of torch, has no MPS")
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as fault:
@@ -56,7 +58,9 @@ def environment(device: torch.device, requested: str) -> Environment:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         device=str(device),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else memory.cpu_name(),
+        device_name=torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else memory.cpu_name(),
         device_asked=requested,
         threads=torch.get_num_threads(),
     )
@@ -71,7 +75,7 @@ def driver() -> str | None:
     return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
-# -------------------------------------------------------------------------------------------------------------- threads
+# ------------------------------------------------------------------------------------------ threads
 
 
 T = TypeVar("T")
@@ -79,7 +83,9 @@ T = TypeVar("T")
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits torch to one thread within the context, which is as fast as several for little work."""
+    """Limits torch to one thread within the context, which is as fast as several for little
+    work.
+    """
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +95,14 @@ def one_thread() -> Iterator[None]:
 
 
 def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of the jobs in order, without gradients. They run in parallel, in as many threads as torch has."""
+    """The results of the jobs in order, without gradients. They run in parallel, in as many threads
+    as torch has.
+    """
     n_threads = min(torch.get_num_threads(), len(jobs))
-    with one_thread(), ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(lambda job: torch.no_grad()(job)(), jobs))  # gradients are off in one thread alone
+    with (
+        one_thread(),
+        ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        return list(
+            pool.map(lambda job: torch.no_grad()(job)(), jobs)
+        )  # gradients are off in one thread alone

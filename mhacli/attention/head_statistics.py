@@ -1,6 +1,7 @@
-"""What a record holds of heads, from the sums of a pass: means, extremes and a type, beside those of uniform attention; arrays;
-and the checks that all of them are right.
-The table of all statistics is `mhacli.record.heads.STATISTICS`."""
+"""What a record holds of heads, from the sums of a pass: means, extremes and a type, beside those
+of uniform attention; arrays; and the checks that all of them are right. The table of all statistics
+is `mhacli.record.heads.STATISTICS`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from torch import Tensor
 from mhacli.attention.axes import Axes, StatisticsRequest
 from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
-from mhacli.attention.statistics import PassResults, PerQuery, Reduced, head_groups, reduce_heads, torch_because
+from mhacli.attention.statistics import (
+    PassResults,
+    PerQuery,
+    Reduced,
+    head_groups,
+    reduce_heads,
+    torch_because,
+)
 from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
@@ -44,9 +52,11 @@ _NOTHING = 1e-6
 _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
-"""Up to so many queries z is computed again from their weights for all of them, of more for some that are evenly spread."""
+"""Up to so many queries z is computed again from their weights for all of them, of more for some
+that are evenly spread."""
 _HUGE, _LARGE = 1e4, 64.0
-"""Scores that may be too large to be distinguished; and those whose rounding in a kernel's float32 shows in z."""
+"""Scores that may be too large to be distinguished; and those whose rounding in a kernel's float32
+shows in z."""
 _MOST_OF_SUMS = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18
@@ -55,7 +65,7 @@ _MOST_OFF = 300.0
 """An exponent beyond which nothing is known of a weight; e to its power is still a number."""
 
 
-# ------------------------------------------------------------------------------------------------------------ each head
+# ---------------------------------------------------------------------------------------- each head
 
 
 def head_statistics(
@@ -65,8 +75,9 @@ def head_statistics(
     sink_share: float = SINK_SHARE,
     check_z: CheckOfZ | None = None,
 ) -> tuple[HeadStatistics, ...]:
-    """What a record holds of each head that was reduced, its type among it. The `baseline` is that of these heads. The rows of
-    weights that are computed again for it are checked by `check_z`."""
+    """What a record holds of each head that was reduced, its type among it. The `baseline` is that
+    of these heads. The rows of weights that are computed again for it are checked by `check_z`.
+    """
     axes = reduced.request.axes
     statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
     profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline))
@@ -74,7 +85,11 @@ def head_statistics(
     excess[:, max(0, zero - 1) : zero + 1] = 0.0  # that of neither 0 nor −1 counts
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
-    outcomes = baseline["visible"] if sink_mass is None else baseline["visible"] + (baseline["visible"] > 0)
+    outcomes = (
+        baseline["visible"]
+        if sink_mass is None
+        else baseline["visible"] + (baseline["visible"] > 0)
+    )
     of_heads = _averages(statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline, baseline["visible"], zero, offsets)
     found = []
@@ -84,14 +99,21 @@ def head_statistics(
         score = finite(top_scores[top].item())
         visible = baseline["visible"][:, min(index, baseline["visible"].shape[1] - 1)]
         # the best of all cells relative to uniform stand in the rows with the best cells
-        lift = torch.where(visible > 1, statistics["peak"][:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
+        lift = torch.where(
+            visible > 1, statistics["peak"][:, index].exp() * visible, 0.0
+        ).nan_to_num(nan=0.0)
         best = lift.flatten().topk(min(MAX_LARGEST, int(lift.count_nonzero()))).indices.tolist()
         lifted = [divmod(place, lift.shape[1]) for place in best]
         rows = _rows_again(reduced, index, [*lifted, top], check_z)
-        learned = None if sink_mass is None else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
+        learned = (
+            None
+            if sink_mass is None
+            else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
+        )
         of_head = HeadStatistics(
             head=head,
-            **asdict(of_heads[index]) | {"learned_sink": None if learned is None else finite(learned)},
+            **asdict(of_heads[index])
+            | {"learned_sink": None if learned is None else finite(learned)},
             max_score=score,
             max_score_at=None if score is None else _cell(axes, top, int(rows[top].argmax())),
             sinks=_sinks(reduced, baseline, index, sink_share),
@@ -103,8 +125,9 @@ def head_statistics(
 
 
 def with_sink(reduced: Reduced) -> PassResults:
-    """The statistics, in which a sink logit is one more outcome of entropy and squares, and the distance the mean over what keys
-    get. Source: Xiao et al. 2023; the sink logits of gpt-oss."""
+    """The statistics, in which a sink logit is one more outcome of entropy and squares, and the
+    distance the mean over what keys get. Source: Xiao et al. 2023; the sink logits of gpt-oss.
+    """
     statistics, sink_mass = reduced.statistics, reduced.sink_mass
     if sink_mass is None:
         return statistics
@@ -112,21 +135,31 @@ def with_sink(reduced: Reduced) -> PassResults:
     return statistics | {
         "entropy": statistics["entropy"] + torch.special.entr(sink),
         "squares": statistics["squares"] + sink.square(),
-        "distance": statistics["distance"] / torch.where(statistics["mass"] > 0, statistics["mass"], 1.0),
+        "distance": (
+            statistics["distance"] / torch.where(statistics["mass"] > 0, statistics["mass"], 1.0)
+        ),
     }
 
 
-def _averages(sums: PassResults, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]) -> list[Averages]:
-    """The means of every head, in float64. Where one head stands for all, there is one for each of the `offsets`."""
+def _averages(
+    sums: PassResults, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]
+) -> list[Averages]:
+    """The means of every head, in float64. Where one head stands for all, there is one for each of
+    the `offsets`.
+    """
     seen = sums["mass"] > 0
     n = seen.sum(dim=(0, 2)).double()
     wide = {name: sums[name].double() for name in _PER_QUERY}
     profile, entropy = sums["profile"].double().sum(dim=0), wide["entropy"]
     folded = distances_folded(profile, zero)
-    at_offset = profile.expand(len(offsets), -1).gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
+    at_offset = (
+        profile.expand(len(offsets), -1).gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
+    )
     rows = {
         "entropy": _mean(entropy, seen),
-        "entropy_share": _mean(entropy / visible.double().log().masked_fill(visible <= 1, 1.0), seen & (visible > 1)),
+        "entropy_share": _mean(
+            entropy / visible.double().log().masked_fill(visible <= 1, 1.0), seen & (visible > 1)
+        ),
         "effective_keys": _mean(entropy.exp(), seen),
         "participation": _mean(torch.where(seen, 1 / wide["squares"], 0.0), seen),
         "distance": _mean(wide["distance"], seen),
@@ -157,14 +190,20 @@ def _averages(sums: PassResults, visible: Tensor, zero: int, offsets: Int[Tensor
     ]
 
 
-def _mean(per_query: PerQuery, queries: Bool[Tensor, "#batch #head query"]) -> Float[Tensor, " head"]:
+def _mean(
+    per_query: PerQuery, queries: Bool[Tensor, "#batch #head query"]
+) -> Float[Tensor, " head"]:
     """The mean over the queries marked True, per head; NaN where there is none."""
     weight = queries.double().expand(per_query.shape)
     return (per_query * weight).sum(dim=(0, 2)) / weight.sum(dim=(0, 2))
 
 
-def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Float[Tensor, "head absolute"]:
-    """The mass at each distance |i − j|, from that at each signed one, of which index `zero` is 0."""
+def distances_folded(
+    profile: Float[Tensor, "head distance"], zero: int
+) -> Float[Tensor, "head absolute"]:
+    """The mass at each distance |i − j|, from that at each signed one, of which index `zero` is
+    0.
+    """
     before, after = profile[:, : zero + 1].flip(1), profile[:, zero:]
     longest = max(before.shape[1], after.shape[1])
     both = [torch.nn.functional.pad(side, (0, longest - side.shape[1])) for side in (before, after)]
@@ -176,7 +215,9 @@ def distances_folded(profile: Float[Tensor, "head distance"], zero: int) -> Floa
 def _rows_again(
     reduced: Reduced, index: int, places: Sequence[tuple[int, int]], check_z: CheckOfZ | None
 ) -> dict[tuple[int, int], Float[Tensor, " key"]]:
-    """The weights of some sequences and queries of a head, computed again, with those that are checked."""
+    """The weights of some sequences and queries of a head, computed again, with those that are
+    checked.
+    """
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in range(reduced.lse.shape[0]):
         shown_queries = [query for other, query in places if other == batch]
@@ -200,21 +241,30 @@ def _cell(axes: Axes, place: tuple[int, int], key: int) -> tuple[int, int, int]:
 def _sinks(reduced: Reduced, baseline: PassResults, index: int, least: float) -> tuple[Sink, ...]:
     """The sinks that get the `least` share of all attention of their sequence, the strongest first.
 
-    Few keys get so much that their columns are computed again, to count the queries that attend to them.
+    Few keys get so much that their columns are computed again, to count the queries that attend to
+    them.
     """
     sinks = []
     uniform_received = baseline["received"][:, min(index, baseline["received"].shape[1] - 1)]
     for batch, received in enumerate(reduced.statistics["received"][:, index]):
         total = received.sum().item()
         for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
-            share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
+            share, uniform_share = (
+                received[key].item() / total,
+                uniform_received[batch, key].item() / total,
+            )
             sink = Sink(batch, key - reduced.request.axes.keys.first(batch), share, uniform_share)
             if is_sink(sink, least):
                 column = reduced.keys[key : key + 1]
                 queries = torch.arange(reduced.lse.shape[2], device=column.device)
                 weights = reduced.weights_of(batch, index, queries, column).squeeze(1).cpu()
-                cells = plane_of(reduced.attention.visible(queries, column), batch, reduced.heads[index]).cpu()
-                sees, visible = cells.expand(len(queries), 1).squeeze(1), plane_of(baseline["visible"], batch, index)
+                cells = plane_of(
+                    reduced.attention.visible(queries, column), batch, reduced.heads[index]
+                ).cpu()
+                sees, visible = (
+                    cells.expand(len(queries), 1).squeeze(1),
+                    plane_of(baseline["visible"], batch, index),
+                )
                 n_queries = int(sees.sum())
                 n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
                 sink = replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)
@@ -223,7 +273,9 @@ def _sinks(reduced: Reduced, baseline: PassResults, index: int, least: float) ->
 
 
 def _largest(
-    rows: Mapping[tuple[int, int], Float[Tensor, " key"]], visible: Float[Tensor, "batch query"], axes: Axes
+    rows: Mapping[tuple[int, int], Float[Tensor, " key"]],
+    visible: Float[Tensor, "batch query"],
+    axes: Axes,
 ) -> tuple[StrongCell, ...]:
     """The cells of some rows with the greatest weight relative to their query's uniform row."""
     cells = []
@@ -232,10 +284,14 @@ def _largest(
         weights, keys = row.topk(min(MAX_LARGEST, len(row)))
         for weight, key in zip(weights.tolist(), keys.tolist(), strict=True) if n_keys > 1 else ():
             cells.append(StrongCell(*_cell(axes, place, key), weight, weight * n_keys))
-    return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])
+    return tuple(
+        sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[
+            :MAX_LARGEST
+        ]
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 _OfHeads = tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]
 """Some heads, the arrays that are kept of them, and the checks."""
@@ -250,10 +306,12 @@ def statistics_of(
     peak_bytes: int,
     report_progress: Progress = no_progress,
 ) -> tuple[tuple[HeadStatistics, ...], dict[str, Tensor], HeadsSummary]:
-    """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of uniform attention, on the CPU,
-    and how they were computed: of each check the result that came nearest to its tolerance, or passed it most.
+    """The statistics of the chosen heads, the arrays `[batch, head, …]` that are kept and those of
+    uniform attention, on the CPU, and how they were computed: of each check the result that came
+    nearest to its tolerance, or passed it most.
 
-    Threads of a CPU share the heads. The `baseline` is that of all heads. Raises `MhaError` where scores overflow."""
+    Threads of a CPU share the heads. The `baseline` is that of all heads. Raises `MhaError` where
+    scores overflow."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     chosen = run.statistics.heads
 
@@ -263,13 +321,21 @@ def statistics_of(
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
     with one_thread() if is_small else nullcontext():
         most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
-        parts = [*head_groups(range(n_heads), 1, most=most)] if chosen is None else [range(n, n + 1) for n in chosen]
+        parts = (
+            [*head_groups(range(n_heads), 1, most=most)]
+            if chosen is None
+            else [range(n, n + 1) for n in chosen]
+        )
         results = shared_out([partial(of_part, part) for part in parts])
     heads = tuple(head for of_heads, _, _ in results for head in of_heads)
-    arrays = {name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]}
+    arrays = {
+        name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]
+    }
     means = _means(baseline, request)
     means = {"map": means["map"], "received": baseline["received"]} | means
-    uniform = {"visible": baseline["visible"].long()} | {f"uniform_{name}": array for name, array in means.items()}
+    uniform = {"visible": baseline["visible"].long()} | {
+        f"uniform_{name}": array for name, array in means.items()
+    }
     for name, array in uniform.items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
     because = torch_because(attention, request)
@@ -285,9 +351,14 @@ def statistics_of(
             kernel=attention.kernel,
             reducer="c" if because is None else "torch",
             torch_because=because,
-            checks=tuple(worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)),
+            checks=tuple(
+                worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)
+            ),
             peak_bytes=peak_bytes,
-            full_bytes=attention.shape[0] * len(heads) * prod(attention.shape[2:]) * attention.dtype.itemsize,
+            full_bytes=attention.shape[0]
+            * len(heads)
+            * prod(attention.shape[2:])
+            * attention.dtype.itemsize,
             kept=run.kept,
         ),
     )
@@ -297,28 +368,41 @@ def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _OfHeads:
     """The statistics of some heads, the arrays that are kept of them, and the checks."""
     attention, heads, seen, lse = reduced.attention, reduced.heads, reduced.has_keys, reduced.lse
     dtype, span = reduced.request.axes.dtype, slice(heads.start, heads.stop)
-    uniform = {name: sums if sums.shape[1] == 1 else sums[:, span] for name, sums in baseline.items()}
-    is_lost = (uniform["visible"] > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    uniform = {
+        name: sums if sums.shape[1] == 1 else sums[:, span] for name, sums in baseline.items()
+    }
+    is_lost = (
+        (uniform["visible"] > 0)
+        & ~(lse.abs() < _HUGE)
+        & ~(seen & lse.to(attention.dtype).isfinite())
+    )
     if not run.allow_nonfinite and bool(is_lost.any()):
         of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
-        message = f"the scores of head {named} are too large for {dtype}: some rows of weights do not sum to 1"
+        message = (
+            f"the scores of head {named} are too large for {dtype}: some rows of weights do not sum"
+            " to 1"
+        )
         raise not_finite(message, dtype)
     arrays = _arrays(reduced) | _cells(reduced, run.kept)
     if run.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
     largest = reduced.top_score.masked_fill(~seen, 0.0).abs().amax().item()
     check_z = None if attention.v is None else CheckOfZ(reduced, largest)
-    found = head_statistics(reduced, baseline=uniform, sink_share=run.statistics.sink_weight, check_z=check_z)
+    found = head_statistics(
+        reduced, baseline=uniform, sink_share=run.statistics.sink_weight, check_z=check_z
+    )
     checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
     return found, {name: array.cpu() for name, array in arrays.items()}, checks
 
 
-# -------------------------------------------------------------------------------------------------------------- arrays
+# ------------------------------------------------------------------------------------------- arrays
 
 
 def _arrays(reduced: Reduced) -> dict[str, Tensor]:
-    """The vectors, the map and the weights between spans as records keep them; NaN for queries without keys."""
+    """The vectors, the map and the weights between spans as records keep them; NaN for queries
+    without keys.
+    """
     statistics, dtype = with_sink(reduced), reduced.attention.dtype
     per_query = {
         "lse": reduced.lse,
@@ -329,26 +413,41 @@ def _arrays(reduced: Reduced) -> dict[str, Tensor]:
         "sink": statistics["first"],
     }
     return {
-        **{name: torch.where(reduced.has_keys, row, torch.nan).to(dtype) for name, row in per_query.items()},
+        **{
+            name: torch.where(reduced.has_keys, row, torch.nan).to(dtype)
+            for name, row in per_query.items()
+        },
         "received": statistics["received"],
         **_means(statistics, reduced.request),
     }
 
 
 def _means(statistics: PassResults, request: StatisticsRequest) -> dict[str, Tensor]:
-    """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
-    distances up to each step, in bins that double; and between spans the mean weight. Queries without keys do not count."""
+    """The map: the mean weight that the queries of a block give a block of keys; the profile: the
+    share of all weight at the distances up to each step, in bins that double; and between spans the
+    mean weight. Queries without keys do not count.
+    """
     seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
-    n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
+    n_seen = (
+        torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block))
+        .unflatten(-1, (-1, block))
+        .sum(dim=-1)
+    )
     zero = request.axes.queries.length - 1
     folded = torch.stack([distances_folded(profile, zero) for profile in statistics["profile"]])
     within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
-    ends = torch.tensor([min(step + 1, folded.shape[-1]) for step in _steps(request.axes)], device=folded.device)
+    ends = torch.tensor(
+        [min(step + 1, folded.shape[-1]) for step in _steps(request.axes)], device=folded.device
+    )
     steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
     totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
     means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
     if request.q_spans is not None:
-        n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None].cpu()).sum(dim=-1).clamp(min=1)
+        n_queries = (
+            ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None].cpu())
+            .sum(dim=-1)
+            .clamp(min=1)
+        )
         means["span_mass"] = statistics["between"] / n_queries[..., None]
     return means
 
@@ -361,12 +460,17 @@ def _steps(axes: Axes) -> tuple[int, ...]:
 
 
 def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
-    """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1 where a weight is 0."""
+    """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1
+    where a weight is 0.
+    """
     arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.keys.device
     like = reduced.statistics["mass"]
 
     def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
-        rows = [[reduced.weights_of(b, h, queries, keys).to(like) for h in range(n_heads)] for b in range(batch)]
+        rows = [
+            [reduced.weights_of(b, h, queries, keys).to(like) for h in range(n_heads)]
+            for b in range(batch)
+        ]
         return torch.stack([torch.stack(row) for row in rows])
 
     if kept.corner is not None:
@@ -374,7 +478,9 @@ def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
         queries = torch.arange(c.first_query, c.first_query + c.n_queries, device=device)
         keys = torch.arange(c.first_key, c.first_key + c.n_keys, device=device)
         seen = reduced.attention.visible(queries, keys)
-        seen = (seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]).cpu()
+        seen = (
+            seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]
+        ).cpu()
         arrays["corner"] = torch.where(seen, of_all(queries, keys), torch.nan)
     if kept.queries:
         rows = of_all(torch.tensor(kept.queries, device=device), reduced.keys)
@@ -383,17 +489,23 @@ def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
     return arrays
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
-    Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
-    rest. The tolerance is that of weights whose scores, the `largest` of this size, are rounded in the dtype of the maths.
-    Where q, k or v are not finite, what is not finite is passed over.
+    Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and
+    the maps add up to the rest. The tolerance is that of weights whose scores, the `largest` of
+    this size, are rounded in the dtype of the maths. Where q, k or v are not finite, what is not
+    finite is passed over.
     """
-    attention, statistics, seen, sink_mass = reduced.attention, reduced.statistics, reduced.has_keys, reduced.sink_mass
+    attention, statistics, seen, sink_mass = (
+        reduced.attention,
+        reduced.statistics,
+        reduced.has_keys,
+        reduced.sink_mass,
+    )
     given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
     totals = {
@@ -406,21 +518,26 @@ def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     if attention.v is not None and not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
     rounding = _rounding(attention.dtype, largest, attention.shape[3])
-    return tuple(Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items())
+    return tuple(
+        Check.of(error.max().item(), rounding, name=name, rounding=0.0)
+        for name, error in sums.items()
+    )
 
 
 def _rounding(dtype: torch.dtype, largest: float, n_keys: int) -> float:
-    """How far weights of so many keys may be off in a dtype whose scores, the largest of this size, are rounded in it."""
+    """How far weights of so many keys may be off in a dtype whose scores, the largest of this size,
+    are rounded in it.
+    """
     of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output * growth(n_keys)
     return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 
 class CheckOfZ:
-    """z of some queries from the values and their weights, which are computed again cell by cell, in float64 where the device
-    has it.
+    """z of some queries from the values and their weights, which are computed again cell by cell,
+    in float64 where the device has it.
 
-    Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
-    needed, the check says how much of the tolerance it is.
+    Where a kernel's scores are large, a query may be as far off besides as their rounding in
+    float32 can move it; where that was needed, the check says how much of the tolerance it is.
     """
 
     def __init__(self, reduced: Reduced, largest: float) -> None:
@@ -435,7 +552,9 @@ class CheckOfZ:
         self._errors, self._moved, self._magnitudes = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def queries(self, batch: int) -> list[int]:
-        """The queries of a sequence whose z is to be checked: all of a short text, else some that are evenly spread."""
+        """The queries of a sequence whose z is to be checked: all of a short text, else some that
+        are evenly spread.
+        """
         n = len(self._axis.ids[batch])
         n_checked = n if n <= CHECKED_WHOLE else CHECKED_ROWS
         spread = torch.linspace(0, n - 1, n_checked, dtype=torch.float64).round().long()
@@ -452,18 +571,26 @@ class CheckOfZ:
         reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
         assert attention.v is not None
         assert reduced.z is not None
-        v = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(attention.dtype)
+        v = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(
+            attention.dtype
+        )
         if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
             v = v.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
         values = v.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         error = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-        self._errors.append(torch.where(z.isfinite() != again.isfinite(), torch.inf, error).amax(dim=1))
+        self._errors.append(
+            torch.where(z.isfinite() != again.isfinite(), torch.inf, error).amax(dim=1)
+        )
         self._moved.append(_moved(reduced, place, queries, weights, values))
-        self._magnitudes.append((weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax())
+        self._magnitudes.append(
+            (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax()
+        )
 
     def check(self) -> Check:
-        """The check of all that were compared, by the query that came nearest to its tolerance, or passed it most."""
+        """The check of all that were compared, by the query that came nearest to its tolerance, or
+        passed it most.
+        """
         usual = self._rounding * torch.stack(self._magnitudes).amax().item()
         error, tolerance = torch.cat(self._errors).cpu(), usual + torch.cat(self._moved).cpu()
         worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
@@ -472,29 +599,46 @@ class CheckOfZ:
             error[worst].item(),
             tolerance[worst].item(),
             name=HEAD_OUTPUTS,
-            rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
+            rounding=(
+                of_scores.amax().item()
+                if len(of_scores) and error[worst] <= tolerance[worst]
+                else 0.0
+            ),
         )
 
 
 def _moved(
     reduced: Reduced, place: tuple[int, int], queries: Tensor, weights: Tensor, values: Tensor
 ) -> Float[Tensor, " query"]:
-    """How far z of some queries may move when a kernel rounds their scores in float32, where these are large; else 0.
+    """How far z of some queries may move when a kernel rounds their scores in float32, where these
+    are large; else 0.
 
-    A dot product of n numbers is off by E = n u Σ|q||k| at most, whatever the order of summing, with u = 2⁻²⁴. So a weight is
-    off by a factor between e^−E and e^E, and z by Σ p (e^E − 1) |v − z| / Σ p e^−E. Source: Higham 2002, "Accuracy and
-    Stability of Numerical Algorithms", section 3.1. Two more roundings are those of the scale and of the score itself.
+    A dot product of n numbers is off by E = n u Σ|q||k| at most, whatever the order of summing,
+    with u = 2⁻²⁴. So a weight is off by a factor between e^−E and e^E, and z by Σ p (e^E − 1) |v −
+    z| / Σ p e^−E. Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section
+    3.1. Two more roundings are those of the scale and of the score itself.
     """
     attention, (b, h), none = reduced.attention, place, weights.new_zeros(len(weights))
     is_large = reduced.lse[b, h].abs().amax() > _LARGE
-    if not isinstance(attention, ScoredAttention) or attention.kernel == BLOCKS or not bool(is_large):
+    if (
+        not isinstance(attention, ScoredAttention)
+        or attention.kernel == BLOCKS
+        or not bool(is_large)
+    ):
         return none
     head, wide = reduced.heads[h], weights.dtype
-    q, k = attention.q[b, head, queries], attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)]
+    q, k = (
+        attention.q[b, head, queries],
+        attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)],
+    )
     products = q.to(wide).abs() @ k.to(wide).abs().mT
-    off = ((q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products).clamp(max=_MOST_OFF)
+    off = (
+        (q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products
+    ).clamp(max=_MOST_OFF)
     least = (weights * (-off).exp()).sum(dim=1)
     distances = [(values - z).abs().amax(dim=1) for z in weights @ values]
-    sums = torch.stack([(p * e.expm1() * far).sum() for p, e, far in zip(weights, off, distances, strict=True)])
+    sums = torch.stack(
+        [(p * e.expm1() * far).sum() for p, e, far in zip(weights, off, distances, strict=True)]
+    )
     farthest = torch.stack([far.amax() for far in distances])
     return torch.minimum(sums / least.clamp(min=torch.finfo(wide).tiny), farthest)

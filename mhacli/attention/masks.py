@@ -1,7 +1,9 @@
-"""Masks as predicates: each answers, for query and key positions, which cells may be attended to (True = may attend).
+"""Masks as predicates: each answers, for query and key positions, which cells may be attended to
+(True = may attend).
 
-They take no T×T memory: cells are evaluated on call, for some queries at a time. All results broadcast to
-`[batch, head, query, key]`. A mask also knows its band, outside of which no query sees a key.
+They take no T×T memory: cells are evaluated on call, for some queries at a time. All results
+broadcast to `[batch, head, query, key]`. A mask also knows its band, outside of which no query sees
+a key.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ _EVERYWHERE = Band()
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask: `mask(q_idx, k_idx)` evaluates its cells. No query sees a key outside of the `band`; without `cells` it sees all
-    keys within. Tensors that a mask was made of must not change afterwards.
+    """A mask: `mask(q_idx, k_idx)` evaluates its cells. No query sees a key outside of the `band`;
+    without `cells` it sees all keys within. Tensors that a mask was made of must not change
+    afterwards.
     """
 
     cells: Callable[[Queries, Keys], Cells] | None = None
@@ -60,14 +63,17 @@ def mask_of(allowed: Allowed | None) -> Mask:
 
 
 def keys_seen(allowed: Allowed | None, queries: range, n_keys: int) -> range:
-    """The keys that some of the queries may see as far as the band of a mask says so; one key where there is none."""
+    """The keys that some of the queries may see as far as the band of a mask says so; one key where
+    there is none.
+    """
     band = mask_of(allowed).band
     start, stop = max(0, queries[0] + band.low), min(n_keys, queries[-1] + band.high + 1)
     return range(start, stop) if start < stop else range(min(1, n_keys))
 
 
 def causal(offset: int = 0) -> Mask:
-    """No query sees a later key. `offset` is the key position of the first query (`k_len - q_len` for a cache).
+    """No query sees a later key. `offset` is the key position of the first query (`k_len - q_len`
+    for a cache).
 
     >>> causal()(torch.arange(2), torch.arange(3))[0, 0].tolist()
     [[True, False, False], [True, True, False]]
@@ -76,7 +82,8 @@ def causal(offset: int = 0) -> Mask:
 
 
 def window(left: int, right: int, offset: int = 0) -> Mask:
-    """Keys from `left` before to `right` after the query, itself included. `offset` as for `causal`.
+    """Keys from `left` before to `right` after the query, itself included. `offset` as for
+    `causal`.
 
     Source: Beltagy et al. 2020, "Longformer", section 3.1 (sliding window).
     """
@@ -84,7 +91,8 @@ def window(left: int, right: int, offset: int = 0) -> Mask:
 
 
 def prefix(n: int, offset: int = 0) -> Mask:
-    """The first `n` keys are seen by every query, the others causally: a prefix language model. `offset` as for `causal`.
+    """The first `n` keys are seen by every query, the others causally: a prefix language model.
+    `offset` as for `causal`.
 
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning …" (T5), section 3.2.1.
     """
@@ -92,18 +100,23 @@ def prefix(n: int, offset: int = 0) -> Mask:
 
 
 def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Mask:
-    """The first `n` keys, for every query: with `either(window(…), leading(n))` the sinks of a sliding window.
+    """The first `n` keys, for every query: with `either(window(…), leading(n))` the sinks of a
+    sliding window.
 
-    `places` `[batch, key]` or `[key]` says which is first where texts do not begin with their row (padding on the left,
-    packed documents): the place of each key in its own text. Source: Xiao et al. 2023, "Efficient Streaming Language
-    Models with Attention Sinks", section 3.
+    `places` `[batch, key]` or `[key]` says which is first where texts do not begin with their row
+    (padding on the left, packed documents): the place of each key in its own text. Source: Xiao et
+    al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.
 
     >>> leading(1)(torch.arange(2), torch.arange(3)).tolist()
     [[[[True, False, False]]]]
     """
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        rows = k_idx[None, :] if places is None else torch.atleast_2d(places).to(k_idx.device)[:, k_idx]
+        rows = (
+            k_idx[None, :]
+            if places is None
+            else torch.atleast_2d(places).to(k_idx.device)[:, k_idx]
+        )
         return (rows < n)[:, None, None, :]
 
     return Mask(allowed)
@@ -116,10 +129,11 @@ def padding(
     padded_len: int | None = None,
     of: Literal["key", "query"] = "key",
 ) -> Mask:
-    """Only real tokens: sequence `b` has `lengths[b]` of them, and padding on one side up to `padded_len`.
+    """Only real tokens: sequence `b` has `lengths[b]` of them, and padding on one side up to
+    `padded_len`.
 
-    `padded_len` defaults to the longest length. `of` says whose padding it is: keys that no query may attend to, or
-    queries that attend to nothing.
+    `padded_len` defaults to the longest length. `of` says whose padding it is: keys that no query
+    may attend to, or queries that attend to nothing.
     """
     n_real = torch.as_tensor(lengths)
     total = int(n_real.max()) if padded_len is None and side == "left" else padded_len or 0
@@ -137,7 +151,8 @@ def padding(
 def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | None = None) -> Mask:
     """Texts packed into one row see only themselves: a query and a key with the same document id.
 
-    `ids` `[batch, idx]`, or `[idx]` for all alike, are those of the queries; `k_ids` those of the keys (default the same).
+    `ids` `[batch, idx]`, or `[idx]` for all alike, are those of the queries; `k_ids` those of the
+    keys (default the same).
     """
     q_rows: Tensor = torch.atleast_2d(ids)
     k_rows: Tensor = q_rows if k_ids is None else torch.atleast_2d(k_ids)
@@ -150,9 +165,11 @@ def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | Non
 
 
 def from_tensor(t: Tensor) -> Mask:
-    """A bool tensor that broadcasts to `[batch, head, query, key]`, True = may attend. Raises `TypeError` for others.
+    """A bool tensor that broadcasts to `[batch, head, query, key]`, True = may attend. Raises
+    `TypeError` for others.
 
-    A float mask is refused: 0/1 floats mean "allowed" to some and are *added* to the scores by others.
+    A float mask is refused: 0/1 floats mean "allowed" to some and are *added* to the scores by
+    others.
     """
     if t.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor with True = may attend, got {t.dtype}")
@@ -173,10 +190,15 @@ def both(*masks: Allowed) -> Mask:
     [[True, False], [False, True]]
     """
     every = [*map(mask_of, masks)]
-    band = Band(max((m.band.low for m in every), default=-_FAR), min((m.band.high for m in every), default=_FAR))
+    band = Band(
+        max((m.band.low for m in every), default=-_FAR),
+        min((m.band.high for m in every), default=_FAR),
+    )
     if all(mask.cells is None for mask in every):
         return Mask(band=band)
-    return Mask(lambda q_idx, k_idx: reduce(and_, (four_axes(mask(q_idx, k_idx)) for mask in masks)), band)
+    return Mask(
+        lambda q_idx, k_idx: reduce(and_, (four_axes(mask(q_idx, k_idx)) for mask in masks)), band
+    )
 
 
 def either(*masks: Allowed) -> Mask:
@@ -191,17 +213,24 @@ def either(*masks: Allowed) -> Mask:
     no_cell = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        return reduce(or_, (four_axes(mask(q_idx, k_idx)) for mask in masks), no_cell.to(q_idx.device))
+        return reduce(
+            or_, (four_axes(mask(q_idx, k_idx)) for mask in masks), no_cell.to(q_idx.device)
+        )
 
     return Mask(allowed, band)
 
 
 def shifted(mask: Allowed, offset: int) -> Mask:
-    """The mask for queries that begin at position `offset`: what a step of decoding asks, whose query 0 is the newest.
+    """The mask for queries that begin at position `offset`: what a step of decoding asks, whose
+    query 0 is the newest.
 
     >>> shifted(causal(), 2)(torch.arange(1), torch.arange(4))[0, 0].tolist()
     [[True, True, True, False]]
     """
     cells, (low, high) = mask_of(mask).cells, mask_of(mask).band
     band = Band(low + offset, high + offset)
-    return Mask(band=band) if cells is None else Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)
+    return (
+        Mask(band=band)
+        if cells is None
+        else Mask(lambda q_idx, k_idx: mask(q_idx + offset, k_idx), band)
+    )

@@ -1,7 +1,7 @@
 """The catalogue of mistakes: wrong stages of attention.
 
-`mha check` puts one entry after another into the reference until the outputs match. A new mistake is a line in the function
-of its part, and a line in record/mistakes.toml.
+`mha check` puts one entry after another into the reference until the outputs match. A new mistake
+is a line in the function of its part, and a line in record/mistakes.toml.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import stages
-from mhacli.attention.stages import Inputs, Mistake, Projection, ReferenceLayer, in_role, require, rotated
+from mhacli.attention.stages import (
+    Inputs,
+    Mistake,
+    Projection,
+    ReferenceLayer,
+    in_role,
+    require,
+    rotated,
+)
 
-# ------------------------------------------------------------------------------------- splitting, sharing and merging heads
+# ------------------------------------------------------------- splitting, sharing and merging heads
 
 
 _AXES = {"b": "batch", "3": "3", "h": "head", "t": "length", "d": "d_head"}
@@ -33,18 +41,44 @@ def _in_words(order: str) -> str:
 
 def of_heads() -> Iterator[Mistake]:
     """Heads of other columns or tokens, in another order or number."""
-    untransposed = {"split": lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)}
+    untransposed = {
+        "split": lambda layer, rows, role: rows.reshape(stages.split(layer, rows, role).shape)
+    }
     for letters in ("qkv", "v", "qk", "kv", "q", "qv", "k"):
-        yield Mistake("split-without-transpose", untransposed, ", ".join(letters), at=_SHAPING, letters=letters)
+        yield Mistake(
+            "split-without-transpose",
+            untransposed,
+            ", ".join(letters),
+            at=_SHAPING,
+            letters=letters,
+        )
     for letters in ("q", "k", "v", "qk", "qv", "kv"):
-        yield Mistake("split-batch-moved", {"split": batch_moved}, ", ".join(letters), letters=letters)
-    yield Mistake("attention-over-heads", {"split": heads_last, "merge": lambda layer, z: z.flatten(2)}, at=_SHAPING)
-    moved: stages.Stages = {"split": heads_last, "merge": lambda layer, z: z.transpose(1, 2).reshape(*z.shape[:2], -1)}
-    yield Mistake("attention-over-heads", moved, "transposed all the same when they are joined", at=_SHAPING)
-    yield Mistake("value-not-split", {"split": lambda layer, rows, role: rows[:, None]}, changes="z", letters="v")
+        yield Mistake(
+            "split-batch-moved", {"split": batch_moved}, ", ".join(letters), letters=letters
+        )
+    yield Mistake(
+        "attention-over-heads",
+        {"split": heads_last, "merge": lambda layer, z: z.flatten(2)},
+        at=_SHAPING,
+    )
+    moved: stages.Stages = {
+        "split": heads_last,
+        "merge": lambda layer, z: z.transpose(1, 2).reshape(*z.shape[:2], -1),
+    }
+    yield Mistake(
+        "attention-over-heads", moved, "transposed all the same when they are joined", at=_SHAPING
+    )
+    yield Mistake(
+        "value-not-split",
+        {"split": lambda layer, rows, role: rows[:, None]},
+        changes="z",
+        letters="v",
+    )
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
         wrong = {"project": partial(fused, order)}
-        yield Mistake("split-without-transpose, fused", wrong, _in_words(order), "q_split", _SHAPING)
+        yield Mistake(
+            "split-without-transpose, fused", wrong, _in_words(order), "q_split", _SHAPING
+        )
 
     yield Mistake("merge-without-transpose", {"merge": partial(merged_as, "bhtd")})
     for order in ("bhdt", "btdh", "bdht", "bdth"):
@@ -52,16 +86,30 @@ def of_heads() -> Iterator[Mistake]:
     for order in ("hbtd", "htbd", "tbhd", "thbd"):
         yield Mistake("merge-batch-moved", {"merge": partial(merged_as, order)}, _in_words(order))
     channels_last = {"merge": lambda layer, z: z.reshape(len(z), -1, z.shape[2]).mT}
-    yield Mistake("merge-axis-order", channels_last, "[batch, head, pixel, d_v] is read as [batch, channel, pixel]")
+    yield Mistake(
+        "merge-axis-order",
+        channels_last,
+        "[batch, head, pixel, d_v] is read as [batch, channel, pixel]",
+    )
     planes = "[batch · head, query, d_v] is read as [head, batch, query, d_v]"
     yield Mistake("merge-batch-moved", {"merge": heads_first}, planes)
-    yield Mistake("heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))})
+    yield Mistake(
+        "heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))}
+    )
     yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
-    yield Mistake("head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))})
+    yield Mistake(
+        "head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))}
+    )
 
     repeating = (r"\b(repeat|tile|expand)\(", r"\bcat\(")
-    for letters, detail, site in (("kv", "", ""), ("k", "of the keys alone", ""), ("v", "of the values alone", "z")):
-        yield Mistake("gqa-tiled", {"repeat_kv": tiled}, detail, site, at=repeating, letters=letters)
+    for letters, detail, site in (
+        ("kv", "", ""),
+        ("k", "of the keys alone", ""),
+        ("v", "of the values alone", "z"),
+    ):
+        yield Mistake(
+            "gqa-tiled", {"repeat_kv": tiled}, detail, site, at=repeating, letters=letters
+        )
     yield Mistake("kv-head-shared-by-all", {"repeat_kv": first_for_all})
     yield Mistake("value-of-one-head", {"repeat_kv": first_for_all}, changes="z", letters="v")
     yield Mistake("key-of-one-head", {"repeat_kv": first_for_all}, letters="k")
@@ -79,7 +127,9 @@ def batch_moved(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
 
 
 def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
-    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
+    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each
+    other.
+    """
     require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
     return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
 
@@ -87,7 +137,9 @@ def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
 def fused(order: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values of a fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
-    whole = torch.cat([projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1)
+    whole = torch.cat(
+        [projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1
+    )
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
     reshaped = whole.reshape([sizes[axis] for axis in order])
     return reshaped.permute([order.index(axis) for axis in "3bthd"])["qkv".index(role)].flatten(2)
@@ -106,7 +158,11 @@ def heads_first(layer: ReferenceLayer, z: Tensor) -> Tensor:
 def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
     """One head for all, repeated to the width of the output projection if necessary."""
     out = None if layer.weights is None else layer.weights.out
-    return head if out is None or out.weight.shape[1] == head.shape[-1] else head.repeat(1, 1, z.shape[1])
+    return (
+        head
+        if out is None or out.weight.shape[1] == head.shape[-1]
+        else head.repeat(1, 1, z.shape[1])
+    )
 
 
 def tiled(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
@@ -119,7 +175,7 @@ def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
     return heads[:, :1].expand(-1, layer.n_heads, -1, -1)
 
 
-# ------------------------------------------------------------------------------------------------------- scores and softmax
+# ------------------------------------------------------------------------------- scores and softmax
 
 
 def of_scores() -> Iterator[Mistake]:
@@ -152,24 +208,49 @@ def of_scores() -> Iterator[Mistake]:
 
     after_mask = {"mask": lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap)}
     yield Mistake("softcap-after-mask", after_mask, shown_by="further")
-    yield Mistake("softcap-not-scaled-back", {"cap": lambda layer, scores: torch.tanh(scores / layer.softcap)})
+    yield Mistake(
+        "softcap-not-scaled-back", {"cap": lambda layer, scores: torch.tanh(scores / layer.softcap)}
+    )
     yield Mistake("softcap-missing", {"cap": lambda layer, scores: scores})
 
     for code, softmax, detail in (
         ("softmax-axis", lambda layer, scores: scores.softmax(-2), "over queries"),
         ("softmax-axis", lambda layer, scores: scores.softmax(1), "over heads"),
-        ("softmax-axis", lambda layer, scores: scores.softmax(0), "over the sequences of the batch"),
-        ("softmax-axis", lambda layer, scores: scores.flatten(-2).softmax(-1).view_as(scores), "over queries and keys"),
-        ("sink-dropped-wrongly", lambda layer, scores: stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:], ""),
-        ("sink-without-effect", lambda layer, scores: stages.softmax(replace(layer, sinks=None), scores), ""),
+        (
+            "softmax-axis",
+            lambda layer, scores: scores.softmax(0),
+            "over the sequences of the batch",
+        ),
+        (
+            "softmax-axis",
+            lambda layer, scores: scores.flatten(-2).softmax(-1).view_as(scores),
+            "over queries and keys",
+        ),
+        (
+            "sink-dropped-wrongly",
+            lambda layer, scores: stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:],
+            "",
+        ),
+        (
+            "sink-without-effect",
+            lambda layer, scores: stages.softmax(replace(layer, sinks=None), scores),
+            "",
+        ),
         ("softmax-twice", lambda layer, scores: stages.softmax(layer, scores).softmax(dim=-1), ""),
     ):
         yield Mistake(code, {"softmax": softmax}, detail)
     yield Mistake("softmax-missing", {"softmax": lambda layer, scores: scores}, changes="z")
-    around = {"scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1), "softmax": stages.softmax}
+    around = {
+        "scale": lambda *inputs: stages.scale(*inputs).softmax(dim=-1),
+        "softmax": stages.softmax,
+    }
     yield Mistake("softmax-twice, around the mask", around)
-    overflow = {"softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)}
-    yield Mistake("softmax-overflow", overflow, at=(r"\bexp\(",), shown_by="further", may_be_nan=True)
+    overflow = {
+        "softmax": lambda layer, scores: scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+    }
+    yield Mistake(
+        "softmax-overflow", overflow, at=(r"\bexp\(",), shown_by="further", may_be_nan=True
+    )
     yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
 
 
@@ -178,7 +259,9 @@ def model_width(layer: ReferenceLayer, d_head: int) -> int:
     return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
 
 
-def scaled_by(factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+def scaled_by(
+    factor: Callable[..., float | Tensor], layer: ReferenceLayer, qk: Tensor, d_head: int
+) -> Tensor:
     """Products times another factor than the right one, 1 / √d_head."""
     right, wrong = stages.factor(layer, d_head), factor(layer, qk, d_head)
     require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
@@ -193,7 +276,11 @@ def scaled_before(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Te
 
 
 def scaled_weights(
-    factor: Callable[..., float | Tensor], layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None
+    factor: Callable[..., float | Tensor],
+    layer: ReferenceLayer,
+    pattern: Tensor,
+    scaled: Tensor,
+    keep: Tensor | None,
 ) -> Tensor:
     """Weights of unscaled scores, scaled after the softmax."""
     require(layer.scale is not None or layer.d_head is not None)
@@ -203,7 +290,7 @@ def scaled_weights(
     return stages.softmax(layer, masked) * factor(layer, d_head)
 
 
-# --------------------------------------------------------------------------------------------- causality, masks and padding
+# --------------------------------------------------------------------- causality, masks and padding
 
 
 _TRIANGLE = ("tril", "triu")
@@ -213,13 +300,25 @@ DROPPED = r"^(\w+)(\.(masked_fill|add)\(| [-+] )"
 
 
 def of_masks() -> Iterator[Mistake]:
-    """Other cells than those that causality, a mask and padding allow, and masked scores that are not −∞."""
+    """Other cells than those that causality, a mask and padding allow, and masked scores that are
+    not −∞.
+    """
     every = {"causal_rule": lambda layer, *sizes: torch.ones(sizes, dtype=torch.bool)}
     yield Mistake("causal-missing", every, at=(DROPPED,), needs=("causal",))
     for rule in (stages.causal_rule, from_top_left):
         without, with_next = ({"causal_rule": partial(rule, shift=shift)} for shift in (-1, 1))
-        yield Mistake("causal-off-by-one, without itself", without, "a token does not see itself", at=_TRIANGLE)
-        yield Mistake("causal-off-by-one, with the next", with_next, "a token also sees the next one", at=_TRIANGLE)
+        yield Mistake(
+            "causal-off-by-one, without itself",
+            without,
+            "a token does not see itself",
+            at=_TRIANGLE,
+        )
+        yield Mistake(
+            "causal-off-by-one, with the next",
+            with_next,
+            "a token also sees the next one",
+            at=_TRIANGLE,
+        )
     later = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes, shift=-1)}
     yield Mistake("causal-transposed", later, at=_TRIANGLE)
     yield Mistake("causal-top-left", {"causal_rule": from_top_left}, at=(*_TRIANGLE, "is_causal"))
@@ -228,19 +327,33 @@ def of_masks() -> Iterator[Mistake]:
     yield Mistake("mask-inverted", {"mask_rule": lambda layer, allowed: ~allowed}, at=_FILLING)
     inverted = {"causal_rule": lambda layer, *sizes: ~stages.causal_rule(layer, *sizes)}
     yield Mistake("mask-inverted, of the layer", inverted, at=_FILLING)
-    yield Mistake("mask-ignored", {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)}, at=(DROPPED,))
+    yield Mistake(
+        "mask-ignored",
+        {"mask_rule": lambda layer, allowed: torch.ones_like(allowed)},
+        at=(DROPPED,),
+    )
     yield Mistake("mask-transposed", {"mask_rule": lambda layer, allowed: allowed.mT})
     for code, wrong, detail in (
         ("mask-multiplied", lambda layer, scores, keep: scores * keep, ""),
-        ("mask-multiplied", lambda layer, scores, keep: scores * ~keep, "the visible ones become 0"),
-        ("mask-added-as-01", lambda layer, scores, keep: scores + keep, "1 is added to visible scores"),
+        (
+            "mask-multiplied",
+            lambda layer, scores, keep: scores * ~keep,
+            "the visible ones become 0",
+        ),
+        (
+            "mask-added-as-01",
+            lambda layer, scores, keep: scores + keep,
+            "1 is added to visible scores",
+        ),
         ("mask-added-as-01", partial(added_where_masked, 1.0), "1 is added to masked scores"),
         ("mask-head-order", with_planes_moved, ""),
         ("mask-sign", partial(stages.mask, value=1e9), "10⁹"),
         ("mask-sign", partial(stages.mask, value=math.inf), "+∞"),
     ):
         yield Mistake(code, {"mask": wrong}, detail)
-    yield Mistake("mask-not-finite", {"mask": partial(added_where_masked, -math.inf)}, may_be_nan=True)
+    yield Mistake(
+        "mask-not-finite", {"mask": partial(added_where_masked, -math.inf)}, may_be_nan=True
+    )
     visible = {"mask": lambda layer, scores, keep: scores + keep.to(scores.dtype) * -math.inf}
     yield Mistake("mask-not-finite", visible, "the mask of those that are visible", may_be_nan=True)
     yield sentinels(1e-9, "0, or next to it such as 1e-9")[0]
@@ -255,7 +368,9 @@ def of_masks() -> Iterator[Mistake]:
         ("padding-inverted", lambda layer, real: ~real[:, None, None, :]),
         ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
     ):
-        yield Mistake(code, {"padding_rule": padding}, at=(DROPPED,) if code == "padding-ignored" else ())
+        yield Mistake(
+            code, {"padding_rule": padding}, at=(DROPPED,) if code == "padding-ignored" else ()
+        )
 
 
 def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
@@ -266,7 +381,10 @@ def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int =
 def sentinels(value: float, words: str = "") -> list[Mistake]:
     """Masked scores that are set to a number that large scores reach, or get it added."""
     number = words or f"{value:g}"
-    forms = ((partial(stages.mask, value=value), number), (partial(added_where_masked, value), f"{number} is added"))
+    forms = (
+        (partial(stages.mask, value=value), number),
+        (partial(added_where_masked, value), f"{number} is added"),
+    )
     sentinel = partial(Mistake, "mask-sentinel-too-small", at=_FILLING, shown_by="further")
     return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
 
@@ -305,18 +423,23 @@ def filled_after_softmax(
     return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
 
 
-# ---------------------------------------------------------------------------------- projections, norms and rotary positions
+# ---------------------------------------------------------- projections, norms and rotary positions
 
 
 _NAMES = {"v": "values", "k": "keys", "q": "queries"}
 
 
 def of_projections() -> Iterator[Mistake]:
-    """Queries, keys and values by other projections, by one or none, of other rows or heads, and with other norms."""
+    """Queries, keys and values by other projections, by one or none, of other rows or heads, and
+    with other norms.
+    """
     splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(", r"\w\[.*\d\]")
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
-        wrong, site = {"project": partial(projected, order, "qkv")}, "q_proj" if order[0] != "q" else "k_proj"
+        wrong, site = (
+            {"project": partial(projected, order, "qkv")},
+            "q_proj" if order[0] != "q" else "k_proj",
+        )
         yield Mistake("qkv-order", wrong, words, site, splitting, ("order", "fused"))
         passing = (", *".join(rf"\b{letter}\w*" for letter in order),)
         yield Mistake("qkv-order, by separate projections", wrong, words, site, passing, ("order",))
@@ -340,27 +463,41 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-queries", "qqv"),
         ("keys-of-queries, and values", "qqq"),
     ):
-        yield Mistake(code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj")
+        yield Mistake(
+            code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj"
+        )
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
-        yield Mistake(name, {"project": partial(projected_twice, giver)}, f"by the {_NAMES[giver]}", letters=taker)
+        yield Mistake(
+            name,
+            {"project": partial(projected_twice, giver)},
+            f"by the {_NAMES[giver]}",
+            letters=taker,
+        )
     without = {"project": partial(by_changed, unbiased)}
     for letters in ("q", "v", "qkv", "qv", "qk", "kv", "k"):
         yield Mistake("bias-missing", without, ", ".join(letters), letters=letters)
     applied = {"project": partial(by_changed, transposed)}
     for letters in ("qkv", "q", "k", "v"):
         yield Mistake("projection-transposed", applied, ", ".join(letters), letters=letters)
-    yield Mistake("bias-missing, of the output", {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)})
+    yield Mistake(
+        "bias-missing, of the output",
+        {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)},
+    )
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
-    yield Mistake("out-proj-transposed", {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)})
+    yield Mistake(
+        "out-proj-transposed",
+        {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)},
+    )
     yield from of_rotations()
     yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the keys are not", "q", letters="k")
     yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the queries are not", "k", letters="q")
 
 
 def of_rotations() -> Iterator[Mistake]:
-    """Columns that are paired otherwise than their angles, and queries or keys at other positions, by other angles, or not at
-    all."""
+    """Columns that are paired otherwise than their angles, and queries or keys at other positions,
+    by other angles, or not at all.
+    """
     halves = "neighbouring columns are rotated by angles laid out for halves"
     neighbours = "halves are rotated by angles laid out for neighbouring columns"
     for letters, code, rotate, detail in (
@@ -372,23 +509,39 @@ def of_rotations() -> Iterator[Mistake]:
         ("q", "rope-offset", partial(shifted, -1), "keys one place too far"),
         ("qk", "rope-axis", by_head, ""),
         ("qk", "rope-rates", partial(at_rates, torch.reciprocal), "they grow by theta^(2j/d)"),
-        ("qk", "rope-rates", partial(at_rates, torch.ones_like), "all pairs are rotated by one angle"),
+        (
+            "qk",
+            "rope-rates",
+            partial(at_rates, torch.ones_like),
+            "all pairs are rotated by one angle",
+        ),
         ("k", "rope-sign", partial(rotated, sign=-1), ""),
     ):
         yield Mistake(code, {"rotate": rotate}, detail, letters=letters)
-    yield Mistake("rope-without-minus", {"rotate": one_signed}, changes="q", at=(r"\b(cat|stack)\(",))
-    yield Mistake("rope-pairing", {"rotate": other_pairing}, "in the other of the two ways", needs=("pairing",))
+    yield Mistake(
+        "rope-without-minus", {"rotate": one_signed}, changes="q", at=(r"\b(cat|stack)\(",)
+    )
+    yield Mistake(
+        "rope-pairing",
+        {"rotate": other_pairing},
+        "in the other of the two ways",
+        needs=("pairing",),
+    )
     of_values = {"take": lambda layer, qkv, role: rotated(layer, qkv[2], 0)}
     yield Mistake("rope-of-values", of_values, changes="v", letters="v")
 
 
 def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:
-    """The rows of one role by the projection of another: `qkk` takes those of the keys for the values."""
+    """The rows of one role by the projection of another: `qkk` takes those of the keys for the
+    values.
+    """
     weight, row = in_role(role, weights), in_role(role, rows)
     return in_role(weight, layer.weights)(inputs.rows_of(row))
 
 
-def by_changed(change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
+def by_changed(
+    change: Callable[[Projection], Projection], layer: ReferenceLayer, inputs: Inputs, role: str
+) -> Tensor:
     """Queries, keys or values by a changed projection."""
     return change(in_role(role, layer.weights))(inputs.rows_of(role))
 
@@ -421,7 +574,9 @@ def unchanged(layer: ReferenceLayer, heads: Tensor, *_: Any) -> Tensor:
 
 def other_pairing(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
     """Heads rotated in the other pairing."""
-    return rotated(layer, heads, start, pairing="interleaved" if layer.pairing == "half" else "half")
+    return rotated(
+        layer, heads, start, pairing="interleaved" if layer.pairing == "half" else "half"
+    )
 
 
 def shifted(by: int, layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
@@ -434,7 +589,9 @@ def by_head(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tens
     return rotated(layer, heads.transpose(1, 2), 0).transpose(1, 2)
 
 
-def at_rates(rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
+def at_rates(
+    rates: Callable[[Tensor], Tensor], layer: ReferenceLayer, heads: Tensor, start: int, role: str
+) -> Tensor:
     """Heads rotated by other angles, from the right ones."""
     right = stages.rates_of(layer, heads)
     require(layer.rates is None and len(right) > 1)
@@ -449,7 +606,7 @@ def one_signed(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> T
     return torch.where(is_first, backwards, forwards)
 
 
-# ---------------------------------------------------------------------------------------------------- decoding with a cache
+# ---------------------------------------------------------------------------- decoding with a cache
 
 
 _POSITIONS = r"(freqs|rope|rota|\bcos|\bsin|\bpos|_pos|offset|angle)"
@@ -457,8 +614,15 @@ _CACHES = r"(cache|past|prev|mem|kept|state|buf|\bkeys?\b|\bvalues?\b)"
 
 
 def of_caches() -> Iterator[Mistake]:
-    """The rows of a cache in another order, queries and keys at another position, and other masks of a step."""
-    writing = (rf"(?i)cat\(.*{_CACHES}", rf"(?i){_CACHES}\w*\[.*\] =", rf"(?i){_CACHES}\w*\.\w+\(", rf"(?i){_CACHES}")
+    """The rows of a cache in another order, queries and keys at another position, and other masks
+    of a step.
+    """
+    writing = (
+        rf"(?i)cat\(.*{_CACHES}",
+        rf"(?i){_CACHES}\w*\[.*\] =",
+        rf"(?i){_CACHES}\w*\.\w+\(",
+        rf"(?i){_CACHES}",
+    )
     order = partial(Mistake, "cache-order", shown_by="steps", at=writing)
     new_first = {"join": lambda layer, cached, new, role: torch.cat([new, cached], dim=2)}
     for rows, letters in (("rows", "kv"), ("keys", "k"), ("values", "v")):
@@ -466,25 +630,40 @@ def of_caches() -> Iterator[Mistake]:
         over = f"the {rows} of every step are written over the first ones"
         yield order({"join": over_the_first}, over, letters=letters)
     kept = "only the rows of the step before are kept"
-    yield order({"cache": lambda layer, keys, values, n: (keys[:, :, -n:], values[:, :, -n:])}, kept)
+    yield order(
+        {"cache": lambda layer, keys, values, n: (keys[:, :, -n:], values[:, :, -n:])}, kept
+    )
     handed = "cached keys and values are exchanged whenever they are handed on"
     yield order({"cache": lambda layer, keys, values, n: (values, keys)}, handed)
-    yield order({"read": lambda layer, keys, values: (values, keys)}, "keys are read as values, and values as keys")
+    yield order(
+        {"read": lambda layer, keys, values: (values, keys)},
+        "keys are read as values, and values as keys",
+    )
 
     places = (rf"(?i){_POSITIONS}.*\[", rf"(?i)arange|{_POSITIONS}")
     position = partial(Mistake, "cache-position", shown_by="steps", at=places)
     from_0 = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, 0, role)}
     for rows, letters in (("every step begins", "qk"), ("the keys of every step begin", "k")):
         yield position(from_0, f"{rows} at position 0", letters=letters)
-    yield position({"join": rotated_again}, "cached keys are rotated again in every step", letters="k")
-    shifted = {"rotate": lambda layer, heads, start, role: stages.rotate(layer, heads, start + (start > 0), role)}
+    yield position(
+        {"join": rotated_again}, "cached keys are rotated again in every step", letters="k"
+    )
+    shifted = {
+        "rotate": lambda layer, heads, start, role: stages.rotate(
+            layer, heads, start + (start > 0), role
+        )
+    }
     yield position(shifted, "a step stands one position too far to the right")
 
     masking = ("tril|triu", "masked_fill", r"where\(", "scaled_dot_product", "softmax")
     mask = partial(Mistake, "cache-mask", shown_by="steps", at=masking)
     top_left = "the first query of a step stands at the first key"
     yield mask({"causal_rule": from_top_left}, top_left)
-    of_chunks = {"causal_rule": lambda layer, *sizes: torch.ones(sizes).tril(0 if sizes[0] > 1 else sizes[1]) > 0}
+    of_chunks = {
+        "causal_rule": lambda layer, *sizes: (
+            torch.ones(sizes).tril(0 if sizes[0] > 1 else sizes[1]) > 0
+        )
+    }
     yield mask(of_chunks, f"{top_left}, if it has several tokens")
 
 
@@ -499,5 +678,12 @@ def rotated_again(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str)
     return stages.join(layer, stages.rotate(layer, cached, 0, role), new, role)
 
 
-MISTAKES: Sequence[Mistake] = [*of_heads(), *of_scores(), *of_masks(), *of_projections(), *of_caches()]
-"""Every form of every mistake, in the order in which they are tried, the likelier first within a stage."""
+MISTAKES: Sequence[Mistake] = [
+    *of_heads(),
+    *of_scores(),
+    *of_masks(),
+    *of_projections(),
+    *of_caches(),
+]
+"""Every form of every mistake, in the order in which they are tried, the likelier first within a
+stage."""

@@ -1,7 +1,9 @@
-"""Attentions that are to be reduced: by the scores of queries and keys, or with weights that were given whole.
+"""Attentions that are to be reduced: by the scores of queries and keys, or with weights that were
+given whole.
 
-Scores are taken to base 2, because torch's `exp2` takes half as long as its `exp`: the factor hides in the scale. A hidden
-cell has `HIDDEN` instead of −∞: its weight is exactly 0 all the same, and 0 · log2 p is no NaN.
+Scores are taken to base 2, because torch's `exp2` takes half as long as its `exp`: the factor hides
+in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactly 0 all the same, and 0
+· log2 p is no NaN.
 """
 
 from __future__ import annotations
@@ -24,30 +26,36 @@ HIDDEN = -1e30
 BLOCKS = "blocks"
 """The kernel that makes z where it is made with the weights."""
 LARGE, LARGE_ON_DEVICE = 16.0, 512.0
-"""Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7, and a dot product rounds some
-times. On a GPU, which may take many times as long in float64, half a step of 512 is 3e-5."""
+"""Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7,
+and a dot product rounds some times. On a GPU, which may take many times as long in float64, half a
+step of 512 is 3e-5."""
 
 _SHARP = 8.0
-"""Scores from which they are taken relative to the largest of their query. Below, 2^score is far from overflow, and entropy
-loses no more by the difference of two sums."""
+"""Scores from which they are taken relative to the largest of their query. Below, 2^score is far
+from overflow, and entropy loses no more by the difference of two sums."""
 _MOST = 1e25
 """A score beyond which float32 distinguishes nothing: then weights are NaN."""
 _MOST_LSE = 1e8
 """The size of a log-sum-exp beyond which float64 does not give a weight by it within 1e-7."""
 _MOST_BITS = 100.0
-"""By which a sink may be above all scores of a query, to base 2: its weight is then still far from overflow."""
+"""By which a sink may be above all scores of a query, to base 2: its weight is then still far from
+overflow."""
 
-Bias = Callable[[int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]]
-"""A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where it is one for all. All of it
-is finite."""
+Bias = Callable[
+    [int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]
+]
+"""A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where
+it is one for all. All of it is finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Attention:
-    """What every attention has: its mask, its values, and z where a `kernel` made it; else z is made with the weights.
+    """What every attention has: its mask, its values, and z where a `kernel` made it; else z is
+    made with the weights.
 
-    `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do not matter: they take part in the
-    softmax and are no keys. `v` None: the values were not captured. `wide`: the maths are in float64.
+    `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do not
+    matter: they take part in the softmax and are no keys. `v` None: the values were not captured.
+    `wide`: the maths are in float64.
     """
 
     allowed: Allowed | None = None
@@ -76,7 +84,9 @@ class _Attention:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
         return visible_cells(self.allowed, queries, keys)
 
-    def _visible_in(self, full: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
+    def _visible_in(
+        self, full: Float[Tensor, "batch head query key"]
+    ) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""
         batch, _, n_queries, n_keys = full.shape
         q_idx, k_idx = (torch.arange(n, device=full.device) for n in (n_queries, n_keys))
@@ -87,7 +97,8 @@ class _Attention:
 class ScoredAttention(_Attention):
     """The softmax of `softcap(scale · q kᵀ) + bias` where `allowed`, as `attend` defines it.
 
-    Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 block by block.
+    Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32
+    block by block.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -117,19 +128,32 @@ class ScoredAttention(_Attention):
         return self.has_finite_values and is_finite(self.q) and is_finite(self.k)
 
     def scores_into(
-        self, out: Float[Tensor, "head query key"], batch: int, heads: range, queries: range, keys: range
+        self,
+        out: Float[Tensor, "head query key"],
+        batch: int,
+        heads: range,
+        queries: range,
+        keys: range,
     ) -> Tensor:
-        """Writes the scores to base 2 of a block of some heads, without the mask, in the dtype of `out`, and returns it."""
+        """Writes the scores to base 2 of a block of some heads, without the mask, in the dtype of
+        `out`, and returns it.
+        """
         is_plain = self.softcap is None and self.bias is None
         q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
         k = of_heads(self.k, batch, heads, self.shape[1], keys)
-        q, k, factor = q.to(out.dtype), k.to(out.dtype).mT, self.scale * (LOG2_E if is_plain else 1.0)
+        q, k, factor = (
+            q.to(out.dtype),
+            k.to(out.dtype).mT,
+            self.scale * (LOG2_E if is_plain else 1.0),
+        )
         if abs(factor) > _MOST:  # which may be no number of the dtype
             q, factor = q * factor, 1.0
         product(q, k, out, factor)
         if is_plain:
             return out
-        return self._finish(out, batch, heads, indices(queries, out), indices(keys, out)).mul_(LOG2_E)
+        return self._finish(out, batch, heads, indices(queries, out), indices(keys, out)).mul_(
+            LOG2_E
+        )
 
     def masked_scores_into(
         self,
@@ -139,8 +163,10 @@ class ScoredAttention(_Attention):
         hidden: Bool[Tensor, "_batch _head query key"] | None,
         sink: Float[Tensor, "head query 1"] | None,
     ) -> Float[Tensor, "head query 1"] | None:
-        """Writes the same with `HIDDEN` where masked. Where they are large, they are written relative to a reference of each
-        query, which is returned, and computed in float64 where float32 cannot hold them."""
+        """Writes the same with `HIDDEN` where masked. Where they are large, they are written
+        relative to a reference of each query, which is returned, and computed in float64 where
+        float32 cannot hold them.
+        """
 
         batch, heads, _, _ = place
 
@@ -148,7 +174,9 @@ class ScoredAttention(_Attention):
             self.scores_into(scores, *place)
             if hidden is not None:
                 masked = hidden[min(batch, hidden.shape[0] - 1)]
-                scores.masked_fill_(masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN)
+                scores.masked_fill_(
+                    masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN
+                )
             largest = scores.amax(dim=-1, keepdim=True)
             return torch.where(largest > HIDDEN / 10, largest, 0.0)
 
@@ -167,8 +195,12 @@ class ScoredAttention(_Attention):
         out.copy_(wide.sub_(reference.to(wide.dtype)))
         return reference
 
-    def _finish(self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-        """From scaled products to scores, in place: all that comes after the scale, in this one place."""
+    def _finish(
+        self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor
+    ) -> Tensor:
+        """From scaled products to scores, in place: all that comes after the scale, in this one
+        place.
+        """
         if self.softcap is not None:
             scaled.div_(self.softcap).tanh_().mul_(self.softcap)
         return scaled if self.bias is None else scaled.add_(self.bias(batch, heads, q_idx, k_idx))
@@ -180,20 +212,27 @@ class ScoredAttention(_Attention):
         keys: Int[Tensor, " key"],
         lse: Float[Tensor, " query"],
     ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores;
-        of scores that are so large that it is too coarse, by that of the same products. As many keys as there are, are all."""
+        """Any weights of a sequence and head, in float64 where the device has it, by the
+        log-sum-exp of these queries' scores; of scores that are so large that it is too coarse, by
+        that of the same products. As many keys as there are, are all.
+        """
         is_coarse = len(lse) > 0 and float(lse.abs().amax()) > _MOST_LSE
         of_all = torch.arange(self.k.shape[2], device=keys.device) if is_coarse else keys
         visible, given = self.visible(queries, of_all), None if is_coarse else lse
-        weights = self._cells(batch_head, queries, of_all, visible, dtype=exact_dtype(self.q.device), lse=given)[2]
+        weights = self._cells(
+            batch_head, queries, of_all, visible, dtype=exact_dtype(self.q.device), lse=given
+        )[2]
         return weights[:, keys] if is_coarse else weights
 
     def matrices(self) -> dict[str, Tensor]:
-        """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`: head by head in float64, and
-        then rounded, where scores are large."""
+        """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`:
+        head by head in float64, and then rounded, where scores are large.
+        """
         (batch, n_heads, n_queries, n_keys), device = self.shape, self.q.device
         shown = torch.promote_types(self.q.dtype, torch.float32)
-        made = {name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")}
+        made = {
+            name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")
+        }
         queries, keys = (torch.arange(n, device=device) for n in (n_queries, n_keys))
         visible = self.visible(queries, keys)
         for batch_head in pairs(range(batch), range(n_heads)):
@@ -215,18 +254,27 @@ class ScoredAttention(_Attention):
         dtype: torch.dtype,
         lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The products, scores and weights of any queries and keys with their `visible` cells. The keys are all keys where the
-        log-sum-exp is not given: only then are scores of masked cells −∞."""
+        """The products, scores and weights of any queries and keys with their `visible` cells. The
+        keys are all keys where the log-sum-exp is not given: only then are scores of masked cells
+        −∞.
+        """
         batch, head = batch_head
-        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
+        q, k = (
+            self.q[batch, head, queries],
+            self.k[batch, head // (self.shape[1] // self.n_kv_heads)],
+        )
         k = k if len(keys) == len(k) else k[keys]
         qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~plane_of(visible, batch, head)
-        scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[0]
+        scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[
+            0
+        ]
         if lse is None:
             lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
         rows = lse.to(dtype)
         if self.sink_logits is not None:
-            rows = torch.logaddexp(rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(dtype))
+            rows = torch.logaddexp(
+                rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(dtype)
+            )
         return qk, scores, (scores - rows[:, None]).exp_().masked_fill_(hidden, 0.0)
 
 
@@ -272,7 +320,9 @@ class GivenAttention(_Attention):
         return torch.where(lse.isneginf(), 0.0, lse)
 
     def matrices(self) -> dict[str, Tensor]:
-        """The matrices that were captured: `scores`, −∞ at masked cells, `pattern`, and `allowed`."""
+        """The matrices that were captured: `scores`, −∞ at masked cells, `pattern`, and
+        `allowed`.
+        """
         full = self._visible_in(self.weights)
         scores = self.scores.to(self.dtype).masked_fill(~full, -torch.inf)
         return {"scores": scores, "pattern": self.weights, "allowed": full}
@@ -282,7 +332,9 @@ Attention = ScoredAttention | GivenAttention
 """An attention that is to be reduced."""
 
 
-def strongest_key(pattern: Float[Tensor, "batch head query key"]) -> Int[Tensor, "batch head query"]:
+def strongest_key(
+    pattern: Float[Tensor, "batch head query key"],
+) -> Int[Tensor, "batch head query"]:
     """The key with the largest weight, the first of equals; −1 for a row of zeros."""
     weight, key = pattern.max(dim=-1)
     return torch.where(weight > 0, key, -1)
@@ -299,7 +351,9 @@ def large(device: torch.device) -> float:
 
 
 def indices(span: range, like: Tensor) -> Int[Tensor, " idx"]:
-    """The numbers of a range on the device of another tensor; 32 bits, which masks compare faster."""
+    """The numbers of a range on the device of another tensor; 32 bits, which masks compare
+    faster.
+    """
     return torch.arange(span.start, span.stop, dtype=torch.int32, device=like.device)
 
 
@@ -310,26 +364,41 @@ def plane_of(cells: Tensor, batch: int, head: int) -> Tensor:
 
 
 def of_heads(
-    shared: Float[Tensor, "batch kv_head key d"], batch: int, heads: range, n_heads: int, keys: range
+    shared: Float[Tensor, "batch kv_head key d"],
+    batch: int,
+    heads: range,
+    n_heads: int,
+    keys: range,
 ) -> Float[Tensor, "head key d"]:
-    """Some keys or values of neighbouring query heads, which are whole groups of those that share a kv head, or a part of one."""
+    """Some keys or values of neighbouring query heads, which are whole groups of those that share a
+    kv head, or a part of one.
+    """
     group = n_heads // shared.shape[1]
-    of_these = shared[batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop]
+    of_these = shared[
+        batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop
+    ]
     if len(of_these) == len(heads):
         return of_these
-    return of_these.expand(len(heads), -1, -1) if len(of_these) == 1 else of_these.repeat_interleave(group, dim=0)
+    return (
+        of_these.expand(len(heads), -1, -1)
+        if len(of_these) == 1
+        else of_these.repeat_interleave(group, dim=0)
+    )
 
 
-def product(left: Tensor, right: Tensor, out: Float[Tensor, "head row column"], scale: float = 1.0) -> None:
-    """Writes the scaled product of the matrices of some heads. That of one is a plain one, which BLAS does faster than a batch of
-    one."""
+def product(
+    left: Tensor, right: Tensor, out: Float[Tensor, "head row column"], scale: float = 1.0
+) -> None:
+    """Writes the scaled product of the matrices of some heads. That of one is a plain one, which
+    BLAS does faster than a batch of one.
+    """
     if len(left) == 1:
         torch.addmm(out[0], left[0], right[0], beta=0, alpha=scale, out=out[0])
     else:
         torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
 
 
-# ------------------------------------------------------------------------------------------------------------- biases
+# ------------------------------------------------------------------------------------------- biases
 
 
 def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
@@ -347,4 +416,9 @@ def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
 
 def sum_of_biases(*biases: Bias) -> Bias:
     """What several biases add together."""
-    return lambda batch, heads, q_idx, k_idx: sum(b(batch, heads, q_idx, k_idx) for b in biases)  # type: ignore[return-value]
+
+    def total(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        terms = (bias(batch, heads, q_idx, k_idx) for bias in biases)
+        return sum(terms)  # type: ignore[return-value]
+
+    return total

@@ -1,7 +1,7 @@
 """The reference for user code: attention as exchangeable stages.
 
-With all stages right, this computes `mhacli.attention.core.attend` between its projections, and is tested against it. A
-mistake replaces a stage; mistakes.py holds the catalogue.
+With all stages right, this computes `mhacli.attention.core.attend` between its projections, and is
+tested against it. A mistake replaces a stage; mistakes.py holds the catalogue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Pairing = Literal["half", "interleaved"]
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`. It keeps its last result, for hypotheses project the same
-    rows; they must not be changed in place."""
+    """`y = x weightᵀ + bias`: `[width, d_in]` and `[width]`. It keeps its last result, for
+    hypotheses project the same rows; they must not be changed in place.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
@@ -51,14 +52,17 @@ class Projections(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceLayer:
-    """The configuration of a layer. Without `weights`, inputs come split into heads and nothing is projected.
+    """The configuration of a layer. Without `weights`, inputs come split into heads and nothing is
+    projected.
 
-    `pairing` is the column pairing of rotary positions, None without them; `rates` are the radians per position for each pair
-    of the first columns, None for theta^(−2j/d) in all columns. `interleaved_split`: head h takes every n-th column instead of
-    adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself.
-    `visible_cells`, bool `[query, key]`, is another mask of the layer. `before(inputs)` and `after(out, input)` are further
-    operations, such as a norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale`
-    is a number, or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some
+    `pairing` is the column pairing of rotary positions, None without them; `rates` are the radians
+    per position for each pair of the first columns, None for theta^(−2j/d) in all columns.
+    `interleaved_split`: head h takes every n-th column instead of adjacent columns;
+    `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future
+    itself. `visible_cells`, bool `[query, key]`, is another mask of the layer. `before(inputs)` and
+    `after(out, input)` are further operations, such as a norm or a residual connection. `q_norm`
+    and `k_norm` act on the queries and keys of each head. `scale` is a number, or one for each
+    head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some
     inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
     """
 
@@ -90,10 +94,12 @@ class ReferenceLayer:
 class Inputs(NamedTuple):
     """The inputs of a call, or of a layer.
 
-    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
-    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
-    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
-    tokens and False for padding. `ends`: where the steps end that read one causal text with a cache; empty for one call.
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v,
+    `[batch, head, query, d_head]` and `[batch, kv_head, key, d_head]`. `keys` is None for
+    self-attention; `values` is None if they are the keys. `allowed`, bool `[batch or 1, 1, query,
+    key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding. `ends`: where the steps end that read one causal text with a
+    cache; empty for one call.
     """
 
     queries: Float[Tensor, "..."]
@@ -110,7 +116,11 @@ class Inputs(NamedTuple):
 
     def rows_of(self, role: str) -> Tensor:
         """The rows of a role, q, k or v."""
-        rows = {"q": self.queries, "k": self.keys, "v": self.keys if self.values is None else self.values}[role]
+        rows = {
+            "q": self.queries,
+            "k": self.keys,
+            "v": self.keys if self.values is None else self.values,
+        }[role]
         return self.queries if rows is None else rows
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
@@ -120,7 +130,7 @@ class Inputs(NamedTuple):
         return self._replace(queries=change(self.queries), keys=keys, values=values)
 
 
-# --------------------------------------------------------------------------------------------------------------- right stages
+# ------------------------------------------------------------------------------------- right stages
 
 
 def in_role(role: str, qkv: Sequence[Any] | None) -> Any:
@@ -136,7 +146,9 @@ def project(layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
 
 
 def split(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
-    """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `role` is q, k or v."""
+    """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `role` is q, k or
+    v.
+    """
     n_heads = layer.n_heads if role == "q" else layer.n_kv_heads
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
@@ -150,7 +162,9 @@ def norm(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
 
 
 def rotate(layer: ReferenceLayer, heads: Tensor, start: int, role: str) -> Tensor:
-    """The queries or keys rotated by position from `start` on, if the layer has rotary positions; `role` is q or k."""
+    """The queries or keys rotated by position from `start` on, if the layer has rotary positions;
+    `role` is q or k.
+    """
     return heads if layer.pairing is None else rotated(layer, heads, start)
 
 
@@ -186,7 +200,9 @@ def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 
 
 def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
-    """`[query, key]`, True for keys up to the query's position, shifted; the queries are the last positions of the keys."""
+    """`[query, key]`, True for keys up to the query's position, shifted; the queries are the last
+    positions of the keys.
+    """
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len + shift)
 
 
@@ -200,22 +216,30 @@ def padding_rule(layer: ReferenceLayer, real: Tensor) -> Tensor:
     return real[:, None, None, :]
 
 
-def all_rules(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
+def all_rules(
+    layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> Tensor | None:
     """The cells that causality, mask and padding all allow."""
     given = [rule for rule in rules if rule is not None]
     return reduce(torch.logical_and, given) if given else None
 
 
-def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor, *, value: float = -math.inf) -> Tensor:
+def mask(
+    layer: ReferenceLayer, scores: Tensor, keep: Tensor, *, value: float = -math.inf
+) -> Tensor:
     """The scores, −∞ where masked."""
     return scores.masked_fill(~keep, value)
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """The weights over keys, with the sink in the denominator; zeros for a query without a visible key."""
+    """The weights over keys, with the sink in the denominator; zeros for a query without a visible
+    key.
+    """
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     filled = scores.masked_fill(empty, 0.0)
-    return with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
+    return (
+        with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
+    )
 
 
 def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -225,7 +249,9 @@ def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
-def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+def value_weights(
+    layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None
+) -> Tensor:
     """The weights of the values: the pattern. `scaled` are the scores before the mask."""
     return pattern
 
@@ -237,7 +263,11 @@ def weigh(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
 
 def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
     """The concatenated heads, `[batch, query, head·d_v]`."""
-    return z.permute(0, 2, 3, 1).flatten(2) if layer.interleaved_merge else z.transpose(1, 2).flatten(2)
+    return (
+        z.permute(0, 2, 3, 1).flatten(2)
+        if layer.interleaved_merge
+        else z.transpose(1, 2).flatten(2)
+    )
 
 
 def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
@@ -245,7 +275,7 @@ def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     return rows if layer.weights is None or layer.weights.out is None else layer.weights.out(rows)
 
 
-# ------------------------------------------------------------------------------------------------- right stages of a step
+# --------------------------------------------------------------------------- right stages of a step
 
 
 def join(layer: ReferenceLayer, cached: Tensor, new: Tensor, role: str) -> Tensor:
@@ -266,11 +296,29 @@ def read(layer: ReferenceLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, T
 Stages = Mapping[str, Callable[..., Any]]
 """Every stage of attention by name."""
 _SITES: Mapping[Callable[..., Any], str] = {
-    project: "{}_proj", split: "{}_split", norm: "{}", rotate: "{}", take: "qk", join: "k", cache: "k", read: "k",
-    repeat_kv: "qk", products: "qk", scale: "scaled", cap: "scaled", causal_rule: "scores", mask_rule: "scores",
-    padding_rule: "scores", all_rules: "scores", mask: "scores", softmax: "pattern", value_weights: "pattern", weigh: "z",
-    merge: "concat", project_out: "out",
-}  # fmt: skip
+    project: "{}_proj",
+    split: "{}_split",
+    norm: "{}",
+    rotate: "{}",
+    take: "qk",
+    join: "k",
+    cache: "k",
+    read: "k",
+    repeat_kv: "qk",
+    products: "qk",
+    scale: "scaled",
+    cap: "scaled",
+    causal_rule: "scores",
+    mask_rule: "scores",
+    padding_rule: "scores",
+    all_rules: "scores",
+    mask: "scores",
+    softmax: "pattern",
+    value_weights: "pattern",
+    weigh: "z",
+    merge: "concat",
+    project_out: "out",
+}
 """The stages, with the site that each computes, of which `{}` is a letter of q, k and v."""
 RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 
@@ -278,9 +326,10 @@ RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 def run_stages(
     stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of a layer with these stages, and the visible cells, None if all are visible, and for steps, which are causal.
-    Taps: `q_proj k_proj v_proj q_split k_split v_split q k v qk scaled scores pattern z concat out`. Raises if a mistake does
-    not fit."""
+    """The output of a layer with these stages, and the visible cells, None if all are visible, and
+    for steps, which are causal. Taps: `q_proj k_proj v_proj q_split k_split v_split q k v qk scaled
+    scores pattern z concat out`. Raises if a mistake does not fit.
+    """
     rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
@@ -290,10 +339,15 @@ def run_stages(
         keys = stages["rotate"](layer, k[:, :, start : end + n_before], start, "k")
         values = v[:, :, start : end + n_before]
         if inputs.ends:
-            keys, values = stages["join"](layer, cached[0], keys, "k"), stages["join"](layer, cached[1], values, "v")
+            keys, values = (
+                stages["join"](layer, cached[0], keys, "k"),
+                stages["join"](layer, cached[1], values, "v"),
+            )
             cached = stages["cache"](layer, keys, values, end - start)
             keys, values = stages["read"](layer, keys, values)
-        queries, keys, values = (stages["take"](layer, (queries, keys, values), role) for role in "qkv")
+        queries, keys, values = (
+            stages["take"](layer, (queries, keys, values), role) for role in "qkv"
+        )
         for site, tensor in zip("qkv", (queries, keys, values), strict=True):
             tap(site, tensor)
         is_causal, sizes = layer.causal or inputs.ends, (queries.shape[2], keys.shape[2])
@@ -326,7 +380,9 @@ def run_stages(
 
 
 def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap: Tap) -> Tensor:
-    """Queries, keys or values `[batch, head, length, d]`: projected, split into heads, and normalised."""
+    """Queries, keys or values `[batch, head, length, d]`: projected, split into heads, and
+    normalised.
+    """
     rows = inputs.rows_of(role)
     if layer.weights is not None:
         rows = stages["project"](layer, inputs, role)
@@ -336,12 +392,14 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
     return rows if role == "v" else stages["norm"](layer, rows, role)
 
 
-# ---------------------------------------------------------------------------------------------------------------- rotation
+# ----------------------------------------------------------------------------------------- rotation
 
 
 def rates_of(layer: ReferenceLayer, heads: Tensor) -> Tensor:
     """The radians per position by which the layer rotates each pair of columns of heads."""
-    given = rates(heads.shape[-1], layer.theta, heads.device) if layer.rates is None else layer.rates
+    given = (
+        rates(heads.shape[-1], layer.theta, heads.device) if layer.rates is None else layer.rates
+    )
     return given.to(heads)
 
 
@@ -355,28 +413,34 @@ def rotated(
     angles: Pairing | None = None,
     sign: int = 1,
 ) -> Tensor:
-    """Heads `[batch, head, length, d]` rotated by position, starting at `start`: pair `j` by position · theta^(−2j/d), or by
-    position · rate if the layer has rates. Columns without a rate are unchanged.
+    """Heads `[batch, head, length, d]` rotated by position, starting at `start`: pair `j` by
+    position · theta^(−2j/d), or by position · rate if the layer has rates. Columns without a rate
+    are unchanged.
 
-    `pairing` is that of the layer unless another is given, and `angles` the column layout of the cosine table if it differs from
-    the pairing. Source: Su et al. 2021, "RoFormer", equation 34; halves as in GPT-NeoX.
+    `pairing` is that of the layer unless another is given, and `angles` the column layout of the
+    cosine table if it differs from the pairing. Source: Su et al. 2021, "RoFormer", equation 34;
+    halves as in GPT-NeoX.
     """
     require(layer.pairing is not None)
     pairing = pairing or layer.pairing
     position = torch.arange(start, start + heads.shape[2], dtype=heads.dtype, device=heads.device)
     angle = position[:, None] * rates_of(layer, heads)
     is_half = (angles or pairing) == "half"
-    angle_columns = torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
+    angle_columns = (
+        torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
+    )
     rotary, rest = heads[..., : angle_columns.shape[-1]], heads[..., angle_columns.shape[-1] :]
     if pairing == "half":
         a, b = rotary.chunk(2, dim=-1)
         turned = torch.cat([-b, a], dim=-1)
     else:
         turned = torch.stack([-rotary[..., 1::2], rotary[..., 0::2]], dim=-1).flatten(-2)
-    return torch.cat([rotary * angle_columns.cos() + sign * turned * angle_columns.sin(), rest], dim=-1)
+    return torch.cat(
+        [rotary * angle_columns.cos() + sign * turned * angle_columns.sin(), rest], dim=-1
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 
 
 def require(is_possible: bool) -> None:
@@ -387,16 +451,18 @@ def require(is_possible: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """One form of a mistake of the catalogue. Its `name` is that of its words in record/mistakes.toml: its code, which is stable,
-    and after a comma its form, if that has words of its own; where several forms have one name, `detail` says in what it differs.
+    """One form of a mistake of the catalogue. Its `name` is that of its words in
+    record/mistakes.toml: its code, which is stable, and after a comma its form, if that has words
+    of its own; where several forms have one name, `detail` says in what it differs.
 
-    `stages` are the wrong stages by name, the first is its `stage`; with `letters` they are wrong for some of q, k and v,
-    their last argument, and right for the rest. `changes` is the site that it changes, where it is not that of the stage. Its
-    source line is the first that matches a regular expression of `at`, the likelier first, else the one that computes its site.
-    `needs` are facts without which it may be a choice: `causal` if attention is meant to be causal, `pairing` if the rotary
-    pairing is stated, `order` if it is known which projection is which, `fused` if they are parts of one. `shown_by`: `further`
-    inputs, large ones and masks of windows,
-    or `steps` with a cache. `may_be_nan`: it may leave only NaN.
+    `stages` are the wrong stages by name, the first is its `stage`; with `letters` they are wrong
+    for some of q, k and v, their last argument, and right for the rest. `changes` is the site that
+    it changes, where it is not that of the stage. Its source line is the first that matches a
+    regular expression of `at`, the likelier first, else the one that computes its site. `needs` are
+    facts without which it may be a choice: `causal` if attention is meant to be causal, `pairing`
+    if the rotary pairing is stated, `order` if it is known which projection is which, `fused` if
+    they are parts of one. `shown_by`: `further` inputs, large ones and masks of windows, or `steps`
+    with a cache. `may_be_nan`: it may leave only NaN.
     """
 
     name: str
@@ -427,7 +493,9 @@ class Mistake:
     def wrong(self, name: str) -> Callable[..., Any]:
         """Its stage of this name, which is right for other letters."""
         wrong, right = self.stages[name], RIGHT[name]
-        return lambda *inputs: (wrong if not self.letters or inputs[-1] in self.letters else right)(*inputs)
+        return lambda *inputs: (wrong if not self.letters or inputs[-1] in self.letters else right)(
+            *inputs
+        )
 
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:

@@ -1,8 +1,9 @@
-"""Every statistic of an attention in one pass: blocks of queries with all the keys that they may see, from the scores to z.
+"""Every statistic of an attention in one pass: blocks of queries with all the keys that they may
+see, from the scores to z.
 
-A block is `[head, query, key]`: one head on a CPU, where threads share the heads, and as many as fit on a device, by the same
-code. `BLOCK_STATISTICS` is the table of what is computed of a block: a new statistic is one more row. No statistic knows a mask,
-because a hidden weight is 0.
+A block is `[head, query, key]`: one head on a CPU, where threads share the heads, and as many as
+fit on a device, by the same code. `BLOCK_STATISTICS` is the table of what is computed of a block: a
+new statistic is one more row. No statistic knows a mask, because a hidden weight is 0.
 """
 
 from __future__ import annotations
@@ -40,16 +41,28 @@ PassResults = dict[str, Tensor]
 
 
 class Block:
-    """Some queries of a sequence with the keys that they may see, and the weights of the heads whose turn it is.
+    """Some queries of a sequence with the keys that they may see, and the weights of the heads
+    whose turn it is.
 
-    What is the same for every head is made once, when it is needed. The weights come from scores to base 2: `weights =
-    2^(log2 − bits)`, with `bits` for each query.
+    What is the same for every head is made once, when it is needed. The weights come from scores to
+    base 2: `weights = 2^(log2 − bits)`, with `bits` for each query.
     """
 
     def __init__(
-        self, attention: Attention, request: StatisticsRequest, batch: int, queries: range, keys: range
+        self,
+        attention: Attention,
+        request: StatisticsRequest,
+        batch: int,
+        queries: range,
+        keys: range,
     ) -> None:
-        self.attention, self.request, self.batch, self.queries, self.keys = attention, request, batch, queries, keys
+        self.attention, self.request, self.batch, self.queries, self.keys = (
+            attention,
+            request,
+            batch,
+            queries,
+            keys,
+        )
         self.rows, self.columns = slice(queries.start, queries.stop), slice(keys.start, keys.stop)
         self.heads = range(0)
         self.weights = self.log2 = self.bits = attention.like.new_zeros(0, len(queries), len(keys))
@@ -58,7 +71,11 @@ class Block:
     def steps(self) -> Float[Tensor, "query key"]:
         """|query − key| of each cell."""
         queries, keys = self._indices()
-        return (queries[:, None] - keys - self.request.axes.ahead(self.batch)).abs().to(self.attention.dtype)
+        return (
+            (queries[:, None] - keys - self.request.axes.ahead(self.batch))
+            .abs()
+            .to(self.attention.dtype)
+        )
 
     @cached_property
     def duplicate(self) -> Float[Tensor, "query key"]:
@@ -73,7 +90,10 @@ class Block:
     @cached_property
     def matched(self) -> list[Float[Tensor, "query key"]]:
         """1 at the cells of each condition."""
-        return [of_texts[self.batch](*self._indices()).to(self.attention.dtype) for of_texts in self.request.matches]
+        return [
+            of_texts[self.batch](*self._indices()).to(self.attention.dtype)
+            for of_texts in self.request.matches
+        ]
 
     @property
     def of_rows(self) -> Float[Tensor, "head group key"]:
@@ -92,9 +112,16 @@ class Block:
         return indices(self.queries, self.request.first), indices(self.keys, self.request.first)
 
     def _equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Float[Tensor, "query key"]:
-        """1 where a key's label is the query's token, but for the key at `query + shift`. Padding equals nothing."""
-        tokens, key_labels = self.request.q_tokens[self.batch, self.rows], labels[self.batch, self.columns]
-        same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == key_labels).to(self.attention.dtype)
+        """1 where a key's label is the query's token, but for the key at `query + shift`. Padding
+        equals nothing.
+        """
+        tokens, key_labels = (
+            self.request.q_tokens[self.batch, self.rows],
+            labels[self.batch, self.columns],
+        )
+        same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == key_labels).to(
+            self.attention.dtype
+        )
         offset = self.queries.start + shift - self.keys.start
         if self.request.axes.is_self and -len(self.queries) < offset < len(self.keys):
             same.diagonal(offset).zero_()
@@ -104,17 +131,22 @@ class Block:
 def _summed(cells: Tensor, axis: int, size: int) -> Tensor:
     """The sums of `size` neighbours along an axis of cells `[head, query, key]`."""
     n_more = -cells.shape[axis] % size
-    padded = torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more)) if n_more else cells
+    padded = (
+        torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
+        if n_more
+        else cells
+    )
     sums: Tensor = padded.unflatten(axis, (-1, size)).sum(dim=axis + 1)
     return sums
 
 
-# ------------------------------------------------------------------------------------------------------ the statistics
+# ----------------------------------------------------------------------------------- the statistics
 
 
 class BlockStatistic(NamedTuple):
-    """A statistic of a block: its name, what it is made for (each query, key, distance or cell of the map; or each head, as a sum
-    over all queries), and its function."""
+    """A statistic of a block: its name, what it is made for (each query, key, distance or cell of
+    the map; or each head, as a sum over all queries), and its function.
+    """
 
     name: str
     per: Literal["query", "key", "distance", "map", "head", "condition", "spans"]
@@ -123,14 +155,18 @@ class BlockStatistic(NamedTuple):
 
 def _entropy(block: Block) -> Tensor:
     """`−Σ p ln p` in nats, never less than 0. Source: Shannon 1948, theorem 2."""
-    bits: Tensor = block.bits * block.weights.sum(dim=-1) - torch.linalg.vecdot(block.log2, block.weights)
+    bits: Tensor = block.bits * block.weights.sum(dim=-1) - torch.linalg.vecdot(
+        block.log2, block.weights
+    )
     return bits.mul_(math.log(2)).clamp_(min=0)
 
 
 def _profile(block: Block) -> Tensor:
-    """The sums of the diagonals: with the last query first and a zero more behind each row than there are queries, less one, a
-    row begins one number later than the row before. Source: Huang et al. 2018, "Music Transformer", section 3.4; the statistic:
-    Clark et al. 2019, "What Does BERT Look At?", section 3.1 (attention to the relative positions)."""
+    """The sums of the diagonals: with the last query first and a zero more behind each row than
+    there are queries, less one, a row begins one number later than the row before. Source: Huang et
+    al. 2018, "Music Transformer", section 3.4; the statistic: Clark et al. 2019, "What Does BERT
+    Look At?", section 3.1 (attention to the relative positions).
+    """
     n_rows = block.weights.shape[1]
     rows = torch.nn.functional.pad(block.weights.flip(1), (0, n_rows)).flatten(1)
     diagonals: Tensor = rows[:, :-n_rows].unflatten(1, (n_rows, -1)).sum(dim=1)
@@ -143,15 +179,21 @@ def _between(block: Block) -> Tensor:
     assert q_spans is not None
     assert k_spans is not None
     of_keys = k_spans[block.batch][:, block.columns].to(block.weights.dtype)
-    return q_spans[block.batch][:, block.rows].to(block.weights.dtype) @ (block.weights @ of_keys.mT)
+    return q_spans[block.batch][:, block.rows].to(block.weights.dtype) @ (
+        block.weights @ of_keys.mT
+    )
 
 
 BLOCK_STATISTICS = (
     BlockStatistic("mass", "query", lambda block: block.weights.sum(dim=-1)),
     BlockStatistic("entropy", "query", _entropy),
-    BlockStatistic("squares", "query", lambda block: torch.linalg.vector_norm(block.weights, dim=-1).square()),
+    BlockStatistic(
+        "squares", "query", lambda block: torch.linalg.vector_norm(block.weights, dim=-1).square()
+    ),
     BlockStatistic("peak", "query", lambda block: block.weights.amax(dim=-1).log()),
-    BlockStatistic("distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.steps)),
+    BlockStatistic(
+        "distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.steps)
+    ),
     BlockStatistic("first", "query", lambda block: block.marked(block.request.first)),
     BlockStatistic("leading", "query", lambda block: block.marked(block.request.leading)),
     BlockStatistic("received", "key", lambda block: block.of_rows.sum(dim=1)),
@@ -159,28 +201,33 @@ BLOCK_STATISTICS = (
     BlockStatistic("profile", "distance", _profile),
     BlockStatistic("duplicate", "head", lambda block: block.on(block.duplicate)),
     BlockStatistic("induction", "head", lambda block: block.on(block.induction)),
-    BlockStatistic("matched", "condition", lambda block: torch.stack([*map(block.on, block.matched)], dim=1)),
+    BlockStatistic(
+        "matched", "condition", lambda block: torch.stack([*map(block.on, block.matched)], dim=1)
+    ),
     BlockStatistic("between", "spans", _between),
 )
 """Everything that is computed of the weights p, in this order.
 
-Per query: the sum of its weights (1, or 0 without a key), entropy, `Σ p²` (the inverse of an effective number of keys, Hill
-1973), the largest `ln p`, the mean distance, and the weights of the first and the leading keys. Per key what it receives
-(Zhang et al. 2023, "H2O: Heavy-Hitter Oracle", section 3), `map` the same over blocks, `profile` per signed distance `key −
-query`, of which index `n_queries − 1` is 0. The mean distance, `Σ p |i − j|`: Vig and Belinkov 2019, "Analyzing the Structure of
-Attention", equation 2. Per head, summed over all queries: the weights on equal tokens (Wang et al. 2022,
-"Interpretability in the Wild", section 3.1), on those after them (Olsson et al. 2022, "In-context Learning and Induction
-Heads"), on each condition and between spans.
+Per query: the sum of its weights (1, or 0 without a key), entropy, `Σ p²` (the inverse of an
+effective number of keys, Hill 1973), the largest `ln p`, the mean distance, and the weights of the
+first and the leading keys. Per key what it receives (Zhang et al. 2023, "H2O: Heavy-Hitter Oracle",
+section 3), `map` the same over blocks, `profile` per signed distance `key − query`, of which index
+`n_queries − 1` is 0. The mean distance, `Σ p |i − j|`: Vig and Belinkov 2019, "Analyzing the
+Structure of Attention", equation 2. Per head, summed over all queries: the weights on equal tokens
+(Wang et al. 2022, "Interpretability in the Wild", section 3.1), on those after them (Olsson et al.
+2022, "In-context Learning and Induction Heads"), on each condition and between spans.
 """
 
 
-# ------------------------------------------------------------------------------------------------------------ the pass
+# ----------------------------------------------------------------------------------------- the pass
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """Some neighbouring heads of an attention after the pass: their statistics, z, and the log-sum-exp of each query's scores, 0
-    without keys. `z`, on the device of the attention, is None where values were not captured; the others are on the CPU."""
+    """Some neighbouring heads of an attention after the pass: their statistics, z, and the
+    log-sum-exp of each query's scores, 0 without keys. `z`, on the device of the attention, is None
+    where values were not captured; the others are on the CPU.
+    """
 
     attention: Attention
     request: StatisticsRequest
@@ -202,22 +249,34 @@ class Reduced:
     def sink_mass(self) -> PerQuery | None:
         """The weight that a sink logit takes of each query, which no key gets."""
         sinks = self._sinks
-        return None if sinks is None else torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
+        return (
+            None
+            if sinks is None
+            else torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
+        )
 
     @cached_property
     def top_score(self) -> PerQuery:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            top = self.attention.matrices()["scores"].amax(dim=-1)[:, self.heads.start : self.heads.stop].cpu()
+            top = (
+                self.attention.matrices()["scores"]
+                .amax(dim=-1)[:, self.heads.start : self.heads.stop]
+                .cpu()
+            )
         else:  # by its weight, in which a sink logit takes part
-            top = self.statistics["peak"] + (self.lse if sinks is None else torch.logaddexp(self.lse, sinks))
+            top = self.statistics["peak"] + (
+                self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
+            )
         return torch.where(self.has_keys, top, -torch.inf)
 
     @property
     def _sinks(self) -> Float[Tensor, "_batch head _query"] | None:
         logits = self.attention.sink_logits
-        return None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse)
+        return (
+            None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse)
+        )
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -238,22 +297,33 @@ def reduce_heads(
     heads: range,
     report_progress: Progress = no_progress,
 ) -> Reduced:
-    """Every statistic of some neighbouring heads, in one pass over blocks of queries and memory that grows with the length of the
-    text. `report_progress` receives the completed fraction of the queries."""
+    """Every statistic of some neighbouring heads, in one pass over blocks of queries and memory
+    that grows with the length of the text. `report_progress` receives the completed fraction of the
+    queries.
+    """
     batch, n_heads, n_queries, _ = attention.shape
     reduced, compiled = _no_sums(attention, request, heads), None
     of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
     if isinstance(attention, ScoredAttention) and torch_because(attention, request) is None:
-        compiled = CompiledHeads(attention, request, heads, reduced.statistics | {"lse": reduced.lse})
+        compiled = CompiledHeads(
+            attention, request, heads, reduced.statistics | {"lse": reduced.lse}
+        )
     for queries, keys in blocks_of(attention, request):
-        n_cells, hidden = len(queries) * len(keys), cache(partial(_hidden, attention, queries, keys))
+        n_cells, hidden = (
+            len(queries) * len(keys),
+            cache(partial(_hidden, attention, queries, keys)),
+        )
         most = heads_at_once(n_cells, is_cpu=attention.like.device.type == "cpu")
         for b in range(batch):
             block = Block(attention, request, b, queries, keys)
             for block.heads in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
                 place, rows = (b, reduced.span(block.heads), block.rows), of_torch
-                weights = None if compiled is None else compiled.weights_of((b, block.heads, queries, keys), hidden)
+                weights = (
+                    None
+                    if compiled is None
+                    else compiled.weights_of((b, block.heads, queries, keys), hidden)
+                )
                 if weights is None:
                     _fill(block, hidden(), reduced.lse[place])
                 else:
@@ -277,7 +347,10 @@ def _on_cpu(statistics: PassResults) -> PassResults:
 def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
     """The statistics of some heads before the first block."""
     batch, _, n_queries, n_keys = attention.shape
-    exact, n_spans = exact_dtype(attention.like.device), 0 if request.q_spans is None else request.q_spans.shape[1]
+    exact, n_spans = (
+        exact_dtype(attention.like.device),
+        0 if request.q_spans is None else request.q_spans.shape[1],
+    )
     shapes: dict[str, tuple[int, ...]] = {
         "query": (n_queries,),
         "key": (n_keys,),
@@ -302,9 +375,13 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
 
 
 def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tuple[range, range]]:
-    """The blocks of queries, with the keys that they may see, from the beginning of a column of the map on."""
+    """The blocks of queries, with the keys that they may see, from the beginning of a column of the
+    map on.
+    """
     _, _, n_queries, n_keys = attention.shape
-    rows = rows_of_block(n_keys, attention.like.device.type if torch_because(attention, request) else "c")
+    rows = rows_of_block(
+        n_keys, attention.like.device.type if torch_because(attention, request) else "c"
+    )
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
@@ -323,7 +400,9 @@ def head_groups(heads: range, group: int, *, most: int) -> Iterator[range]:
         yield from (of_group[i : i + most] for i in range(0, len(of_group), most))
 
 
-def _hidden(attention: Attention, queries: range, keys: range) -> Bool[Tensor, "_batch _head query key"] | None:
+def _hidden(
+    attention: Attention, queries: range, keys: range
+) -> Bool[Tensor, "_batch _head query key"] | None:
     """The cells of a block that the mask hides; None where there is no mask, or weights show it."""
     if isinstance(attention, GivenAttention) or attention.allowed is None:
         return None
@@ -333,7 +412,10 @@ def _hidden(attention: Attention, queries: range, keys: range) -> Bool[Tensor, "
 
 def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"]) -> None:
     """Makes the weights of a block by torch, and the log-sum-exp of its queries to base 2."""
-    attention, index = block.attention, (block.batch, slice(block.heads.start, block.heads.stop), block.rows)
+    attention, index = (
+        block.attention,
+        (block.batch, slice(block.heads.start, block.heads.stop), block.rows),
+    )
     if isinstance(attention, GivenAttention):
         block.weights = attention.weights[(*index, block.columns)].to(attention.dtype)
         block.log2 = block.weights.log2().clamp_(min=HIDDEN)
@@ -344,13 +426,20 @@ def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"])
     block.log2 = attention.like.new_empty(shape, dtype=attention.dtype)
     sink = None
     if attention.sink_logits is not None:
-        sink = attention.sink_logits.expand(attention.shape[:3])[index].unsqueeze(-1).to(block.log2.dtype) * LOG2_E
+        sink = (
+            attention.sink_logits.expand(attention.shape[:3])[index]
+            .unsqueeze(-1)
+            .to(block.log2.dtype)
+            * LOG2_E
+        )
     place = (block.batch, block.heads, block.queries, block.keys)
     reference = attention.masked_scores_into(block.log2, place, hidden=hidden, sink=sink)
     block.weights = torch.exp2(block.log2)
     of_keys = total = block.weights.sum(dim=-1, keepdim=True)
     if sink is not None:
-        total = of_keys + torch.exp2(sink if reference is None else sink - reference).to(of_keys.dtype)
+        total = of_keys + torch.exp2(sink if reference is None else sink - reference).to(
+            of_keys.dtype
+        )
     total = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a query without keys
     block.weights.div_(total)
     block.bits = total.log2().squeeze(-1)
@@ -368,10 +457,16 @@ def _add(block: Block, reduced: Reduced, rows: Sequence[BlockStatistic]) -> None
         "query": (slice(None), block.rows),
         "key": (slice(None), block.columns),
         "distance": (slice(None), slice(start, start + n_rows + n_keys - 1)),
-        "map": (slice(None), slice(row, row - (-n_rows // width)), slice(column, column - (-n_keys // width))),
+        "map": (
+            slice(None),
+            slice(row, row - (-n_rows // width)),
+            slice(column, column - (-n_keys // width)),
+        ),
     }
     for statistic in rows:
-        sums = reduced.statistics[statistic.name][block.batch, reduced.span(block.heads)][at.get(statistic.per, ())]
+        sums = reduced.statistics[statistic.name][block.batch, reduced.span(block.heads)][
+            at.get(statistic.per, ())
+        ]
         (sums.copy_ if statistic.per == "query" else sums.add_)(statistic.of(block))
 
 
@@ -379,7 +474,9 @@ def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
     """Writes the product of the weights with the values."""
     attention = block.attention
     assert attention.v is not None
-    values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(block.weights.dtype)
+    values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(
+        block.weights.dtype
+    )
     if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
         values = values.masked_fill((block.weights == 0).all(dim=1).unsqueeze(-1), 0.0)
     if z.dtype == values.dtype:
@@ -390,7 +487,11 @@ def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
 
 def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the compiled block is there, for scores of numbers of this dtype."""
-    return c_block() is not None and device.type == "cpu" and torch.promote_types(dtype, torch.float32) == torch.float32
+    return (
+        c_block() is not None
+        and device.type == "cpu"
+        and torch.promote_types(dtype, torch.float32) == torch.float32
+    )
 
 
 def torch_because(attention: Attention, request: StatisticsRequest) -> str | None:
@@ -401,7 +502,10 @@ def torch_because(attention: Attention, request: StatisticsRequest) -> str | Non
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
     if not is_compiled(attention.like.device, attention.dtype):
-        return f"the compiled block computes in float32 on a CPU, not in {str(attention.dtype)[6:]} on {device}"
+        return (
+            f"the compiled block computes in float32 on a CPU, not in {str(attention.dtype)[6:]} on"
+            f" {device}"
+        )
     if any(map(request.axes.ahead, range(attention.shape[0]))):
         return "texts of other lengths than their contexts are padded on the left"
     if sinks is not None and sinks.shape[2] != 1:
@@ -409,29 +513,39 @@ def torch_because(attention: Attention, request: StatisticsRequest) -> str | Non
     return None
 
 
-# ------------------------------------------------------------------------------------------------------ uniform attention
+# -------------------------------------------------------------------------------- uniform attention
 
 
 def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResults:
-    """The statistics of uniform attention over the same visible keys, and as `visible` how many of them each query sees. By
-    formula without a mask and with a causal one, else of scores that are all 0. Head axes of 1 hold for all."""
+    """The statistics of uniform attention over the same visible keys, and as `visible` how many of
+    them each query sees. By formula without a mask and with a causal one, else of scores that are
+    all 0. Head axes of 1 hold for all.
+    """
     batch, _, n_queries, n_keys = attention.shape
     mask, like = mask_of(attention.allowed), attention.like
     if mask.cells is None and mask.band.low == Band().low and not request.matches:
         newest = min(mask.band.high, n_keys)
         statistics = _of_first_keys(newest, request, (batch, n_queries, n_keys))
-        return _on_cpu({name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()})
+        return _on_cpu(
+            {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
+        )
     first = torch.zeros(1, dtype=torch.int64, device=like.device)
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
     q, k = zeros.expand(batch, n_heads, n_queries, 1), zeros.expand(batch, 1, n_keys, 1)
-    reduced = reduce_heads(ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads))
+    reduced = reduce_heads(
+        ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads)
+    )
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
     return reduced.statistics | {"visible": visible.to(attention.dtype)}
 
 
-def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, int, int]) -> PassResults:
-    """The statistics of queries that see the keys up to `query + newest`, of which each gets `weight`."""
+def _of_first_keys(
+    newest: int, request: StatisticsRequest, shape: tuple[int, int, int]
+) -> PassResults:
+    """The statistics of queries that see the keys up to `query + newest`, of which each gets
+    `weight`.
+    """
     (batch, n_queries, n_keys), device = shape, request.first.device
     i = torch.arange(n_queries, device=device)
     n_seen = (i + newest + 1).clamp(0, n_keys)
@@ -446,16 +560,26 @@ def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, in
         """The sum of the numbers of earlier queries."""
         return torch.nn.functional.pad(numbers.cumsum(dim=0), (1, 0))
 
-    # A query sees as many keys before an edge of the map's columns as both allow: all that it sees, up to the query `enough`.
+    # A query sees as many keys before an edge of the map's columns as both allow: all that it sees,
+    # up to the query `enough`.
     edges = torch.arange(0, n_keys + request.block, request.block, device=device).clamp(max=n_keys)
-    rows = torch.arange(0, n_queries + request.block, request.block, device=device).clamp(max=n_queries)[:, None]
+    rows = torch.arange(0, n_queries + request.block, request.block, device=device).clamp(
+        max=n_queries
+    )[:, None]
     enough = torch.maximum(torch.minimum(edges - newest, rows[1:]), rows[:-1])
     mass_before, seen_before = before(weight), before((n_seen > 0).double())
-    keys_before = seen_before[enough] - seen_before[rows[:-1]] + edges * (mass_before[rows[1:]] - mass_before[enough])
+    keys_before = (
+        seen_before[enough]
+        - seen_before[rows[:-1]]
+        + edges * (mass_before[rows[1:]] - mass_before[enough])
+    )
 
     behind = n_seen - 1 - i
     distances = torch.arange(1 - n_queries, n_keys, device=device)
-    profile = mass_before[(n_keys - distances).clamp(0, n_queries)] - mass_before[(-distances).clamp(0, n_queries)]
+    profile = (
+        mass_before[(n_keys - distances).clamp(0, n_queries)]
+        - mass_before[(-distances).clamp(0, n_queries)]
+    )
     of_last = weight.new_zeros(n_keys + 1).index_add_(0, n_seen, weight)
     for_all = {
         "visible": n_seen.double(),
@@ -468,8 +592,13 @@ def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, in
         "profile": torch.where(distances <= newest, profile, 0.0),
     }
     statistics = {name: numbers.expand(batch, *numbers.shape) for name, numbers in for_all.items()}
-    statistics |= {"first": weight * counted(request.first), "leading": weight * counted(request.leading)}
-    for shift, (name, labels) in enumerate((("duplicate", request.k_tokens), ("induction", request.before_k))):
+    statistics |= {
+        "first": weight * counted(request.first),
+        "leading": weight * counted(request.leading),
+    }
+    for shift, (name, labels) in enumerate(
+        (("duplicate", request.k_tokens), ("induction", request.before_k))
+    ):
         texts = zip(request.q_tokens, labels, strict=True)
         equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
         statistics[name] = torch.stack(equal).double() @ weight
@@ -482,11 +611,15 @@ def _of_first_keys(newest: int, request: StatisticsRequest, shape: tuple[int, in
 def _equal(
     tokens: Int[Tensor, " query"], labels: Int[Tensor, " key"], n_seen: Tensor, shift: int | None
 ) -> Int[Tensor, " query"]:
-    """How many of the keys that a query sees have its token for a label, but for the key at `query + shift`."""
+    """How many of the keys that a query sees have its token for a label, but for the key at `query
+    + shift`.
+    """
     n_keys = len(labels)
     codes = (labels * n_keys + torch.arange(n_keys, device=labels.device)).sort().values
     codes_of_queries = torch.where(tokens < 0, -2, tokens) * n_keys
-    counts = torch.searchsorted(codes, codes_of_queries + n_seen) - torch.searchsorted(codes, codes_of_queries)
+    counts = torch.searchsorted(codes, codes_of_queries + n_seen) - torch.searchsorted(
+        codes, codes_of_queries
+    )
     if shift is not None:
         key = torch.arange(len(tokens), device=tokens.device) + shift
         is_same = (labels[key.clamp(max=n_keys - 1)] == tokens) & (tokens >= 0)

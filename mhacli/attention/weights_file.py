@@ -1,8 +1,9 @@
-"""Checks a weights file before any tensor is made: its config, its vocabulary, and the shapes of its tensors.
+"""Checks a weights file before any tensor is made: its config, its vocabulary, and the shapes of
+its tensors.
 
-Format `mha.weights/1`: safetensors with Hugging Face names and one metadata key with
-`{format, config, vocabulary, tokenizer, probe}`. For a file without this metadata, the shapes and the options must give
-the config.
+Format `mha.weights/1`: safetensors with Hugging Face names and one metadata key with `{format,
+config, vocabulary, tokenizer, probe}`. For a file without this metadata, the shapes and the options
+must give the config.
 """
 
 from __future__ import annotations
@@ -26,15 +27,34 @@ POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions. A run with other positions ignores it."""
 
 RUN_CHOICES = (
-    "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
-)  # fmt: skip
+    "train",
+    "device",
+    "threads",
+    "seed",
+    "init",
+    "random",
+    "distribution",
+    "documents",
+    "padding",
+    "score_bias",
+)
 """Options that belong to a run and not to its weights. They are not saved."""
-_SHAPE_CHOICES = {"d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions"}
+_SHAPE_CHOICES = {
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "d_head",
+    "d_v",
+    "d_input",
+    "bias",
+    "out_proj",
+    "max_positions",
+}
 
 
 Probe = dict[str, tuple[float, ...]]
-"""The layer's outputs for a fixed input by name (`embed`, `q`, `k`, `v`, `out`, `embed_positions`), one row each, in float64
-rounded to 9 digits."""
+"""The layer's outputs for a fixed input by name (`embed`, `q`, `k`, `v`, `out`, `embed_positions`),
+one row each, in float64 rounded to 9 digits."""
 
 
 class Metadata(Struct, frozen=True):
@@ -47,11 +67,14 @@ class Metadata(Struct, frozen=True):
     probe: Probe
 
 
-def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Config, tuple[str, ...]]:
-    """The checked file, its config with the options that were `given` (by field name), and its vocabulary. Needs no torch.
+def read_layer_file(
+    path: str, given: Mapping[str, Any]
+) -> tuple[TensorFile, Config, tuple[str, ...]]:
+    """The checked file, its config with the options that were `given` (by field name), and its
+    vocabulary. Needs no torch.
 
-    Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an option that
-    contradicts the file, or that the file needs.
+    Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an
+    option that contradicts the file, or that the file needs.
     """
     file = read_tensor_file(path)
     saved = saved_metadata(file.path, file.metadata)
@@ -61,57 +84,88 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Co
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
             has = f"has {name} {getattr(config, name)}"
-            raise UsageError(f"leave out {as_option(name, given[name])}, which contradicts {path}: it {has}")
+            raise UsageError(
+                f"leave out {as_option(name, given[name])}, which contradicts {path}: it {has}"
+            )
     config = replace(config, **given).resolved()
     found = {name: info.shape for name, info in file.tensors.items()}
     expected = expected_shapes(config, found[EMBEDDING][0] if found.get(EMBEDDING) else 0)
     if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
-        expected.setdefault(POSITION_EMBEDDING, (*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model))
+        expected.setdefault(
+            POSITION_EMBEDDING, (*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model)
+        )
     faults = [
         f"{name} {list(shape)} is {list(found[name]) if name in found else 'missing'}"
         for name, shape in expected.items()
         if found.get(name) != shape
     ]
-    faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
+    faults += [
+        f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())
+    ]
     if faults:
-        raise bad_file(path, f"{path} does not have the tensors of its layer: {first_names(faults, 20)}")
+        raise bad_file(
+            path, f"{path} does not have the tensors of its layer: {first_names(faults, 20)}"
+        )
     return file, config, () if saved is None else saved.vocabulary
 
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a layer's tensors by name."""
     size = Dims(config, batch=0, q_len=0, k_len=0).size
-    d_input, widths = size("d_input"), {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"}
+    d_input, widths = (
+        size("d_input"),
+        {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"},
+    )
     matrices = {letter: (size(width), d_input) for letter, width in widths.items()}
     matrices |= {"o": (config.d_model, size("head·d_v"))} if config.out_proj else {}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
-    shapes |= {POSITION_EMBEDDING: (config.max_positions, d_input)} if config.positions == "learned" else {}
+    shapes |= (
+        {POSITION_EMBEDDING: (config.max_positions, d_input)}
+        if config.positions == "learned"
+        else {}
+    )
     shapes |= {f"{letter}_proj.weight": shape for letter, shape in matrices.items()}
-    return shapes | ({f"{letter}_proj.bias": shape[:1] for letter, shape in matrices.items()} if config.bias else {})
+    return shapes | (
+        {f"{letter}_proj.bias": shape[:1] for letter, shape in matrices.items()}
+        if config.bias
+        else {}
+    )
 
 
 def saved_metadata(path: str, metadata: Any) -> Metadata | None:
-    """What mha saved about the layer in a file; None if it saved nothing. Raises `MhaError` for a file of another format."""
+    """What mha saved about the layer in a file; None if it saved nothing. Raises `MhaError` for a
+    file of another format.
+    """
     if metadata is None:
         return None
     kind = metadata.get("format", metadata.get("schema")) if isinstance(metadata, dict) else None
     if kind != FORMAT:
         message = f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
-        raise bad_file(path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
+        raise bad_file(
+            path, message, hint="mha show draws a record" if kind == "mha.record/1" else None
+        )
     return decode(Metadata, with_earlier_config(metadata), path)
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
-    """The config of a file without metadata. Raises `MhaError` if it lacks a matrix that every layer has."""
+    """The config of a file without metadata. Raises `MhaError` if it lacks a matrix that every
+    layer has.
+    """
     shapes = {name: info.shape for name, info in file.tensors.items()}
     needed = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
     missing = [name for name in needed if len(shapes.get(name, ())) != 2]
     if missing:
         message = f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}"
-        raise bad_file(file.path, message, hint="--model takes a whole checkpoint, --weights the tensors of one layer")
+        raise bad_file(
+            file.path,
+            message,
+            hint="--model takes a whole checkpoint, --weights the tensors of one layer",
+        )
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
-        raise UsageError(f"add --heads N, which {file.path} does not give: it has {q_width} query rows")
+        raise UsageError(
+            f"add --heads N, which {file.path} does not give: it has {q_width} query rows"
+        )
     d_head = given.get("d_head", max(1, q_width // max(1, given["n_heads"])))
     n_kv_heads = given.get("n_kv_heads", max(1, k_width // d_head))
     positions, w_o = shapes.get(POSITION_EMBEDDING), shapes.get("o_proj.weight")
@@ -142,11 +196,12 @@ def _listed(file: TensorFile) -> str:
     return first_names(map(shown_name, sorted(file.tensors))) or "no tensor"
 
 
-# ---------------------------------------------------------------------------------------------------------- score bias
+# --------------------------------------------------------------------------------------- score bias
 
 
 def read_bias_file(where: str, dims: Dims) -> tuple[TensorFile, str]:
-    """The file and the name of the bias at `FILE` or `FILE:TENSOR`. Without a name it is the file's only tensor, or `bias`.
+    """The file and the name of the bias at `FILE` or `FILE:TENSOR`. Without a name it is the file's
+    only tensor, or `bias`.
 
     It must broadcast to `[batch, head, query, key]`. Raises `MhaError` with the rule and the shape.
     """
@@ -156,9 +211,14 @@ def read_bias_file(where: str, dims: Dims) -> tuple[TensorFile, str]:
     file = read_tensor_file(path)
     name = name or (next(iter(file.tensors)) if len(file.tensors) == 1 else "bias")
     if name not in file.tensors:
-        raise bad_file(file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
+        raise bad_file(
+            file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}"
+        )
     _require_floats(file, name)
-    shape, whole = file.tensors[name].shape, (dims.batch, dims.config.n_heads, dims.q_len, dims.k_len)
+    shape, whole = (
+        file.tensors[name].shape,
+        (dims.batch, dims.config.n_heads, dims.q_len, dims.k_len),
+    )
     sizes = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):
         message = f"tensor {shown_name(name)} of shape {list(shape)} does not broadcast"

@@ -1,4 +1,6 @@
-"""The two streams: data on stdout, messages on stderr. Colour is decided for each stream separately, by the same rule."""
+"""The two streams: data on stdout, messages on stderr. Colour is decided for each stream
+separately, by the same rule.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ ColourChoice = Literal["auto", "always", "never"]
 SCREEN_WIDTHS = (20, 500)
 
 
-# ------------------------------------------------------------------------------------------------------------- stdout
+# ------------------------------------------------------------------------------------------- stdout
 
 
 def require_stdout() -> None:
-    """Raises `MhaError` if there is no stdout. Otherwise lets both streams escape characters that their encoding lacks."""
+    """Raises `MhaError` if there is no stdout. Otherwise lets both streams escape characters that
+    their encoding lacks.
+    """
     if sys.stdout is None:
         raise MhaError("stdout is closed, so nothing can be printed", code="unwritable")
 
@@ -56,7 +60,9 @@ def flush() -> None:
 
 
 def discard_stdout() -> None:
-    """Discards all further output to stdout: nobody reads it, and a second failure would hide the first."""
+    """Discards all further output to stdout: nobody reads it, and a second failure would hide the
+    first.
+    """
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.close(sink)
@@ -69,7 +75,9 @@ def stdout_width() -> int:
 
 
 def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
-    """Whether a stream gets colour: by `--color always|never`, NO_COLOR, FORCE_COLOR, or else because it is a colour terminal."""
+    """Whether a stream gets colour: by `--color always|never`, NO_COLOR, FORCE_COLOR, or else
+    because it is a colour terminal.
+    """
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -83,12 +91,17 @@ def colour_system() -> Literal["STANDARD", "EIGHT_BIT", "TRUECOLOR"]:
     """The colours of the terminal, by COLORTERM and TERM, under rich's name."""
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "TRUECOLOR"
-    return "EIGHT_BIT" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "STANDARD"
+    return (
+        "EIGHT_BIT"
+        if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM")
+        else "STANDARD"
+    )
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
-    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed line by line, so that long views need
-    little memory."""
+    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed line by
+    line, so that long views need little memory.
+    """
     from io import StringIO
 
     from rich.color import ColorSystem
@@ -96,13 +109,22 @@ def draw(renderable: RenderableType, on: Screen) -> None:
     from rich.segment import Segment
 
     colours = ColorSystem[colour_system()] if on.colour else None
-    console = Console(file=StringIO(), width=on.width, markup=False, emoji=False, highlight=False, legacy_windows=False)
+    console = Console(
+        file=StringIO(),
+        width=on.width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
     for line in Segment.split_lines(console.render(renderable)):
-        pieces = [style.render(text, color_system=colours) if style else text for text, style, _ in line]
+        pieces = [
+            style.render(text, color_system=colours) if style else text for text, style, _ in line
+        ]
         write("".join(pieces).rstrip(" ") + "\n")
 
 
-# ------------------------------------------------------------------------------------------------------------- stderr
+# ------------------------------------------------------------------------------------------- stderr
 
 
 def note(text: str) -> None:
@@ -119,13 +141,16 @@ def stderr_line(text: str) -> None:
 
 def is_interactive() -> bool:
     """Whether stderr is a terminal that can erase a line."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return (
+        sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 @contextmanager
 def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
-    """Names an activity on a terminal's stderr, and erases the line at its end; the callback names the next one in its place.
-    Nothing else runs, which would disturb measurements."""
+    """Names an activity on a terminal's stderr, and erases the line at its end; the callback names
+    the next one in its place. Nothing else runs, which would disturb measurements.
+    """
 
     def name(activity: str, **_: Any) -> None:
         if is_interactive():
@@ -142,7 +167,9 @@ def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
 
 
 def leave_deleted_folder() -> None:
-    """Leaves a deleted working folder, in which torch's matrix library would end the process. No file could be saved in it."""
+    """Leaves a deleted working folder, in which torch's matrix library would end the process. No
+    file could be saved in it.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -151,7 +178,9 @@ def leave_deleted_folder() -> None:
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
-    """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of the time."""
+    """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of
+    the time.
+    """
     leave_deleted_folder()
     with show_activity("loading torch"), gc_paused():
         yield
@@ -159,8 +188,9 @@ def loading_torch() -> Iterator[None]:
 
 @contextmanager
 def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
-    """A callback that draws a progress bar on a terminal's stderr, by default with the remaining time; without a terminal, one
-    that does nothing. Text that does not fit beside the bar continues on the next line.
+    """A callback that draws a progress bar on a terminal's stderr, by default with the remaining
+    time; without a terminal, one that does nothing. Text that does not fit beside the bar continues
+    on the next line.
 
     The bar is drawn only when the callback is called: a drawing thread would disturb measurements.
     """
@@ -172,10 +202,18 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
     from rich.progress import Progress as ProgressBar
     from rich.table import Column
 
-    console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
+    console = Console(
+        stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False
+    )
     words = TextColumn("{task.description}", markup=False, table_column=Column())
-    columns = (BarColumn(24), *([TimeRemainingColumn(compact=True)] if has_time_left else []), words)
-    with ProgressBar(*columns, console=console, transient=True, auto_refresh=False, redirect_stderr=False) as bar:
+    columns = (
+        BarColumn(24),
+        *([TimeRemainingColumn(compact=True)] if has_time_left else []),
+        words,
+    )
+    with ProgressBar(
+        *columns, console=console, transient=True, auto_refresh=False, redirect_stderr=False
+    ) as bar:
         task = bar.add_task("", total=1.0)
 
         def report_progress(fraction: float, step: str) -> None:

@@ -1,4 +1,6 @@
-"""The help of a command: a sentence, examples and the common options; with `--help-all`, every option in its panel."""
+"""The help of a command: a sentence, examples and the common options; with `--help-all`, every
+option in its panel.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ def _help_option(*names: str, text: str, everything: bool = False) -> TyperOptio
             raise typer.Exit
 
     return TyperOption(
-        param_decls=[*names], is_flag=True, is_eager=True, expose_value=False, callback=show, default=False, help=text
+        param_decls=[*names],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        default=False,
+        help=text,
     )
 
 
@@ -42,12 +50,21 @@ def add_help_options(command: Any) -> Any:
 
 
 class HelpCommand(TyperCommand):
-    """A command with this help. The first long name of an option is in the help; others work as well."""
+    """A command with this help. The first long name of an option is in the help; others work as
+    well.
+    """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The words that fit, without other names of options."""
-        others = {name for p in self.params for name in (*p.opts[1:], *p.secondary_opts[1:]) if name.startswith("--")}
-        return [word for word in super().shell_complete(ctx, incomplete) if word.value not in others]
+        others = {
+            name
+            for p in self.params
+            for name in (*p.opts[1:], *p.secondary_opts[1:])
+            if name.startswith("--")
+        }
+        return [
+            word for word in super().shell_complete(ctx, incomplete) if word.value not in others
+        ]
 
 
 def help_text(context: Any, *, everything: bool = False) -> str:
@@ -64,9 +81,16 @@ def help_text(context: Any, *, everything: bool = False) -> str:
     options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
     options = [option for option in options if option not in _HELP_OPTIONS]
     is_short = not everything and len(options) > SHORT_LIST
-    common = getattr(command.callback, "common_options", ()) if is_short else {option.name for option in options}
+    common = (
+        getattr(command.callback, "common_options", ())
+        if is_short
+        else {option.name for option in options}
+    )
     commands = getattr(command, "commands", {})
-    rows = {"Commands": [(name, each.help or "") for name, each in commands.items()], "Arguments": []}
+    rows = {
+        "Commands": [(name, each.help or "") for name, each in commands.items()],
+        "Arguments": [],
+    }
     for each in command.params:
         if isinstance(each, TyperArgument):
             rows["Arguments"].append((each.make_metavar(ctx=context), each.help or ""))
@@ -77,7 +101,10 @@ def help_text(context: Any, *, everything: bool = False) -> str:
         with page.section(bold.format(title)):
             page.write_dl(rows[title], col_max=_NAME_WIDTH)
     if commands:
-        page.write(f"\n{context.command_path} COMMAND --help shows the examples and options of a command.\n")
+        page.write(
+            f"\n{context.command_path} COMMAND --help shows the examples and options of a"
+            " command.\n"
+        )
     elif is_short:
         page.write(f"\n{context.command_path} --help-all lists all {len(options)} options.\n")
     return str(page.getvalue())

@@ -1,6 +1,8 @@
-"""The output of a command: a format on stdout, files, pictures, notes on stderr, and the result of the checks.
+"""The output of a command: a format on stdout, files, pictures, notes on stderr, and the result of
+the checks.
 
-A command that takes `output: Annotated[Output, offers("json", "save")]` has these options of it, and colour.
+A command that takes `output: Annotated[Output, offers("json", "save")]` has these options of it,
+and colour.
 """
 
 from __future__ import annotations
@@ -14,12 +16,29 @@ from importlib import import_module
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour, write
+from mhacli.cli.console import (
+    SCREEN_WIDTHS,
+    ColourChoice,
+    draw,
+    note,
+    show_activity,
+    stdout_width,
+    wants_colour,
+    write,
+)
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.record.heads import OF_REMOVAL, require_order
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, word_list
+from mhacli.settings import (
+    DEFAULT_KEEP_LIMIT,
+    OUTPUT,
+    PICTURES,
+    Mode,
+    parse_bytes,
+    setting,
+    word_list,
+)
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
@@ -41,22 +60,46 @@ _COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COL
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The format of stdout, the files to write, the colour and the width. A command offers some of these options."""
+    """The format of stdout, the files to write, the colour and the width. A command offers some of
+    these options.
+    """
 
-    # fmt: off
-    json: bool = setting(False, OUTPUT, "Print the result as one JSON document.", common=True, excludes=("csv",))
+    json: bool = setting(
+        False, OUTPUT, "Print the result as one JSON document.", common=True, excludes=("csv",)
+    )
     csv: bool = setting(False, OUTPUT, "Print CSV: a line per sequence, head, query and key.")
     save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
-    save_weights: str | None = setting(None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",))
+    save_weights: str | None = setting(
+        None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",)
+    )
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
-    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=word_list(), metavar="SITES", default=_KEPT, modes=_RUN)
-    keep_limit: int = setting(DEFAULT_KEEP_LIMIT, OUTPUT, _LIMIT, parse=parse_bytes, metavar="SIZE", default=_MIB, modes=_RUN)
-    html: str | None = setting(None, PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
+    keep: tuple[str, ...] | None = setting(
+        None, OUTPUT, _KEEP, parse=word_list(), metavar="SITES", default=_KEPT, modes=_RUN
+    )
+    keep_limit: int = setting(
+        DEFAULT_KEEP_LIMIT,
+        OUTPUT,
+        _LIMIT,
+        parse=parse_bytes,
+        metavar="SIZE",
+        default=_MIB,
+        modes=_RUN,
+    )
+    html: str | None = setting(
+        None,
+        PICTURES,
+        "Write an interactive HTML page that works offline.",
+        metavar="FILE",
+        common=True,
+    )
     svg: str | None = setting(None, PICTURES, "Write an SVG picture.", metavar="FILE")
-    png: str | None = setting(None, PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
+    png: str | None = setting(
+        None, PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE"
+    )
     color: ColourChoice = setting("auto", OUTPUT, _COLOUR, "--color --colour")
-    width: int | None = setting(None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True)
-    # fmt: on
+    width: int | None = setting(
+        None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True
+    )
 
     @property
     def format(self) -> str | None:
@@ -79,29 +122,40 @@ SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
 PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
 TABLES = ("tokens", "shapes", "timings", "verbose", "brief")
 DRAWN = ("html", "svg", "png")
-REPORT = {"html": "Write what is printed as an HTML page.", "svg": "Write what is printed as an SVG picture."}
+REPORT = {
+    "html": "Write what is printed as an HTML page.",
+    "svg": "Write what is printed as an SVG picture.",
+}
 DRAWING = ("figure", "map_scale", "hide_sinks", "full")
-"""Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer together."""
+"""Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer
+together."""
 
 
-# --------------------------------------------------------------------------------------------------- before the command
+# ------------------------------------------------------------------------------- before the command
 
 
-def require_output(options: ViewOptions, output: Output, *, read: str | None = None, has_effects: bool = True) -> None:
-    """Checks the output before anything slow begins. `read` is the file that the command reads; `has_effects` says whether it
-    may have measured effects of heads.
+def require_output(
+    options: ViewOptions, output: Output, *, read: str | None = None, has_effects: bool = True
+) -> None:
+    """Checks the output before anything slow begins. `read` is the file that the command reads;
+    `has_effects` says whether it may have measured effects of heads.
 
-    Raises `UsageError` for a sort by effects that it has not, for pictures that cannot be drawn, and for a file that is read or
-    written twice. Raises `MhaError` for files that cannot be written.
+    Raises `UsageError` for a sort by effects that it has not, for pictures that cannot be drawn,
+    and for a file that is read or written twice. Raises `MhaError` for files that cannot be
+    written.
     """
     if not has_effects and require_order(options.sort)[0] in {row.field for row in OF_REMOVAL}:
-        raise UsageError(f"--sort {options.sort} needs --effect of mha heads or mha scan, which measures it")
+        raise UsageError(
+            f"--sort {options.sort} needs --effect of mha heads or mha scan, which measures it"
+        )
     has_pictures = not output.files.keys().isdisjoint(DRAWN)
     if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
     shows_heads = (output.svg or output.png) and options.figure != "walk"
     if shows_heads and output.keep is not None and "pattern" not in output.keep:
-        raise UsageError(f"--keep {','.join(output.keep)} lacks the pattern, which a picture of heads needs")
+        raise UsageError(
+            f"--keep {','.join(output.keep)} lacks the pattern, which a picture of heads needs"
+        )
     require_writable(output.files, force=output.force, read=read)
     if output.png is not None:
         from mhacli.render.figures.document import require_png
@@ -110,18 +164,21 @@ def require_output(options: ViewOptions, output: Output, *, read: str | None = N
 
 
 def require_writable(files: Mapping[str, str], *, force: bool, read: str | None = None) -> None:
-    """Raises `UsageError` for stdout, for two options that name the same file, also by different paths, and for the file that
-    is read. Raises `MhaError` for a file that cannot be written."""
+    """Raises `UsageError` for stdout, for two options that name the same file, also by different
+    paths, and for the file that is read. Raises `MhaError` for a file that cannot be written.
+    """
     options_by_path = {} if read is None else {os.path.realpath(read): "record"}
     for name, path in files.items():
         if path == "-":
-            raise UsageError(f"--{name} writes a file, and - names none", hint=f"try --{name} ./-, or a name")
+            raise UsageError(
+                f"--{name} writes a file, and - names none", hint=f"try --{name} ./-, or a name"
+            )
         other = options_by_path.setdefault(check_target(path, force=force), name)
         if other != name:
             raise UsageError(f"--{other} and --{name} name the same file, {path}")
 
 
-# ------------------------------------------------------------------------------------------------------------ printing
+# ----------------------------------------------------------------------------------------- printing
 
 
 def print_result(
@@ -135,9 +192,11 @@ def print_result(
     is_saved: bool = False,
     after: Callable[[Record, ViewOptions], None] | None = None,
 ) -> None:
-    """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
-    weights to save, `view` prints in place of the usual view of the terminal, a record that `is_saved` was checked when
-    it was made, and `after` suggests what to type next on a terminal. Raises `MhaError` for a file that cannot be written."""
+    """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of
+    the files. `run` has the weights to save, `view` prints in place of the usual view of the
+    terminal, a record that `is_saved` was checked when it was made, and `after` suggests what to
+    type next on a terminal. Raises `MhaError` for a file that cannot be written.
+    """
     from mhacli.record.record import NOT_SEEN
     from mhacli.render.data import nonfinite
 
@@ -164,7 +223,10 @@ def print_result(
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
     beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
-    for reason, names in (("beyond --keep-limit", beyond), ("because the model does not expose it", unseen)):
+    for reason, names in (
+        ("beyond --keep-limit", beyond),
+        ("because the model does not expose it", unseen),
+    ):
         if names:
             note(f"not kept, {reason}: {', '.join(names)}")
     note_written(output)
@@ -173,8 +235,9 @@ def print_result(
 
 
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:
-    """Prints a record in the chosen format, or the view of the terminal. Raises `UsageError` for a table of a record without
-    patterns."""
+    """Prints a record in the chosen format, or the view of the terminal. Raises `UsageError` for a
+    table of a record without patterns.
+    """
     if output.csv and record.module is not None:
         raise UsageError("--csv needs attention weights, which the trace of a module does not have")
     if output.format is not None:
@@ -198,12 +261,17 @@ def print_report(
     figures: Callable[[], Sequence[Piece]] = tuple,
     saved: Iterable[str] = (),
 ) -> None:
-    """Prints a report that is no record: its document, which may be text, the rows of its table, or the view of the terminal;
-    and the names of the files, those of `saved` among them. One with its `command` is also written as a page and as pictures,
-    with `figures` below what is printed."""
+    """Prints a report that is no record: its document, which may be text, the rows of its table, or
+    the view of the terminal; and the names of the files, those of `saved` among them. One with its
+    `command` is also written as a page and as pictures, with `figures` below what is printed.
+    """
     if output.json:
         document = json()
-        write(document if isinstance(document, str) else dumps(document, indent=1, allow_nan=False) + "\n")
+        write(
+            document
+            if isinstance(document, str)
+            else dumps(document, indent=1, allow_nan=False) + "\n"
+        )
     elif output.csv:
         from mhacli.render.data import rows_csv
 
@@ -215,7 +283,9 @@ def print_report(
 
         name, of = " ".join(command[:2]), figures()
         write_pictures(
-            output, lambda: report_page(view, name, command, of), lambda: report_figure(view, name, command, of)
+            output,
+            lambda: report_page(view, name, command, of),
+            lambda: report_figure(view, name, command, of),
         )
     note_written(output, *saved)
 
@@ -239,19 +309,22 @@ def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[],
 
 
 def note_written(output: Output, *also: str) -> None:
-    """Prints the names and sizes of the written files on stderr, unless stdout is a format for programs."""
+    """Prints the names and sizes of the written files on stderr, unless stdout is a format for
+    programs.
+    """
     if output.format is None:
         for path in (*also, *output.files.values()):
             with suppress(OSError):
                 note(f"saved {path}, {shown(os.path.getsize(path), 'bytes')}")
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 def require_self_check(record: Record) -> None:
-    """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
-    trace, which has no checks."""
+    """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's
+    attention are not errors of its trace, which has no checks.
+    """
     from mhacli.render.base.format import agreement
 
     checks = [] if record.survey is None else [*record.survey.checks]
@@ -264,19 +337,29 @@ def require_self_check(record: Record) -> None:
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
 
 
-# ---------------------------------------------------------------------------------------------------- what to type next
+# -------------------------------------------------------------------------------- what to type next
 
 
 def after_run(record: Record, options: ViewOptions) -> None:
     """Names the tables that can be added, and suggests what `after_trace` does."""
     if record.model is None and not options.verbose:
-        _write_filled("more:", "--tokens,", "--shapes,", "--timings", "or", "--verbose;", "every word:", "mha explain")
+        _write_filled(
+            "more:",
+            "--tokens,",
+            "--shapes,",
+            "--timings",
+            "or",
+            "--verbose;",
+            "every word:",
+            "mha explain",
+        )
     after_trace(record, options)
 
 
 def after_trace(record: Record, options: ViewOptions) -> None:
-    """Suggests to trace the largest of the weights between tokens that stand out, if none is traced yet, and says where it is on
-    the screen. The first token of a checkpoint's text is often a sink."""
+    """Suggests to trace the largest of the weights between tokens that stand out, if none is traced
+    yet, and says where it is on the screen. The first token of a checkpoint's text is often a sink.
+    """
     from mhacli.render.base.format import token_at, token_text
 
     kinds = {layer.name: layer.kind for layer in record.layers}
@@ -298,7 +381,10 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     words += f" --cell {head.head},{cell.query},{cell.key}"
     words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""
     weight = shown(cell.share, "weight", options.precision)
-    about = f"with the same text and {'layer' if record.model is None else 'model'} computes the weight {weight}"
+    about = (
+        f"with the same text and {'layer' if record.model is None else 'model'} computes the weight"
+        f" {weight}"
+    )
     about += f" of head {head.head}, query {query}, key {key}"
     _write_filled(words, *about.split())
 

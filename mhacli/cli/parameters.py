@@ -1,9 +1,10 @@
 """From declared settings to the options of a command, and back.
 
-A command takes groups of settings as parameters: dataclasses whose fields `mhacli.settings.setting` declares. `command` spreads
-their fields into the signature that Typer reads, and fills the groups with what was typed. A parameter annotated with
-`Annotated[Mapping[str, Any], Group]` receives only the settings that the command line gives. A parameter whose default is a
-`setting` is an option of this command alone.
+A command takes groups of settings as parameters: dataclasses whose fields `mhacli.settings.setting`
+declares. `command` spreads their fields into the signature that Typer reads, and fills the groups
+with what was typed. A parameter annotated with `Annotated[Mapping[str, Any], Group]` receives only
+the settings that the command line gives. A parameter whose default is a `setting` is an option of
+this command alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from mhacli.errors import UsageError
 from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
-"""The panels that end the help of every command, in this order; others stand in the order of the groups."""
+"""The panels that end the help of every command, in this order; others stand in the order of the
+groups."""
 _Parameter = tuple[Option, inspect.Parameter]
 _Caller = Callable[[Mapping[str, Any]], Any]
 _OBSTACLES: Mapping[Mode, str] = {
@@ -46,17 +48,21 @@ def are_literal() -> bool:
 
 
 def offers(*names: str, **texts: str) -> dict[str, str | None]:
-    """The part of a group that a command has, as names of its fields, with the two that every command has; those with a text
-    have it as help: `Annotated[Group, offers("save", csv="Print …")]`."""
+    """The part of a group that a command has, as names of its fields, with the two that every
+    command has; those with a text have it as help: `Annotated[Group, offers("save", csv="Print
+    …")]`.
+    """
     return dict.fromkeys(("color", "width", *names)) | texts
 
 
 def command(
     *examples: str, modes: Callable[[Mapping[str, Any]], Mode] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes the settings of a function, and the fields of its groups, its options. Options that the command
-    line gives and that do not fit each other are refused; with `modes`, which tells what the command inspects, also those
-    that this mode does not have. `examples` are the lines of its help that can be typed as they are."""
+    """A decorator that makes the settings of a function, and the fields of its groups, its options.
+    Options that the command line gives and that do not fit each other are refused; with `modes`,
+    which tells what the command inspects, also those that this mode does not have. `examples` are
+    the lines of its help that can be typed as they are.
+    """
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
         declared: list[_Parameter] = []
@@ -73,27 +79,38 @@ def command(
             _require_fitting(given, options, None if modes is None else modes(given))
             call(given)
 
-        declared.sort(key=lambda each: LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0)
-        context = inspect.Parameter("click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        declared.sort(
+            key=lambda each: (
+                LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0
+            )
+        )
+        context = inspect.Parameter(
+            "click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        )
         parameters = [context, *(parameter for _, parameter in declared)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.examples = "\n".join(examples)  # type: ignore[attr-defined]
-        run.common_options = [name for name, option in options.items() if option.common]  # type: ignore[attr-defined]
+        common = [name for name, option in options.items() if option.common]
+        run.common_options = common  # type: ignore[attr-defined]
         return run
 
     return spread
 
 
 def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
-    """Adds the settings of a function or a group, and of the groups that it takes, to `declared`. Returns what calls it with the
-    settings that are given: others have their defaults, or are left out of a mapping."""
+    """Adds the settings of a function or a group, and of the groups that it takes, to `declared`.
+    Returns what calls it with the settings that are given: others have their defaults, or are left
+    out of a mapping.
+    """
     kind, *extras = get_args(of) if get_origin(of) is Annotated else (of,)
     is_mapping = bool(extras) and is_dataclass(extras[0])
     if is_mapping:
         kind = extras[0]
     offered = next((extra for extra in extras if isinstance(extra, dict)), None)
-    members: dict[str, Any] = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    members: dict[str, Any] = {
+        name: each.default for name, each in inspect.signature(kind).parameters.items()
+    }
     if is_dataclass(kind):
         members = {field.name: field for field in fields(kind)}
     defaults: dict[str, Any] = {}
@@ -111,26 +128,41 @@ def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
             defaults[name] = setting.default
 
     def call(given: Mapping[str, Any]) -> Any:
-        args = {name: given.get(name, default) for name, default in defaults.items() if name in given or not is_mapping}
+        args = {
+            name: given.get(name, default)
+            for name, default in defaults.items()
+            if name in given or not is_mapping
+        }
         args |= {name: fill(given) for name, fill in groups.items()}
         return args if is_mapping else kind(**args)
 
     return call
 
 
-# --------------------------------------------------------------------------------------------------------------- rules
+# -------------------------------------------------------------------------------------------- rules
 
 
-def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None) -> None:
-    """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes another, or that needs one."""
+def _require_fitting(
+    given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None
+) -> None:
+    """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes
+    another, or that needs one.
+    """
     for field_name, value in given.items():
-        option, name = options[field_name], options[field_name].name(field_name, is_off=value is False)
+        option, name = (
+            options[field_name],
+            options[field_name].name(field_name, is_off=value is False),
+        )
         if field_name != "typed" and "" in (value if option.many else (value,)):
             raise UsageError(f"{name} is empty")
         if mode is not None and mode not in option.modes:
             if mode in _OBSTACLES:
                 raise UsageError(f"{name} does not work with {_OBSTACLES[mode]}")
-            needed = "--model" if "model" in option.modes else "code of your own, such as my.py:Attention"
+            needed = (
+                "--model"
+                if "model" in option.modes
+                else "code of your own, such as my.py:Attention"
+            )
             raise UsageError(f"{name} needs {needed}")
         for other in option.excludes:
             if other in given:
@@ -138,20 +170,29 @@ def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mo
                 raise UsageError(f"{name} and {partner} exclude each other")
         partners = [options[other].name(other) for other in option.needs if other in options]
         if partners and given.keys().isdisjoint(option.needs):
-            raise UsageError(f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}")
+            raise UsageError(
+                f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}"
+            )
 
 
-# -------------------------------------------------------------------------------------------------- Typer's parameters
+# ------------------------------------------------------------------------------- Typer's parameters
 
 
 def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
-    """A setting and its parameter; `default` is for the help. None is always possible: it is "not given"."""
+    """A setting and its parameter; `default` is for the help. None is always possible: it is "not
+    given".
+    """
     shown = option.default
     if shown is None:
         shown = "" if default in (None, ()) or default is False else str(default)
     text = option.help + (f" (default: {shown})" if shown else "")
     metavar = "N" if option.metavar is None and option.low is not None else option.metavar
-    how: dict[str, Any] = {"help": text, "metavar": metavar, "hidden": option.hidden, "show_default": False}
+    how: dict[str, Any] = {
+        "help": text,
+        "metavar": metavar,
+        "hidden": option.hidden,
+        "show_default": False,
+    }
     kinds, annotation = {hint, *get_args(hint)}, hint | None
     if option.is_number or option.parse is not None:
         annotation = str | None
@@ -173,11 +214,15 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
     else:
         names = option.names or ((option.name(name),) if bool in kinds else ())
         declared = typer.Option(None, *names, rich_help_panel=option.panel, **how)
-    return option, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=annotation)
+    return option, inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=annotation
+    )
 
 
 def _number(option: Option, word: str, *, is_real: bool) -> float:
-    """A number in the range, of digits alone: `1_0`, digits of other scripts and NaN are none. Raises `ValueError`."""
+    """A number in the range, of digits alone: `1_0`, digits of other scripts and NaN are none.
+    Raises `ValueError`.
+    """
     form, kind = (_REAL, "number") if is_real else (r"[+-]?[0-9]{1,20}", "whole number")
     value: float = (float if is_real else int)(word) if re.fullmatch(form, word) else math.nan
     if not option.contains(value):

@@ -1,4 +1,6 @@
-"""From the groups of a command to a `Run`: the texts are read, the settings resolved, and every rule is checked without torch."""
+"""From the groups of a command to a `Run`: the texts are read, the settings resolved, and every
+rule is checked without torch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from mhacli.io.memory import gc_paused
 from mhacli.record.record import Record, dims_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import KEPT, Run, require_memory
-from mhacli.settings import MAX_HEADS, ROPE, Computation, Config, ModelSettings, Reading, Source, as_option
+from mhacli.settings import (
+    MAX_HEADS,
+    ROPE,
+    Computation,
+    Config,
+    ModelSettings,
+    Reading,
+    Source,
+    as_option,
+)
 from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
@@ -33,13 +44,21 @@ if TYPE_CHECKING:
 
 
 def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tuple[Run, Texts]:
-    """The run that the command line describes, with `more` of the fields of `Run`, of a layer of mha with its texts, or of a
-    checkpoint, which reads them later. Raises `MhaError` before anything slow begins."""
-    run = Run(max_tokens=what.max_tokens, repeat=what.repeat, allow_nonfinite=what.allow_nonfinite, **more)
-    return _of_layer(run, what) if what.model.path is None else (_of_checkpoint(run, what, reading), ((), None))
+    """The run that the command line describes, with `more` of the fields of `Run`, of a layer of
+    mha with its texts, or of a checkpoint, which reads them later. Raises `MhaError` before
+    anything slow begins.
+    """
+    run = Run(
+        max_tokens=what.max_tokens, repeat=what.repeat, allow_nonfinite=what.allow_nonfinite, **more
+    )
+    return (
+        _of_layer(run, what)
+        if what.model.path is None
+        else (_of_checkpoint(run, what, reading), ((), None))
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ a layer of mha
+# ----------------------------------------------------------------------------------- a layer of mha
 
 
 def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
@@ -52,7 +71,9 @@ def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
         weights, config, words = read_layer_file(what.weights, given)
     for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
         if name in given and config.positions not in positions:
-            raise UsageError(f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}")
+            raise UsageError(
+                f"{as_option(name, given[name])} changes nothing without --positions {positions[0]}"
+            )
     texts = [] if config.random is not None else read_texts(what)
     vocabulary = None if what.vocab is None else read_vocabulary(what.vocab)
     if vocabulary is None and words and what.weights is not None:
@@ -75,19 +96,24 @@ def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
 
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
-    """Raises `UsageError` for a head that the layer, or according to its config no layer of a local checkpoint, has."""
+    """Raises `UsageError` for a head that the layer, or according to its config no layer of a local
+    checkpoint, has.
+    """
     from mhacli.models.folder import size_of
 
     count = run.config.n_heads
     if run.model.path is not None:
         config = {} if run.checkpoint is None else run.checkpoint.config
-        count = max(size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder")) or MAX_HEADS
+        count = (
+            max(size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder"))
+            or MAX_HEADS
+        )
     for head in heads or ():
         if head >= count:
             raise UsageError(out_of_range(option, head, count))
 
 
-# -------------------------------------------------------------------------------------------------------- a checkpoint
+# ------------------------------------------------------------------------------------- a checkpoint
 
 
 def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
@@ -112,8 +138,9 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
 
 
 def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
-    """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises `UsageError` for layers that its
-    config does not have."""
+    """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises
+    `UsageError` for layers that its config does not have.
+    """
     from mhacli.models.folder import is_hub_id, read_checkpoint, size_of
 
     path = model.path or ""
@@ -133,11 +160,11 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
 def start(
     run: Run, options: ViewOptions, *, head: LanguageHead | None = None, has_matrices: bool = True
 ) -> tuple[CheckpointRun | None, tuple[str, ...]]:
-    """The checkpoint of a run in memory with its inputs, and a language `head` if requested; None for a layer of mha, whose code
-    is loaded; and notes for the user.
+    """The checkpoint of a run in memory with its inputs, and a language `head` if requested; None
+    for a layer of mha, whose code is loaded; and notes for the user.
 
-    Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too little memory, of a layer with
-    matrices or without.
+    Raises `MhaError`, before torch is loaded, for options that do not fit the run, and for too
+    little memory, of a layer with matrices or without.
     """
     require_heads(options.heads, run)
     if run.model.path is not None:
@@ -155,54 +182,77 @@ def start(
 def require_one_layer(model: ModelSettings, command: str) -> None:
     """Raises `UsageError` if several layers are chosen; `command` is the one that takes one."""
     if model.layers is not None and len(model.layers) != 1:
-        raise UsageError(f"{command} takes one layer, but --layer names {len(model.layers)}", hint="try --layer 0")
+        raise UsageError(
+            f"{command} takes one layer, but --layer names {len(model.layers)}",
+            hint="try --layer 0",
+        )
 
 
-# --------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 def argument_texts(words: Iterable[str], source: Source, *, option: str = "") -> list[str]:
-    """The texts given as arguments, or of an option. Their undecodable bytes (surrogates in Python) are treated by
-    `source.errors`. Raises `UsageError` for an empty one, and for a path that exists, unless of `--text` or behind `--`."""
+    """The texts given as arguments, or of an option. Their undecodable bytes (surrogates in Python)
+    are treated by `source.errors`. Raises `UsageError` for an empty one, and for a path that
+    exists, unless of `--text` or behind `--`.
+    """
     texts = []
     for word in words:
         if not word:
             raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
         if option != "--text" and os.path.lexists(word) and not are_literal():
-            hint = "--file FILE reads a text, --model DIR a checkpoint, mha show FILE a record; after --text or -- it is a text"
-            raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
+            hint = (
+                "--file FILE reads a text, --model DIR a checkpoint, mha show FILE a record; after"
+                " --text or -- it is a text"
+            )
+            raise UsageError(
+                f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word
+            )
         raw = word.encode("utf-8", "surrogateescape")
         texts.append("".join(decoded([raw], Source(errors=source.errors), "the text argument")))
     return texts
 
 
 def texts_of(source: Source) -> list[tuple[str, Iterable[str]]]:
-    """Each text in pieces, with the name of its file, `stdin`, or, for those of the command line, which come first, no name.
-    Raises `UsageError` for an argument that is an existing path, if stdin is named twice, or if no text is given."""
+    """Each text in pieces, with the name of its file, `stdin`, or, for those of the command line,
+    which come first, no name. Raises `UsageError` for an argument that is an existing path, if
+    stdin is named twice, or if no text is given.
+    """
     if not (source.typed or source.text or source.file):
-        raise UsageError("no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
+        raise UsageError(
+            "no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin'
+        )
     paths = [*(word for word in source.typed if word == "-"), *source.file]
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
     typed = argument_texts((word for word in source.typed if word != "-"), source)
     typed += argument_texts(source.text, source, option="--text")
-    return [*(("", [text]) for text in typed), *((describe(path), stream_text(path, source)) for path in paths)]
+    return [
+        *(("", [text]) for text in typed),
+        *((describe(path), stream_text(path, source)) for path in paths),
+    ]
 
 
 def read_texts(source: Source) -> list[str]:
-    """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or is empty."""
+    """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or
+    is empty.
+    """
     texts = []
     for name, pieces in texts_of(source):
         with show_activity(f"reading {name or 'the text'}"):
             text = "".join(pieces)
         has_lines = source.lines and name
-        lines = [line for line in text.split("\n") if line.strip()] if has_lines else []  # only LF ends a line
+        lines = (
+            [line for line in text.split("\n") if line.strip()] if has_lines else []
+        )  # only LF ends a line
         texts.extend(lines or [text])
     return texts
 
 
 def require_not_blank(texts: Sequence[str]) -> None:
-    """Raises `MhaError` for a text of white space, which a tokenizer of a checkpoint may read as no token."""
+    """Raises `MhaError` for a text of white space, which a tokenizer of a checkpoint may read as no
+    token.
+    """
     for place, text in enumerate(texts):
         if not text.strip():
             raise MhaError(f"text {place} is empty or white space", code="no-tokens")

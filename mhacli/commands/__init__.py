@@ -1,1 +1,3 @@
-"""The commands, one entry for each: a file, or a folder with its options, computation, result and view."""
+"""The commands, one entry for each: a file, or a folder with its options, computation, result and
+view.
+"""

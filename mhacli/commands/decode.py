@@ -18,7 +18,8 @@ from mhacli.text.tokens import Sequences, places_in
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
 _CACHE = (
-    "How a step keeps keys and values: not at all, copied into new tensors, or in memory allocated at the beginning."
+    "How a step keeps keys and values: not at all, copied into new tensors, or in memory allocated"
+    " at the beginning."
 )
 
 
@@ -31,7 +32,9 @@ _CACHE = (
 def decode(
     what: Computation,
     reading: Annotated[Reading, offers("generate")],
-    options: Annotated[ViewOptions, offers("heads", "sequences", "precision", "everything", "verbose", *DRAWING)],
+    options: Annotated[
+        ViewOptions, offers("heads", "sequences", "precision", "everything", "verbose", *DRAWING)
+    ],
     output: Annotated[Output, offers("json", *SAVED, *DRAWN)],
     *,
     prompt_len: int = setting(0, _DECODING, _PROMPT_LEN, low=0, high=MAX_LENGTH, common=True),
@@ -61,21 +64,33 @@ def decode(
 
 
 def _decodable(run: Run, sequences: Sequences, prompt_len: int) -> Run:
-    """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
+    """The run with the causal mask that decoding implies. Raises `UsageError` for options that
+    contradict decoding.
+    """
     config, longest = run.config, run.dims.q_len
     if prompt_len > longest:
         raise UsageError(out_of_range("--prompt-len", prompt_len, longest + 1))
     if run.dims.cross:
         raise UsageError("--context does not work with mha decode, which follows one text")
     if config.train:
-        raise UsageError("--train does not work with mha decode: with dropout a step differs from a full computation")
-    needed = 0  # the end of the last token of a prefix that an earlier one sees: a step must not split these
+        raise UsageError(
+            "--train does not work with mha decode: with dropout a step differs from a full"
+            " computation"
+        )
+    # the end of the last token of a prefix that an earlier one sees: a step must not split these
+    needed = 0
     for text in sequences:
-        first, places = config.first_column(len(text.ids), longest), places_in(text.documents, len(text.ids))
+        first, places = (
+            config.first_column(len(text.ids), longest),
+            places_in(text.documents, len(text.ids)),
+        )
         seen = [first + i for i, place in enumerate(places) if 1 <= place < (config.prefix or 0)]
         needed = max([needed, *(column + 1 for column in seen)])
     if needed > prompt_len:
-        message = f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once"
+        message = (
+            f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at"
+            " once"
+        )
         raise UsageError(message, hint=f"try --prompt-len {needed}")
     causal = config if config.prefix is not None else replace(config, causal=True)
     return replace(run, dims=replace(run.dims, config=causal))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = "mha.explain/1"
-_TERM = "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)"
+_TERM = (
+    "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list"
+    " all terms)"
+)
 _FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
@@ -31,7 +34,9 @@ _COUNTED = ("site", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
 
-@command("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
+@command(
+    "mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes"
+)
 def explain(
     *,
     term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]"),
@@ -43,7 +48,11 @@ def explain(
         each = [_named(word) for word in term]
         matching = tuple(dict.fromkeys(chain.from_iterable(each))) if all(each) else ()
     if not matching:
-        names = {_plain(name): name for each_term in terms() for name in (*each_term.also, each_term.name)}
+        names = {
+            _plain(name): name
+            for each_term in terms()
+            for name in (*each_term.also, each_term.name)
+        }
         near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
         hint = f"try mha explain {', or '.join(near)}" if near else "mha explain lists every term"
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
@@ -58,13 +67,19 @@ def explain(
 
 @cache
 def terms() -> tuple[Word, ...]:
-    """Every term, group by group, with its name on the screens, and with synonyms, JSON names and headings in `also`."""
+    """Every term, group by group, with its name on the screens, and with synonyms, JSON names and
+    headings in `also`.
+    """
     tables: list[tuple[str, Literal["columns", "glossary", "mistakes"], str]] = [
-        ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
-        ("head type", "columns", "head_type"), ("probe", "glossary", "probe"), ("mistake", "mistakes", "mistake"),
+        ("concept", "glossary", "concept"),
+        ("sign", "glossary", "sign"),
+        ("column", "columns", "statistic"),
+        ("head type", "columns", "head_type"),
+        ("probe", "glossary", "probe"),
+        ("mistake", "mistakes", "mistake"),
         ("behaviour", "glossary", "behaviour"),
         *((command, "columns", command) for command in TABLES),
-    ]  # fmt: skip
+    ]
     listed = []
     for group, file, table in tables:
         for key, word in words_of(file, table).items():
@@ -72,11 +87,17 @@ def terms() -> tuple[Word, ...]:
             if group == "head type" and key not in UNTYPED:
                 explanation += f" {words_of('columns', 'rule')['head_type'].explanation}"
             elif group == "mistake":
-                explanation = " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect))
+                explanation = " ".join(
+                    f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect)
+                )
             names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
             name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)
-            if group != "mistake" or ", " not in key:  # the further forms of a mistake have no terms
-                listed.append(replace(word, name=name, group=group, explanation=explanation, also=tuple(also)))
+            if (
+                group != "mistake" or ", " not in key
+            ):  # the further forms of a mistake have no terms
+                listed.append(
+                    replace(word, name=name, group=group, explanation=explanation, also=tuple(also))
+                )
     for site in SITES.values():
         explanation, formula = site.in_general()
         listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
@@ -85,7 +106,9 @@ def terms() -> tuple[Word, ...]:
 
 
 def _named(word: str) -> tuple[Word, ...]:
-    """The terms that a word, a group or the sign of a head type names, ignoring case, spaces, hyphens and underscores."""
+    """The terms that a word, a group or the sign of a head type names, ignoring case, spaces,
+    hyphens and underscores.
+    """
     plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
     of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
     if plain in TABLES:
@@ -95,7 +118,10 @@ def _named(word: str) -> tuple[Word, ...]:
 
 
 def _plain(word: str) -> str:
-    return " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split()) or word
+    return (
+        " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split())
+        or word
+    )
 
 
 def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
@@ -108,9 +134,16 @@ def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
     parts = []
     for term in matching:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
-        fields = [(name, getattr(term, name)) for name in ("explanation", "formula", "wrong", "right", "source")]
+        fields = [
+            (name, getattr(term, name))
+            for name in ("explanation", "formula", "wrong", "right", "source")
+        ]
         rows = [(name, words) for name, words in fields if words]
-        parts.append(Lines(*table(pairs(rows, style="dim", title=f"{term.name} · {term.group}{also}"), width)))
+        parts.append(
+            Lines(
+                *table(pairs(rows, style="dim", title=f"{term.name} · {term.group}{also}"), width)
+            )
+        )
     return spaced(parts)
 
 

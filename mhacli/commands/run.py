@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, SAVED, TABLES, Output, after_run, print_result, require_output
+from mhacli.cli.output import (
+    DRAWING,
+    DRAWN,
+    PATTERNS,
+    SAVED,
+    TABLES,
+    Output,
+    after_run,
+    print_result,
+    require_output,
+)
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading

@@ -19,7 +19,9 @@ from mhacli.settings import setting
     "mha show cat.safetensors --html cat.html",
 )
 def show(
-    options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)],
+    options: Annotated[
+        ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)
+    ],
     output: Annotated[Output, offers("json", "csv", "force", *DRAWN)],
     *,
     path: str = setting("", "", "A record that --save wrote.", metavar="RECORD", argument=True),
@@ -31,10 +33,14 @@ def show(
     if record.survey is None and model is None and options.maps:
         raise UsageError(f"--map needs a record of mha heads, which {path} is not")
     if model is None and (options.layers or options.words or options.rows):
-        raise UsageError(f"--layer, --words and --from need a record of a checkpoint, which {path} is not")
+        raise UsageError(
+            f"--layer, --words and --from need a record of a checkpoint, which {path} is not"
+        )
     for name in ("shapes", "timings"):
         if getattr(options, name) and (model is not None or record.survey is not None):
-            raise UsageError(f"--{name} is for runs of mha's own layer, whose steps {path} does not have")
+            raise UsageError(
+                f"--{name} is for runs of mha's own layer, whose steps {path} does not have"
+            )
     require_choices(record.config.n_heads, len(record.sequences), options)
     if model is not None and options.rows is not None:
         require_generated(options.rows, is_generated=model.generated is not None)

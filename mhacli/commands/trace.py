@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mhacli.cli.console import draw, flush, loading_torch, note, show_activity
-from mhacli.cli.output import DRAWING, DRAWN, SAVED, Output, after_trace, print_report, print_result, require_output
+from mhacli.cli.output import (
+    DRAWING,
+    DRAWN,
+    SAVED,
+    Output,
+    after_trace,
+    print_report,
+    print_result,
+    require_output,
+)
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
 from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
@@ -30,16 +39,30 @@ _ROUTE = "Formulation to trace; all three give the same output."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _PLACE = "HEAD,QUERY,KEY"
 _MASK = "Draw only the mask, with its density."
-_OF_A_LAYER = ("cell", "values", "step", "save", "save_weights", "keep", "score_bias", "html", "svg", "png")
+_OF_A_LAYER = (
+    "cell",
+    "values",
+    "step",
+    "save",
+    "save_weights",
+    "keep",
+    "score_bias",
+    "html",
+    "svg",
+    "png",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
     """The implementation or cell to trace, and its view."""
 
-    # fmt: off
-    route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
-    values: bool = setting(False, _WALK, "Show the range and distribution of each tensor, and small ones whole.")
+    route: Literal["separate", "fused", "per-head"] = setting(
+        "separate", _WALK, _ROUTE, modes=("layer",)
+    )
+    values: bool = setting(
+        False, _WALK, "Show the range and distribution of each tensor, and small ones whole."
+    )
     cell: tuple[int, int, int] | None = setting(
         None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
     )
@@ -47,26 +70,29 @@ class Walk:
     verbose: bool = like(ViewOptions, "verbose", _WALK, common=True)
     mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
     step: bool = setting(False, _WALK, "Wait for a key after each step; q quits.")
-    # fmt: on
 
 
 def _target(given: Mapping[str, Any]) -> str | None:
-    """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
+    """The code that the first of the typed words names, None if they are texts. Raises `UsageError`
+    for a text after it.
+    """
     typed = given.get("typed")
     if given.get("path") is not None or not typed or are_literal() or not _names_code(typed[0]):
         return None
     if len(typed) > 1:
-        message = f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows"
+        message = (
+            f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows"
+        )
         raise UsageError(message, hint="-- stands before texts")
     return str(typed[0])
 
 
 def _names_code(word: str) -> bool:
-    """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file has no blanks in its name,
-    unless it exists; a module without a dot must exist.
+    """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file
+    has no blanks in its name, unless it exists; a module without a dot must exist.
 
-    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
-    [True, True, False, False, False]
+    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30",
+    "so it is: good")] [True, True, False, False, False]
     """
     place, _, name = word.rpartition(":")
     if word.endswith(".py"):
@@ -77,7 +103,9 @@ def _names_code(word: str) -> bool:
         return isfile(place) or " " not in place
     if not all(part.isidentifier() for part in place.split(".")):
         return False
-    return "." in place or isfile(f"{place}.py") or isdir(place) or find_spec(place) is not None  # imports nothing
+    return (
+        "." in place or isfile(f"{place}.py") or isdir(place) or find_spec(place) is not None
+    )  # imports nothing
 
 
 @command(
@@ -94,7 +122,9 @@ def trace(
     options: Annotated[ViewOptions, offers(*DRAWING)],
     output: Annotated[Output, offers("json", *SAVED, *DRAWN)],
 ) -> None:
-    """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
+    """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the
+    steps.
+    """
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from")
@@ -127,18 +157,24 @@ def trace(
             if prepared is None:
                 from mhacli.layer import steps as of_layer
 
-                record = of_layer.walk(run, texts, route=walk.route, values=walk.values, place=place)
+                record = of_layer.walk(
+                    run, texts, route=walk.route, values=walk.values, place=place
+                )
             else:
                 from mhacli.models.steps import walk_checkpoint
 
                 record = walk_checkpoint(prepared, values=walk.values, place=place)
         record = recorded(record)
     view = partial(_print_steps, record, output.screen, walk)
-    print_result(record, notes, options=options, output=output, run=run, view=view, after=after_trace)
+    print_result(
+        record, notes, options=options, output=output, run=run, view=view, after=after_trace
+    )
 
 
 def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
-    """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block for each step."""
+    """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block
+    for each step.
+    """
     from mhacli.render.run import trace
 
     first, *steps, end = trace.walk(record, on, in_detail=walk.verbose or walk.values or walk.step)
@@ -155,8 +191,9 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
 
 
 def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_values: bool) -> Record:
-    """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
-    called."""
+    """The record of code of the user's own, made in a child process. Raises `MhaError` for code
+    that cannot be imported or called.
+    """
     from mhacli.io.data import decode
     from mhacli.record.record import Record
     from mhacli.usercode.process import run_in_child
@@ -164,13 +201,23 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
 
     require_readable(target)
     request = TargetRequest(
-        target, pairs(code.arg, "arg"), pairs(code.call_arg, "call-arg"), example=code.example, **given
+        target,
+        pairs(code.arg, "arg"),
+        pairs(code.call_arg, "call-arg"),
+        example=code.example,
+        **given,
     )
     if request.device == "auto":
         request = replace(request, device="cpu")
-    job: dict[str, Any] = {"target": asdict(request), "values": has_values, "command": list(record_command())}
+    job: dict[str, Any] = {
+        "target": asdict(request),
+        "values": has_values,
+        "command": list(record_command()),
+    }
     with show_activity(f"walking {target}"):
-        document, printed = run_in_child("mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit)
+        document, printed = run_in_child(
+            "mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit
+        )
     record = decode(Record, document, target)
     assert record.module is not None, "the record of code has its module"
     return replace(record, module=replace(record.module, printed=printed))

@@ -23,11 +23,15 @@ _MOST = 1_000_000
 
 
 def _record_path(typed: Sequence[str]) -> str | None:
-    """The path of a record or of the folder of a scan; None if the words are texts, as all are after `--`."""
+    """The path of a record or of the folder of a scan; None if the words are texts, as all are
+    after `--`.
+    """
     if are_literal() or not any(map(_is_record, typed)):
         return None
     if len(typed) > 1:
-        raise UsageError("mha view opens one record, and nothing else with it; -- stands before texts")
+        raise UsageError(
+            "mha view opens one record, and nothing else with it; -- stands before texts"
+        )
     return typed[0]
 
 
@@ -43,7 +47,9 @@ def _is_record(word: str) -> bool:
     'mha view "the cat sat on the mat"',
     "mha view cat.safetensors",
     'mha view "the cat sat on the mat" --model MiniLM',
-    modes=lambda given: "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given),
+    modes=lambda given: (
+        "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given)
+    ),
 )
 def view(
     what: Computation,
@@ -58,11 +64,15 @@ def view(
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     has_keys = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     if not (has_keys and is_interactive()):  # textual draws on stderr
-        message = "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
+        message = (
+            "mha view needs a terminal: stdin, stdout or stderr is redirected, or TERM is dumb"
+        )
         raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
     library("textual", "mha view")
     layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
-    options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
+    options = ViewOptions(
+        heads=None if head is None else (head,), sequences=(sequence,), layers=layers
+    )
     if path is not None:
         with gc_paused():
             record = load_late(path)
@@ -80,7 +90,9 @@ def view(
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
     has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "STANDARD"
-    session = Session(record, colour=has_shades, scale=map_scale, hides_sinks=hide_sinks, sequence=sequence)
+    session = Session(
+        record, colour=has_shades, scale=map_scale, hides_sinks=hide_sinks, sequence=sequence
+    )
     session.choose(head, layers)
     show = partial(run_viewer, session, is_open=head is not None)
     if path is not None:

@@ -29,7 +29,9 @@ _SAVE = "Save the whole vocabulary in this file, for --vocab."
 @command("mha vocab --file poem.txt --top 20", "mha vocab --file poem.txt --save vocabulary.json")
 def vocab(
     source: Source,
-    config: Annotated[Config, offers("keep_case", "punctuation", tokenizer=f"{TOKENIZER} (default: word)")],
+    config: Annotated[
+        Config, offers("keep_case", "punctuation", tokenizer=f"{TOKENIZER} (default: word)")
+    ],
     *,
     top: int | None = setting(None, OUTPUT, _TOP, TOP, low=1, high=10**9, metavar="K", common=True),
     everything: bool = like(ViewOptions, "everything", VIEW),
@@ -51,7 +53,9 @@ def vocab(
             counts.update(tokens)
     rows = entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
     if output.save is not None:
-        write_whole(output.save, vocabulary_json(rows, config.tokenizer).encode(), force=output.force)
+        write_whole(
+            output.save, vocabulary_json(rows, config.tokenizer).encode(), force=output.force
+        )
     if top is not None:
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[:top]
     room = len(rows) if everything or top is not None else MAX_ROWS
@@ -62,7 +66,9 @@ def vocab(
     )
 
 
-def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, width: int) -> RenderableType:
+def vocabulary_table(
+    rows: Sequence[Entry], counts: Counter[str], room: int, width: int
+) -> RenderableType:
     """Token, id, count and bytes; the first and last rows if there are more than `room`."""
     from msgspec.structs import asdict
     from rich.console import Group
@@ -74,4 +80,6 @@ def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int, wid
     columns = fields({"id": "id", "token": "word", "count": "integer", "bytes": "id"})
     shown = [asdict(row) | {"token": token_label(row.token)} for row in rows]
     title = f"{count_of(counts.total(), 'token')}, {len(counts)} distinct"
-    return Group(*table(Table(columns=columns, rows=shown, title=title, most=room, has_ends=True), width))
+    return Group(
+        *table(Table(columns=columns, rows=shown, title=title, most=room, has_ends=True), width)
+    )

@@ -1,4 +1,6 @@
-"""`mha weights`: lists the contents of a checkpoint or a weights file by its headers, without torch."""
+"""`mha weights`: lists the contents of a checkpoint or a weights file by its headers, without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,18 @@ _CACHED = ("self", "decoder", "text")
 """The stacks that can have a KV cache."""
 _BUFFERS = ("masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids")
 _MASKS = ("attn.bias", "attention.bias")
-"""Masks that older files store beside the weights. A mask is named like a bias, but has more than one axis."""
+"""Masks that older files store beside the weights. A mask is named like a bias, but has more than
+one axis."""
 _GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
-"""The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
+"""The classes in `architectures` of a config whose models write text token by token, with a KV
+cache."""
 
 
 def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]:
-    """The document of schema `mha.weights-info/1`, by headers and config. `kind` is `checkpoint`, or `layer` for a weights file
-    of mha, whose `layout` is `mha`. Raises `MhaError` for a saved record and for damaged metadata of mha."""
+    """The document of schema `mha.weights-info/1`, by headers and config. `kind` is `checkpoint`,
+    or `layer` for a weights file of mha, whose `layout` is `mha`. Raises `MhaError` for a saved
+    record and for damaged metadata of mha.
+    """
     saved, config = saved_metadata(checkpoint.path, checkpoint.metadata), checkpoint.config
     if saved is not None:  # one layer, with its sizes under names that checkpoints have too
         layer = saved.config.resolved()
@@ -66,8 +72,13 @@ def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]
         "family": config.get("model_type") or None,
         "layout": "mha" if saved else None,
         **_totals(tensors),
-        "dtypes": [{"dtype": name, **_totals([each for each in tensors if each.dtype == name])} for name in dtypes],
-        "files": [{"name": name, "n_bytes": getsize(path)} for name, path in checkpoint.files.items()],
+        "dtypes": [
+            {"dtype": name, **_totals([each for each in tensors if each.dtype == name])}
+            for name in dtypes
+        ],
+        "files": [
+            {"name": name, "n_bytes": getsize(path)} for name, path in checkpoint.files.items()
+        ],
         "attentions": [*_attentions(config, tensors)],
         "vocabulary": size_of(config, "vocabulary"),
         "positions": size_of(config, "positions"),
@@ -77,14 +88,17 @@ def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]
         document["notes"] += ["no config.json is beside the file, so its heads are not known"]
     if with_tensors:
         listed = ("name", "dtype", "shape", "n_bytes")
-        document["tensors"] = [{name: getattr(tensor, name) for name in listed} for tensor in tensors]
+        document["tensors"] = [
+            {name: getattr(tensor, name) for name in listed} for tensor in tensors
+        ]
     return document
 
 
 def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     """The numbers of tensors, of parameters as in `torch.nn.Module.parameters`, and of bytes.
 
-    Masks, positions and rotary angles, which follow from the config, are buffers and no parameters; so are integers.
+    Masks, positions and rotary angles, which follow from the config, are buffers and no parameters;
+    so are integers.
     """
     n_parameters = 0
     for tensor in tensors:
@@ -95,24 +109,39 @@ def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     return {"n_tensors": len(tensors), "n_parameters": n_parameters, "n_bytes": n_bytes}
 
 
-def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Iterator[dict[str, Any]]:
-    """The attention of each stack that the config describes; None is a size that is not known. `biases` are the letters (of q, k,
-    v and o) of the projections with a bias, `cache_bytes` the bytes of one token in the KV cache of all layers, in the dtype of
-    the key projection. The size of the cache is known if all layers have keys and values: others, such as those of linear
-    attention, keep another state."""
+def _attentions(
+    config: Mapping[str, Any], tensors: Sequence[TensorInfo]
+) -> Iterator[dict[str, Any]]:
+    """The attention of each stack that the config describes; None is a size that is not known.
+    `biases` are the letters (of q, k, v and o) of the projections with a bias, `cache_bytes` the
+    bytes of one token in the KV cache of all layers, in the dtype of the key projection. The size
+    of the cache is known if all layers have keys and values: others, such as those of linear
+    attention, keep another state.
+    """
 
     def named(letter: str, part: str) -> list[TensorInfo]:
         name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[letter]})[._]{part}")
-        return [tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape]
+        return [
+            tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape
+        ]
 
     stacks: tuple[str, ...] = ("self",)
     if config.get("is_encoder_decoder") is True:
         stacks = ("encoder", "decoder", "cross")
     elif all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
         stacks = ("text", "vision")
-    keys, biases = named("k", "weight"), "".join(letter for letter in _PROJECTIONS if named(letter, "bias"))
-    generates = config.get("is_decoder") is True or _GENERATES.search(str(config.get("architectures")))
-    has_cache = generates and keys and len(keys) == sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
+    keys, biases = (
+        named("k", "weight"),
+        "".join(letter for letter in _PROJECTIONS if named(letter, "bias")),
+    )
+    generates = config.get("is_decoder") is True or _GENERATES.search(
+        str(config.get("architectures"))
+    )
+    has_cache = (
+        generates
+        and keys
+        and len(keys) == sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
+    )
     for stack in stacks:
         sizes = {name: size_of(config, name, stack) for name in _SIZES}
         n_layers, _, n_kv_heads, d_head, d_v, _ = sizes.values()
@@ -123,13 +152,15 @@ def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Ite
             yield {"stack": stack, **sizes, "biases": biases, "cache_bytes": cache}
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @command("mha weights info MiniLM", "mha weights info layer.safetensors --tensors")
 def weights(
     *,
-    action: Literal["info"] = setting("", "", "What to do: list the contents.", argument=True, metavar="info"),
+    action: Literal["info"] = setting(
+        "", "", "What to do: list the contents.", argument=True, metavar="info"
+    ),
     path: str = setting("", "", _PATH, argument=True, metavar="PATH"),
     tensors: bool = setting(False, OUTPUT, "List every tensor."),
     output: Annotated[Output, offers("json")],
@@ -143,7 +174,9 @@ def weights(
 
 
 def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
-    """A headline, a line per attention, dtypes, files, and the tensors of a document with tensors."""
+    """A headline, a line per attention, dtypes, files, and the tensors of a document with
+    tensors.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -152,13 +185,19 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from mhacli.render.base.terminal import table
 
     parts = [
-        "a layer of mha" if contents["kind"] == "layer" else f"family {contents['family'] or 'unknown'}",
+        "a layer of mha"
+        if contents["kind"] == "layer"
+        else f"family {contents['family'] or 'unknown'}",
         count_of(contents["n_parameters"], "parameter"),
         count_of(contents["n_tensors"], "tensor"),
         shown(contents["n_bytes"], "bytes"),
         count_of(len(contents["files"]), "file"),
     ]
-    parts += [f"{name} {contents[name]:,}" for name in ("vocabulary", "positions") if contents[name] is not None]
+    parts += [
+        f"{name} {contents[name]:,}"
+        for name in ("vocabulary", "positions")
+        if contents[name] is not None
+    ]
     body: list[RenderableType] = [flowing(map(visible, parts), on.width)]
     for part, units in _COLUMNS.items():
         rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
@@ -169,13 +208,24 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
 
 _COLUMNS: Mapping[str, Mapping[str, Unit]] = {
     "attentions": {
-        "stack": "word", "n_layers": "integer", "n_heads": "integer", "n_kv_heads": "integer", "d_head": "integer",
-        "d_model": "integer", "biases": "id", "cache_bytes": "bytes",
+        "stack": "word",
+        "n_layers": "integer",
+        "n_heads": "integer",
+        "n_kv_heads": "integer",
+        "d_head": "integer",
+        "d_model": "integer",
+        "biases": "id",
+        "cache_bytes": "bytes",
     },
-    "dtypes": {"dtype": "word", "n_tensors": "integer", "n_parameters": "integer", "n_bytes": "bytes"},
+    "dtypes": {
+        "dtype": "word",
+        "n_tensors": "integer",
+        "n_parameters": "integer",
+        "n_bytes": "bytes",
+    },
     "files": {"name": "word", "n_bytes": "bytes"},
     "tensors": {"name": "word", "dtype": "word", "shape": "word", "n_bytes": "bytes"},
-}  # fmt: skip
+}
 """The fields in the tables of the parts of a document, and their units."""
 
 

@@ -1,5 +1,6 @@
-"""Data in files: frozen data to JSON and back, of which msgspec checks every field against its annotation; device maps; and
-arrays, in memory or in a file until they are used."""
+"""Data in files: frozen data to JSON and back, of which msgspec checks every field against its
+annotation; device maps; and arrays, in memory or in a file until they are used.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def plain(value: Any) -> Any:
         """A string or number of torch's or numpy's subclasses as Python's own."""
         return float(value) if isinstance(value, float) else str.__str__(value)
 
-    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=builtin)), parse_constant=lambda word: None)
+    return json.loads(
+        json.dumps(msgspec.to_builtins(value, enc_hook=builtin)), parse_constant=lambda word: None
+    )
 
 
 def json_checksum(values: Any) -> str:
@@ -43,8 +46,10 @@ def json_checksum(values: Any) -> str:
 
 
 def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any:
-    """JSON as Python values; half a character, such as "\\ud800", stays what it is. Raises `MhaError` that begins with
-    the source, the part of a file at `path`, for anything else and for too deep nesting."""
+    """JSON as Python values; half a character, such as "\\ud800", stays what it is. Raises
+    `MhaError` that begins with the source, the part of a file at `path`, for anything else and for
+    too deep nesting.
+    """
 
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is not a JSON number")
@@ -57,10 +62,11 @@ def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any
 
 
 def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -> T:
-    """JSON values as the type `kind`. Unknown fields are ignored, because later versions add fields.
+    """JSON values as the type `kind`. Unknown fields are ignored, because later versions add
+    fields.
 
-    Raises `MhaError`, with the file at `path` or the source, that names the place of the value, such as `$.config.d_model`,
-    and what was expected there."""
+    Raises `MhaError`, with the file at `path` or the source, that names the place of the value,
+    such as `$.config.d_model`, and what was expected there."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
@@ -68,17 +74,22 @@ def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -
 
 
 def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
-    them."""
+    """The JSON of a file with a config. A file that says nothing of marks inside words is of a
+    version that dropped them.
+    """
     config = document.get("config")
-    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document
+    return (
+        document | {"config": {"inner_marks": False} | config}
+        if isinstance(config, dict)
+        else document
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- device maps
+# -------------------------------------------------------------------------------------- device maps
 
 DeviceMap = Literal["auto"] | Mapping[str, str]
-"""`auto` fills GPUs, then the CPU, then the disk. A mapping has the device of each named module: `cpu`, `disk`, `mps`, `cuda` or
-`cuda:N`; the name "" is the whole model."""
+"""`auto` fills GPUs, then the CPU, then the disk. A mapping has the device of each named module:
+`cpu`, `disk`, `mps`, `cuda` or `cuda:N`; the name "" is the whole model."""
 
 _DEVICE = "cpu|disk|mps|cuda(:[0-9]{1,4})?"
 _EXAMPLE = 'a file holds JSON, such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}'
@@ -86,22 +97,38 @@ _MAX_FILE_BYTES = 1 << 24
 
 
 def read_device_map(word: str) -> DeviceMap:
-    """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError` for an invalid file."""
+    """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError`
+    for an invalid file.
+    """
     if word == "auto":
         return "auto"
     if not os.path.lexists(word):
-        raise UsageError(f"--device-map {shlex.quote(word[:200])} is neither auto nor a file", hint=_EXAMPLE)
-    numbered = decode(dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word)
-    devices = {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in numbered.items()}
-    unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not re.fullmatch(_DEVICE, device)]
+        raise UsageError(
+            f"--device-map {shlex.quote(word[:200])} is neither auto nor a file", hint=_EXAMPLE
+        )
+    numbered = decode(
+        dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word
+    )
+    devices = {
+        name: f"cuda:{device}" if isinstance(device, int) else device
+        for name, device in numbered.items()
+    }
+    unknown = [
+        f"{name!r:.80}: {device!r:.80}"
+        for name, device in devices.items()
+        if not re.fullmatch(_DEVICE, device)
+    ]
     if unknown or not devices or ("" in devices and len(devices) > 1):
-        rule = 'needs cpu, disk, mps, cuda, cuda:N or the number of a GPU for each module, or for "" alone, the whole model'
+        rule = (
+            'needs cpu, disk, mps, cuda, cuda:N or the number of a GPU for each module, or for ""'
+            " alone, the whole model"
+        )
         given = first_names(unknown or map(repr, devices)) or "nothing"
         raise bad_file(word, f"{word} {rule}, not {given}", hint=_EXAMPLE)
     return devices
 
 
-# --------------------------------------------------------------------------------------------------------------- arrays
+# ------------------------------------------------------------------------------------------- arrays
 
 if TYPE_CHECKING:  # numpy is loaded with numbers, not for a help text
     import numpy.typing as npt
@@ -112,7 +139,9 @@ else:
 
 
 class StoredArrays(UserDict[str, Any]):
-    """Arrays in a file by name. `data` has a cached function for each, which reads it on first use."""
+    """Arrays in a file by name. `data` has a cached function for each, which reads it on first
+    use.
+    """
 
     def __getitem__(self, name: str) -> Array:
         """The array with this name. Raises the errors of reading."""
@@ -124,7 +153,11 @@ def under(arrays: Mapping[str, Array], prefix: str) -> Mapping[str, Array]:
     """The arrays whose names begin with the prefix, by the rest of their names. Reads nothing."""
     if isinstance(arrays, StoredArrays):
         return StoredArrays(under(arrays.data, prefix))
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def checksum(array: Array) -> str:
@@ -132,5 +165,9 @@ def checksum(array: Array) -> str:
     import hashlib  # not for a help text
 
     digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    digest.update(array.tobytes() if array.nbytes < 1 << 20 or not array.flags.c_contiguous else array.reshape(-1).data)
+    digest.update(
+        array.tobytes()
+        if array.nbytes < 1 << 20 or not array.flags.c_contiguous
+        else array.reshape(-1).data
+    )
     return digest.hexdigest()

@@ -19,26 +19,32 @@ READ_CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
 """The ending of files that are not whole yet; their names begin with a dot."""
 _temporary: list[TemporaryDirectory[str]] = []
-"""The temporary folders of the process. They are global so that `remove_temporary_folders` finds them from another thread."""
+"""The temporary folders of the process. They are global so that `remove_temporary_folders` finds
+them from another thread."""
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def read_whole(path: str, limit: int) -> bytes:
-    """All bytes of a file, read into memory: a memory map would end the process if the file were truncated meanwhile.
+    """All bytes of a file, read into memory: a memory map would end the process if the file were
+    truncated meanwhile.
 
     Raises `MhaError` if the file cannot be read or has more than `limit` bytes.
     """
     with opened(path) as read:
         data = read_up_to(read, limit + 1)
     if len(data) > limit:
-        raise MhaError(f"{path} is larger than {shown(limit, 'bytes')}", code="too-large", path=path)
+        raise MhaError(
+            f"{path} is larger than {shown(limit, 'bytes')}", code="too-large", path=path
+        )
     return data
 
 
 def read_up_to(read: Callable[[int], bytes], n: int) -> bytes:
-    """The next `n` bytes of an open input, fewer only at its end. Memory grows with the bytes read, not with `n`."""
+    """The next `n` bytes of an open input, fewer only at its end. Memory grows with the bytes read,
+    not with `n`.
+    """
     chunks = []
     while n > 0 and (chunk := read(min(n, READ_CHUNK_BYTES))):
         chunks.append(chunk)
@@ -53,7 +59,8 @@ def describe(path: str) -> str:
 
 @contextmanager
 def opened(path: str) -> Iterator[Callable[[int], bytes]]:
-    """The `read(n)` of a file, a pipe or (`-`) stdin, open within the context. Faults become `MhaError` with the path.
+    """The `read(n)` of a file, a pipe or (`-`) stdin, open within the context. Faults become
+    `MhaError` with the path.
 
     A device is refused, and so is a pipe that no process writes to: it would block for ever."""
     try:
@@ -62,28 +69,42 @@ def opened(path: str) -> Iterator[Callable[[int], bytes]]:
                 raise MhaError("stdin is closed, so no text can be read from it", code="unreadable")
             yield sys.stdin.buffer.read
             return
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-                raise MhaError(f"{path} is a device, not a regular file or a pipe", code="unreadable", path=path)
+                raise MhaError(
+                    f"{path} is a device, not a regular file or a pipe",
+                    code="unreadable",
+                    path=path,
+                )
             os.set_blocking(file.fileno(), True)
             if stat.S_ISFIFO(mode) and not file.peek(1):
-                raise MhaError(f"{path} is a pipe that no process writes to", code="unreadable", path=path)
+                raise MhaError(
+                    f"{path} is a pipe that no process writes to", code="unreadable", path=path
+                )
             yield file.read
-    except (OSError, ValueError) as fault:  # a ValueError: a NUL in the name, or stdin closed under us
-        raise MhaError(f"{describe(path)}: {_reason(fault)}", code="unreadable", path=path) from fault
+    except (
+        OSError,
+        ValueError,
+    ) as fault:  # a ValueError: a NUL in the name, or stdin closed under us
+        raise MhaError(
+            f"{describe(path)}: {_reason(fault)}", code="unreadable", path=path
+        ) from fault
 
 
 def _reason(fault: OSError | ValueError) -> str:
     return str(getattr(fault, "strerror", None) or fault)
 
 
-# ----------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def check_target(path: str, *, force: bool) -> str:
-    """The absolute path, with all links resolved, of the file to which `write_whole` writes. Raises `MhaError`, before any
-    work, where it could not write."""
+    """The absolute path, with all links resolved, of the file to which `write_whole` writes. Raises
+    `MhaError`, before any work, where it could not write.
+    """
     mode = None
     try:
         target = os.path.realpath(path)
@@ -97,7 +118,10 @@ def check_target(path: str, *, force: bool) -> str:
     if mode is not None and not force:
         raise _exists(path)
     if not os.path.isdir(folder):
-        raise _unwritable(path, f"{folder} is no folder" if os.path.exists(folder) else f"there is no folder {folder}")
+        raise _unwritable(
+            path,
+            f"{folder} is no folder" if os.path.exists(folder) else f"there is no folder {folder}",
+        )
     if not os.access(folder, os.W_OK):
         raise _unwritable(path, f"the folder {folder} is read-only")
     return target
@@ -108,19 +132,28 @@ def _unwritable(path: str, reason: str) -> MhaError:
 
 
 def _exists(path: str) -> MhaError:
-    return MhaError(f"{path} exists", hint="--force, in Python force=True, overwrites it", code="exists", path=path)
+    return MhaError(
+        f"{path} exists",
+        hint="--force, in Python force=True, overwrites it",
+        code="exists",
+        path=path,
+    )
 
 
 def write_whole(path: str, data: bytes | Iterable[bytes], *, force: bool) -> None:
-    """Writes a file atomically: after any failure the path holds either its old content or all of `data`, whole or in parts.
+    """Writes a file atomically: after any failure the path holds either its old content or all of
+    `data`, whole or in parts.
 
-    The bytes go to a file of another name in the same folder, are synced, and take the name in one step. A symbolic link
-    stays a link, an existing file keeps its mode, and without `force` an existing file is never replaced. Raises `MhaError`; a
-    failure leaves no temporary file, but a process that is killed leaves it.
+    The bytes go to a file of another name in the same folder, are synced, and take the name in one
+    step. A symbolic link stays a link, an existing file keeps its mode, and without `force` an
+    existing file is never replaced. Raises `MhaError`; a failure leaves no temporary file, but a
+    process that is killed leaves it.
     """
     target = check_target(path, force=force)
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
+    temporary = os.path.join(
+        folder, f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}"
+    )
     try:
         with open(temporary, "xb", buffering=0) as file:
             _fill(file.fileno(), data, like=target)
@@ -141,7 +174,9 @@ def write_whole(path: str, data: bytes | Iterable[bytes], *, force: bool) -> Non
 
 
 def _fill(fd: int, data: bytes | Iterable[bytes], *, like: str) -> None:
-    """Writes and syncs `data`, with the mode and owner of the file `like`, which it will replace."""
+    """Writes and syncs `data`, with the mode and owner of the file `like`, which it will
+    replace.
+    """
     with suppress(FileNotFoundError):
         old = os.stat(like)
         if os.geteuid() == 0:
@@ -163,6 +198,8 @@ def temporary_folder() -> str:
 
 
 def remove_temporary_folders() -> None:
-    """Removes all temporary folders of the process; an exit that does not unwind the stack calls it itself."""
+    """Removes all temporary folders of the process; an exit that does not unwind the stack calls it
+    itself.
+    """
     for folder in _temporary:
         folder.cleanup()

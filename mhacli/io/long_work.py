@@ -1,4 +1,6 @@
-"""Long work: it reports its progress, and ends within a second of Ctrl-C or SIGTERM, even during a long native call."""
+"""Long work: it reports its progress, and ends within a second of Ctrl-C or SIGTERM, even during a
+long native call.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,21 @@ class Terminated(BaseException):
 
 
 def raise_received() -> None:
-    """Raises the exception of a received signal: anew where a library took it for a failure, such as of an import."""
+    """Raises the exception of a received signal: anew where a library took it for a failure, such
+    as of an import.
+    """
     if _received:
         raise Terminated if _received[-1] == signal.SIGTERM else KeyboardInterrupt
 
 
 def install() -> None:
-    """Turns SIGINT and SIGTERM into exceptions, and ends the process if the exception is not raised in time.
+    """Turns SIGINT and SIGTERM into exceptions, and ends the process if the exception is not raised
+    in time.
 
-    Python raises exceptions only between bytecodes, and a matrix product can take seconds. So a thread, woken through
-    the signal's file descriptor, waits for a moment and then ends the process with the exit code 128 + signal number.
-    Files stay whole because they take their names only when they are complete.
+    Python raises exceptions only between bytecodes, and a matrix product can take seconds. So a
+    thread, woken through the signal's file descriptor, waits for a moment and then ends the process
+    with the exit code 128 + signal number. Files stay whole because they take their names only when
+    they are complete.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -60,7 +66,9 @@ def install() -> None:
     wakeup_fd, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell must go on ignoring it
+    if (
+        signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    ):  # a background job of a shell must go on ignoring it
         signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=end_in_time, daemon=True).start()
@@ -68,10 +76,11 @@ def install() -> None:
 
 @contextmanager
 def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """A predicate that becomes true at the first Ctrl-C, so that work can end by itself. The second Ctrl-C interrupts
-    as usual.
+    """A predicate that becomes true at the first Ctrl-C, so that work can end by itself. The second
+    Ctrl-C interrupts as usual.
 
-    The first Ctrl-C calls `on_interrupt`. Ignored interrupts stay ignored. For the main thread only.
+    The first Ctrl-C calls `on_interrupt`. Ignored interrupts stay ignored. For the main thread
+    only.
     """
     stopped = threading.Event()
 
@@ -84,18 +93,28 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             leave.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, stop))
             # the thread that ends the process must not be woken
-            leave.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+            leave.callback(
+                signal.set_wakeup_fd, signal.set_wakeup_fd(-1), warn_on_full_buffer=False
+            )
         yield stopped.is_set
 
 
 @contextmanager
 def uninterrupted(seconds: float) -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted, but by at
-    most `seconds`. For the main thread only."""
+    """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it
+    were interrupted, but by at most `seconds`. For the main thread only.
+    """
     global _not_before
     received = list[int]()
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in numbers
+    }
     _not_before = time.monotonic() + seconds
     try:
         yield

@@ -21,7 +21,9 @@ _CONTROL_GROUPS = (
 
 
 def available_bytes() -> int:
-    """Bytes that this process may still allocate: the least of free memory, the control group's limit and the rlimit."""
+    """Bytes that this process may still allocate: the least of free memory, the control group's
+    limit and the rlimit.
+    """
     rooms = [os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()]
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -32,7 +34,9 @@ def available_bytes() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         with suppress(OSError):
-            rooms.append(soft - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+            rooms.append(
+                soft - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            )
     return max(0, min(rooms))
 
 
@@ -45,8 +49,8 @@ def fits(needed: int, available: int) -> bool:
 def gc_paused() -> Iterator[None]:
     """Switches the garbage collector off within the context.
 
-    Importing torch creates many objects and no garbage; collections would take a quarter of its time. After
-    `gc.freeze`, the objects made within the context are exempt for good.
+    Importing torch creates many objects and no garbage; collections would take a quarter of its
+    time. After `gc.freeze`, the objects made within the context are exempt for good.
     """
     was_on = gc.isenabled()
     gc.disable()

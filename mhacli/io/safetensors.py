@@ -1,6 +1,6 @@
-"""Reads safetensors files from untrusted sources. The library checks them; what it does not name, such as a pickle, is refused
-before it. Format: 8 bytes of header length, a JSON header, then the tensors without gaps. Source:
-https://github.com/huggingface/safetensors (README, "Format").
+"""Reads safetensors files from untrusted sources. The library checks them; what it does not name,
+such as a pickle, is refused before it. Format: 8 bytes of header length, a JSON header, then the
+tensors without gaps. Source: https://github.com/huggingface/safetensors (README, "Format").
 """
 
 from __future__ import annotations
@@ -24,18 +24,27 @@ METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000
 """The library refuses a longer header."""
 _SMALL = 1 << 20
-"""Bytes up to which a file is read whole for its header: the library then checks it without numpy, which takes long to import."""
+"""Bytes up to which a file is read whole for its header: the library then checks it without numpy,
+which takes long to import."""
 DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "U8": "uint8",
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
     "BOOL": "bool",
-}  # fmt: skip
+}
 """The dtypes of files of mha, as the format spells them."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 
 
 class TensorInfo(Struct, frozen=True):
-    """One tensor's entry in the header: its dtype as the format spells it, its shape, and its bytes in the file."""
+    """One tensor's entry in the header: its dtype as the format spells it, its shape, and its bytes
+    in the file.
+    """
 
     name: str
     dtype: str
@@ -46,8 +55,10 @@ class TensorInfo(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A checked file of `n_bytes`. `metadata` is the JSON under the key `mha`, or None; `data` are all bytes, empty if only the
-    header was read, and else what the `load` functions of safetensors take."""
+    """A checked file of `n_bytes`. `metadata` is the JSON under the key `mha`, or None; `data` are
+    all bytes, empty if only the header was read, and else what the `load` functions of safetensors
+    take.
+    """
 
     path: str
     tensors: Mapping[str, TensorInfo]
@@ -57,7 +68,9 @@ class TensorFile:
 
 
 def read_tensor_header(path: str) -> TensorFile:
-    """The checked header of a regular file, without the tensors of a large one. Raises `MhaError` with the library's reason."""
+    """The checked header of a regular file, without the tensors of a large one. Raises `MhaError`
+    with the library's reason.
+    """
     with opened(path) as read:
         if not os.path.isfile(path):
             raise bad_file(path, f"{path}: the file is a pipe, not a regular file")
@@ -67,14 +80,19 @@ def read_tensor_header(path: str) -> TensorFile:
 
 
 def read_tensor_file(path: str) -> TensorFile:
-    """The whole file, read and never mapped: a mapped file that is cut ends the process. It must fit into memory three times.
-    Raises `MhaError` with the library's reason."""
+    """The whole file, read and never mapped: a mapped file that is cut ends the process. It must
+    fit into memory three times. Raises `MhaError` with the library's reason.
+    """
     room = int(memory.USABLE_FRACTION * memory.available_bytes() / 3)
     with opened(path) as read:
         data, size = _head(path, read), 0 if path == "-" else os.path.getsize(path)
         data += read_up_to(read, room + 1 - len(data)) if size <= room else b""
     if max(size, len(data)) > room:
-        raise MhaError(f"{path} is too large to read: at most {shown(room, 'bytes')}", code="too-large", path=path)
+        raise MhaError(
+            f"{path} is too large to read: at most {shown(room, 'bytes')}",
+            code="too-large",
+            path=path,
+        )
     return replace(_described(path, data, len(data)), data=data)
 
 
@@ -83,7 +101,10 @@ def shown_name(name: str) -> str:
     return repr(name if len(name) <= 80 else f"{name[:40]} … {name[-20:]}")
 
 
-_CONVERT = "if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file"
+_CONVERT = (
+    "if you trust it, convert it with torch.load(…, weights_only=True) and"
+    " safetensors.torch.save_file"
+)
 
 
 def pickled(path: str, why: str, hint: str = _CONVERT) -> MhaError:
@@ -106,8 +127,9 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
 
 
 def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
-    """The entries in the header of a file, of which `data` are all `n_bytes` or those before the first tensor. The library
-    checks them first, and compares them with the size of the file."""
+    """The entries in the header of a file, of which `data` are all `n_bytes` or those before the
+    first tensor. The library checks them first, and compares them with the size of the file.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """The object of a header, in which the library would take the last of two equal names."""
@@ -130,6 +152,8 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
     tensors = dict[str, TensorInfo]()
     for name, entry in entries.items():
         start, end = entry["data_offsets"]
-        tensors[name] = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
+        tensors[name] = TensorInfo(
+            name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start
+        )
     metadata = None if text is None else load_json(text, f"{path}: metadata", path=path)
     return TensorFile(path, tensors, metadata, n_bytes)

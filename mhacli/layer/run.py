@@ -1,5 +1,7 @@
-"""`mha run`: a text, and the attention of every head over it. A setup has the device, weights, ids and mask, from which the same
-computation can run repeatedly; the record is made of one observed run."""
+"""`mha run`: a text, and the attention of every head over it. A setup has the device, weights, ids
+and mask, from which the same computation can run repeatedly; the record is made of one observed
+run.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ from mhacli.attention.layer import (
     to_bytes,
 )
 from mhacli.attention.masks import Mask
-from mhacli.attention.scores import Bias, GivenAttention, ScoredAttention, strongest_key, sum_of_biases, tensor_bias
+from mhacli.attention.scores import (
+    Bias,
+    GivenAttention,
+    ScoredAttention,
+    strongest_key,
+    sum_of_biases,
+    tensor_bias,
+)
 from mhacli.attention.statistics import make_baseline, reduce_heads
 from mhacli.attention.taps import (
     Capture,
@@ -75,13 +84,15 @@ class Tokens(NamedTuple):
 class Setup:
     """Everything that a run needs, on its device. `config.device` is the chosen device.
 
-    `queries` are the tokens of the text, and `context` those that keys come from in cross-attention. `random` are the
-    vectors that replace embedded tokens, with `config.random`.
+    `queries` are the tokens of the text, and `context` those that keys come from in
+    cross-attention. `random` are the vectors that replace embedded tokens, with `config.random`.
     """
 
     def __init__(self, request: Run, texts: Texts, *, has_matrices: bool = True) -> None:
-        """The weights are those of the request's file, or new ones from the seed. Raises `MhaError` if the device is missing, if
-        the run, with matrices or without, does not fit into its memory, or if the weights do not fit the vocabulary."""
+        """The weights are those of the request's file, or new ones from the seed. Raises `MhaError`
+        if the device is missing, if the run, with matrices or without, does not fit into its
+        memory, or if the weights do not fit the vocabulary.
+        """
         config, dims, device = request.config, request.dims, choose_device(request.config.device)
         free, on_gpu = free_bytes(device), device.type != "cpu"
         self.peak_bytes = require_memory(request, free, has_matrices=has_matrices, on_gpu=on_gpu)
@@ -104,12 +115,16 @@ class Setup:
             file, name = read_bias_file(config.score_bias, dims)
             stored = load(file.data)[name]
             bias = stored.to(torch.promote_types(getattr(torch, config.dtype), torch.float32))
-            if not request.allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
+            if (
+                not request.allow_nonfinite
+            ):  # a number that overflows to −∞ in the dtype is refused too
                 require_finite_weights({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
             self.bias = bias.to(device)
 
     def record(self, **found: Any) -> Record:
-        """The record of the texts, which says what was requested and where it ran. `found` are the fields of the results."""
+        """The record of the texts, which says what was requested and where it ran. `found` are the
+        fields of the results.
+        """
         request, (sequences, context) = self.request, self.texts
         return Record(
             command=(),
@@ -123,8 +138,9 @@ class Setup:
         )
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
-        """The output of one forward pass by one of `ROUTES`, of which `per-head` adds up the outputs of the heads. Reproducible:
-        dropout starts from the seed."""
+        """The output of one forward pass by one of `ROUTES`, of which `per-head` adds up the
+        outputs of the heads. Reproducible: dropout starts from the seed.
+        """
         layer = self.layer.attention
         layer.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         q, k, v, at = self.read(tap, route)
@@ -134,7 +150,11 @@ class Setup:
         # [head, d_v, d_model]
         head_out = z @ layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)
         tap("head_out", head_out)
-        summed: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
+        summed: Tensor = (
+            head_out.sum(dim=1)
+            if layer.o_proj.bias is None
+            else head_out.sum(dim=1) + layer.o_proj.bias
+        )
         tap("out_sum", summed)
         return summed
 
@@ -158,12 +178,17 @@ class Setup:
         q, k, v, at = self.read(tap)
         allowed, biases = self.allowed, list[Bias]()
         if self.config.positions == "alibi":
-            slopes, rows = alibi_slopes(self.config.n_heads), [torch.atleast_2d(places) for places in at]
+            slopes, rows = (
+                alibi_slopes(self.config.n_heads),
+                [torch.atleast_2d(places) for places in at],
+            )
             wide = torch.promote_types(q.dtype, torch.float32)
 
             def distance(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
                 q_row, k_row = (each[min(batch, len(each) - 1)] for each in rows)
-                return alibi(slopes[heads.start : heads.stop], q_row[q_idx], k_row[k_idx], dtype=wide)
+                return alibi(
+                    slopes[heads.start : heads.stop], q_row[q_idx], k_row[k_idx], dtype=wide
+                )
 
             biases.append(distance)
         if self.bias is not None:
@@ -173,7 +198,9 @@ class Setup:
             biases.append(tensor_bias(self.bias.masked_fill(forbids, 0.0)))
         bias = sum_of_biases(*biases) if biases else None
         scale = self.config.scale or 0.0
-        return ScoredAttention(q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed)
+        return ScoredAttention(
+            q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed
+        )
 
     def rows(self, tokens: Tokens, tap: Tap = no_tap) -> TokenVectors:
         """The vectors of tokens: embedded or random, plus additive positions."""
@@ -185,12 +212,16 @@ class Setup:
         return rows
 
     def content(self, tokens: Tokens, tap: Tap = no_tap) -> TokenVectors:
-        """The vectors without positions: rows of the embedding, zeros for padding, or random ones."""
+        """The vectors without positions: rows of the embedding, zeros for padding, or random
+        ones.
+        """
         if self.random is not None:
             tap("random", self.random)
             return self.random
         tap("ids", tokens.ids)
-        rows = self.layer.embedding[tokens.ids.clamp(min=0)].masked_fill((tokens.ids < 0)[..., None], 0.0)
+        rows = self.layer.embedding[tokens.ids.clamp(min=0)].masked_fill(
+            (tokens.ids < 0)[..., None], 0.0
+        )
         tap("embed", rows)
         return rows
 
@@ -202,21 +233,32 @@ class Setup:
 
     def visible(self) -> Bool[Tensor, "#batch #head query key"]:
         """The visible cells: those that the mask allows and the bias does not set to −∞."""
-        q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.dims.q_len, self.dims.k_len))
+        q_idx, k_idx = (
+            torch.arange(n, device=self.device) for n in (self.dims.q_len, self.dims.k_len)
+        )
         cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
         return cells.expand(self.dims.batch, -1, len(q_idx), len(k_idx))
 
 
 def layer_of(request: Run) -> LayerWeights:
-    """The layer with the weights of a file, or new ones from the seed. Raises `MhaError` if they do not fit the vocabulary."""
+    """The layer with the weights of a file, or new ones from the seed. Raises `MhaError` if they do
+    not fit the vocabulary.
+    """
     config, source, n_tokens = request.config, request.weights, len(request.vocabulary)
     if source is None:
         return new_layer(config, n_tokens)
     layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
     n_rows = layer.embedding.shape[0]
     if n_rows != n_tokens and config.random is None:
-        message = f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows"
-        raise bad_file(source.path, message, hint="--vocab FILE names the vocabulary that the weights were made with")
+        message = (
+            f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows}"
+            " rows"
+        )
+        raise bad_file(
+            source.path,
+            message,
+            hint="--vocab FILE names the vocabulary that the weights were made with",
+        )
     return layer
 
 
@@ -230,15 +272,18 @@ def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
 def _tokens(axis: Axis, dims: Dims) -> Tokens:
     """The tokens on an axis. There is one row of positions for all texts if they begin together."""
     places = axis.filled(axis.places, 0)
-    places = places if dims.has_separate_positions else torch.arange(axis.length, device=axis.device)
+    places = (
+        places if dims.has_separate_positions else torch.arange(axis.length, device=axis.device)
+    )
     return Tokens(axis.filled(axis.ids, -1), places)
 
 
 def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     """The mask of a run, or None if all cells are allowed.
 
-    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of positions (causality, a window
-    with its sinks, and the prefix that all queries see), and documents.
+    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of
+    positions (causality, a window with its sinks, and the prefix that all queries see), and
+    documents.
     """
     config, rules = dims.config, list[Mask]()
     if config.causal or config.prefix is not None:
@@ -246,18 +291,32 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     places = _tokens(axes.keys, dims).places
     if config.window is not None:
         near = masks.window(*config.window)
-        rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
+        rules.append(
+            near if config.sink is None else masks.either(near, masks.leading(config.sink, places))
+        )
     if config.prefix is not None:
         rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
     if dims.padded:
-        rules.append(masks.padding([*map(len, axes.keys.ids)], config.padding, padded_len=dims.k_len, of="key"))
-        rules.append(masks.padding([*map(len, axes.queries.ids)], config.padding, padded_len=dims.q_len, of="query"))
+        rules.append(
+            masks.padding(
+                [*map(len, axes.keys.ids)], config.padding, padded_len=dims.k_len, of="key"
+            )
+        )
+        rules.append(
+            masks.padding(
+                [*map(len, axes.queries.ids)], config.padding, padded_len=dims.q_len, of="query"
+            )
+        )
     if dims.packed:
-        rules.append(masks.documents(*(axis.filled(axis.documents, -1) for axis in (axes.queries, axes.keys))))
+        rules.append(
+            masks.documents(
+                *(axis.filled(axis.documents, -1) for axis in (axes.queries, axes.keys))
+            )
+        )
     return masks.both(*rules) if rules else None
 
 
-# ----------------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
 _BLOCK_CELLS = 1 << 22
 _OTHER_NAMES = {"q_per_head": "q", "k_per_head": "k", "v_per_head": "v", "out_sum": "out"}
@@ -271,33 +330,49 @@ def inspect(
     *,
     context: str | Sequence[str] = (),
 ) -> Record:
-    """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
+    """The record of one attention layer over the text: tokens, shapes, patterns, statistics,
+    timings, self-check.
 
-    `text` is one sequence, several (a padded batch), or nothing with `config.random`. `context` makes it cross-attention. The
-    weights come from the config's seed. Raises `MhaError` for errors that the user can fix: contradictory sizes, text without
-    tokens, too little memory, numbers that overflow.
+    `text` is one sequence, several (a padded batch), or nothing with `config.random`. `context`
+    makes it cross-attention. The weights come from the config's seed. Raises `MhaError` for errors
+    that the user can fix: contradictory sizes, text without tokens, too little memory, numbers that
+    overflow.
     """
     if not isinstance(config, Config | None):
-        raise UsageError(f"config is no mhacli.Config: {config!r:.60}", hint="mhacli.Config(n_heads=2)")
+        raise UsageError(
+            f"config is no mhacli.Config: {config!r:.60}", hint="mhacli.Config(n_heads=2)"
+        )
     config = (config or Config()).resolved()
-    given, others = (given_texts(() if each is None else each, "mhacli.inspect") for each in (text, context))
+    given, others = (
+        given_texts(() if each is None else each, "mhacli.inspect") for each in (text, context)
+    )
     texts, vocabulary, _ = encode(given, config, context=others)
     request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     return record_run(Setup(request, texts))[0]
 
 
 def weights_content(request: Run) -> bytes:
-    """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
+    """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they
+    are not finite.
+    """
     layer = layer_of(replace(request, allow_nonfinite=False))
     return to_bytes(layer, request.config, request.vocabulary)
 
 
-def record_run(setup: Setup, *, route: str = "separate", values: bool = False) -> tuple[Record, Mapping[str, Tensor]]:
+def record_run(
+    setup: Setup, *, route: str = "separate", values: bool = False
+) -> tuple[Record, Mapping[str, Tensor]]:
     """The record of one observed run and its repetitions, and the tensors of that run."""
     capture = Capture(setup.dims, setup.layer.tensors(), values=values)
     watch = Stopwatch(setup.device, then=capture)
     setup.run(watch, route)
-    return make_record(setup, capture.steps, capture.tensors, watch.seconds, again=lambda tap: setup.run(tap, route))
+    return make_record(
+        setup,
+        capture.steps,
+        capture.tensors,
+        watch.seconds,
+        again=lambda tap: setup.run(tap, route),
+    )
 
 
 def make_record(
@@ -308,10 +383,12 @@ def make_record(
     *,
     again: Callable[[Tap], object],
 ) -> tuple[Record, Mapping[str, Tensor]]:
-    """The record of an observed run with the `seconds` of each site, and of runs `again`. And the tensors of that run, on the
-    CPU: those of other routes under the usual names too, the `weights` that multiplied the values, and what is `allowed`.
+    """The record of an observed run with the `seconds` of each site, and of runs `again`. And the
+    tensors of that run, on the CPU: those of other routes under the usual names too, the `weights`
+    that multiplied the values, and what is `allowed`.
 
-    Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that the run does not have.
+    Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that
+    the run does not have.
     """
     request, found = setup.request, {site: tensor.cpu() for site, tensor in tensors.items()}
     found |= {_OTHER_NAMES[site]: found[site] for site in tensors if site in _OTHER_NAMES}
@@ -321,30 +398,44 @@ def make_record(
     for name in request.keep or ():
         if name not in tensors:
             passed = [step.site for step in steps if step.cache is None] or list(tensors)
-            raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
+            raise UsageError(
+                f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}"
+            )
     found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
-    allowed, scores, pattern = masks.from_tensor(found["allowed"]), found["scores"], found["pattern"]
+    allowed, scores, pattern = (
+        masks.from_tensor(found["allowed"]),
+        found["scores"],
+        found["pattern"],
+    )
     attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
     of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
     (kept, left_out), entropy = request.arrays_to_keep(setup.dims), reduced.statistics["entropy"]
-    derived = {"allowed": found["allowed"], "entropy": entropy, "strongest_key": strongest_key(pattern)}
+    derived = {
+        "allowed": found["allowed"],
+        "entropy": entropy,
+        "strongest_key": strongest_key(pattern),
+    }
     record = setup.record(
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
         timings=timings,
         self_check=_self_check(setup, found),
         not_kept=left_out,
-        arrays={name: to_array(tensor) for name, tensor in ({n: found[n] for n in kept} | derived).items()},
+        arrays={
+            name: to_array(tensor)
+            for name, tensor in ({n: found[n] for n in kept} | derived).items()
+        },
     )
     return record, found
 
 
 def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
-    """The error of the output against a recomputation in float64 from the weights shown, in blocks that bound the memory.
-    It holds only if the weights of every query that sees a key sum to 1.
+    """The error of the output against a recomputation in float64 from the weights shown, in blocks
+    that bound the memory. It holds only if the weights of every query that sees a key sum to 1.
 
-    The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
+    The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its
+    rounding.
     """
     weights, out = tensors["weights"], tensors["out"]
     of_layer = setup.layer.tensors()
@@ -359,7 +450,10 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
             again, sums = linear(again, w, b), linear(sums, w.abs(), None if b is None else b.abs())
         error = max(error, largest_difference(again, seen))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
-    excess = tensors["pattern"].sum(dim=-1, dtype=torch.float64) - tensors["allowed"].any(dim=-1).double()
+    excess = (
+        tensors["pattern"].sum(dim=-1, dtype=torch.float64)
+        - tensors["allowed"].any(dim=-1).double()
+    )
     largest = excess.nan_to_num(nan=0.0).abs().max().item()
     tolerance = TOLERANCES[setup.config.dtype]
     of_sums = min(tolerance.output, TOLERANCES["float32"].output)  # 16 bits are summed in float32
@@ -367,14 +461,16 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
     return SelfCheck.of(error, of_output * magnitude, holds=largest <= tolerance.stored_row_sum)
 
 
-# ------------------------------------------------------------------------------------------------ statistics of long texts
+# ------------------------------------------------------------------------- statistics of long texts
 
 
 @torch.no_grad()
 def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_progress) -> Record:
-    """The record of the exact statistics of every head of a long text, without a matrix of queries × keys. `report_progress`
-    receives the completed fraction. Raises `MhaError` where the run cannot fit, before the first large
-    tensor; where the device is missing; and for numbers that overflow."""
+    """The record of the exact statistics of every head of a long text, without a matrix of queries
+    × keys. `report_progress` receives the completed fraction. Raises `MhaError` where the run
+    cannot fit, before the first large tensor; where the device is missing; and for numbers that
+    overflow.
+    """
     config = request.config
     setup, began = Setup(request, texts, has_matrices=False), perf_counter()
     capture = Capture(setup.dims, setup.layer.tensors())

@@ -1,5 +1,6 @@
-"""`mha trace` and `mha decode` of a layer: it is observed site by site, with one cell in full or the mask alone; or it runs
-token by token with a KV cache."""
+"""`mha trace` and `mha decode` of a layer: it is observed site by site, with one cell in full or
+the mask alone; or it runs token by token with a KV cache.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +35,48 @@ from mhacli.text.tokens import Texts
 
 @torch.no_grad()
 def walk(
-    request: Run, texts: Texts, *, route: str = "separate", values: bool = False, place: CellIndex | None = None
+    request: Run,
+    texts: Texts,
+    *,
+    route: str = "separate",
+    values: bool = False,
+    place: CellIndex | None = None,
 ) -> Record:
-    """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and with a `place`, which counts
-    tokens, all numbers of one cell. Raises `MhaError` as `inspect` does."""
+    """A record whose trace follows `route`; with `values`, a summary of each tensor's numbers, and
+    with a `place`, which counts tokens, all numbers of one cell. Raises `MhaError` as `inspect`
+    does.
+    """
     setup = Setup(request, texts)
     record, tensors = record_run(setup, route=route, values=values)
     if place is None:
         return record
     (sequence, _, query, key), axes, config = place, setup.axes, setup.config
     at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
-    used = {name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")}  # after any rotation
+    used = {
+        name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")
+    }  # after any rotation
     heads = {name: per_query_head(tensor, config.n_heads) for name, tensor in used.items()}
-    given = {"scale": config.scale or 0.0, "softcap": config.softcap, "parts": tuple(_parts(setup, tensors, place, at))}
+    given = {
+        "scale": config.scale or 0.0,
+        "softcap": config.softcap,
+        "parts": tuple(_parts(setup, tensors, place, at)),
+    }
     return replace(record, cell=cell_of(axes, place, at, {**tensors, **heads}, **given))
 
 
-# ------------------------------------------------------------------------------------------------------------- one cell
+# ----------------------------------------------------------------------------------------- one cell
 
 
-def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[str, Tensor], **described: Any) -> Cell:
-    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head, and as `weights` the weights
-    after any dropout. `described` are the other fields of `Cell`."""
+def cell_of(
+    axes: Axes,
+    place: CellIndex,
+    at: tuple[int, int],
+    tensors: Mapping[str, Tensor],
+    **described: Any,
+) -> Cell:
+    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head,
+    and as `weights` the weights after any dropout. `described` are the other fields of `Cell`.
+    """
     (b, h, query, key), (i, j) = place, at
     first, allowed = axes.keys.first(b), tensors["allowed"]
     keys = slice(first, first + len(axes.keys.ids[b]))
@@ -80,8 +101,12 @@ def cell_of(axes: Axes, place: CellIndex, at: tuple[int, int], tensors: Mapping[
     )
 
 
-def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
-    """The terms of the score before the mask, in float64. Up to rounding they add up to the score."""
+def _parts(
+    setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tuple[int, int]
+) -> Iterator[ScorePart]:
+    """The terms of the score before the mask, in float64. Up to rounding they add up to the
+    score.
+    """
     (b, h, query, key), (i, j), config = place, at, setup.config
     scale, softcap, kv_head = config.scale or 0.0, config.softcap, h // config.heads_per_kv_head
 
@@ -112,10 +137,14 @@ def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tu
         yield ScorePart("the bias of the file", "given", finite(given), added=True)
 
 
-def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
-    """The expansion of `q · k` with `q = W(content + position) + b`: four products, with biases counted as content.
+def _products(
+    setup: Setup, place: CellIndex, at: tuple[int, int], scale: float
+) -> Iterator[ScorePart]:
+    """The expansion of `q · k` with `q = W(content + position) + b`: four products, with biases
+    counted as content.
 
-    Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
+    Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute
+    positions.
     """
     layer, sides = setup.layer.attention, []
     b, h, *_ = place
@@ -126,9 +155,16 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
         rows, added = setup.content(tokens), setup.added(tokens.places)
         assert added is not None, "positions are added to the rows"
         columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
-        weight, bias = (None if p is None else p[columns].cpu().double() for p in (projection.weight, projection.bias))
-        content, position = (part[b, index].cpu().double() for part in (rows, added.expand(rows.shape)))
-        sides.append({"content": linear(content, weight, bias), "position": linear(position, weight)})
+        weight, bias = (
+            None if p is None else p[columns].cpu().double()
+            for p in (projection.weight, projection.bias)
+        )
+        content, position = (
+            part[b, index].cpu().double() for part in (rows, added.expand(rows.shape))
+        )
+        sides.append(
+            {"content": linear(content, weight, bias), "position": linear(position, weight)}
+        )
     for (of_query, query), (of_key, key) in product(*(side.items() for side in sides)):
         name = f"{of_query} of the query · {of_key} of the key"
         kind = of_query if of_query == of_key else "both"
@@ -139,7 +175,7 @@ def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
     return tuple(finite(x) for x in tensor.double().tolist())
 
 
-# ------------------------------------------------------------------------------------------------------ the mask alone
+# ----------------------------------------------------------------------------------- the mask alone
 
 
 MAX_BLOCKS = 256
@@ -151,24 +187,34 @@ _STRIP_CELLS = 1 << 20
 
 
 def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
-    """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query sees, padding included, and
-    the visible cells per block of `block` × `block` queries and keys, of which the last may be smaller. Raises `MhaError` if
-    the device is missing or there are too many cells."""
+    """The mask of each sequence, as in JSON: its visible cells, the number of keys that each query
+    sees, padding included, and the visible cells per block of `block` × `block` queries and keys,
+    of which the last may be smaller. Raises `MhaError` if the device is missing or there are too
+    many cells.
+    """
     dims, device = request.dims, choose_device(request.config.device)
     n_asked = dims.batch * dims.q_len * dims.k_len
     if n_asked > MAX_CELLS:
         message = f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn"
-        raise MhaError(message, hint="--max-tokens takes a shorter text, --random a smaller shape", code="too-large")
+        raise MhaError(
+            message,
+            hint="--max-tokens takes a shorter text, --random a smaller shape",
+            code="too-large",
+        )
 
     allowed = make_mask(make_axes(request, texts, device), dims) or both()
-    queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len))
+    queries, keys = (
+        torch.arange(n, dtype=torch.int32, device=device) for n in (dims.q_len, dims.k_len)
+    )
     block = -(-max(dims.q_len, dims.k_len) // MAX_BLOCKS)
     height = block * max(1, _STRIP_CELLS // (dims.batch * dims.k_len * block))
     per_query, counts = [], []
     for q_idx in queries.split(height):
         cells = allowed(q_idx, keys)[:, 0].expand(dims.batch, len(q_idx), dims.k_len).float()
         per_query.append(cells.sum(dim=-1))
-        counts.append(avg_pool2d(cells, block, ceil_mode=True, divisor_override=1))  # sums of blocks
+        counts.append(
+            avg_pool2d(cells, block, ceil_mode=True, divisor_override=1)
+        )  # sums of blocks
     rows, blocks = (torch.cat(parts, dim=1).long().tolist() for parts in (per_query, counts))
     n_cells = dims.q_len * dims.k_len
     return [
@@ -184,7 +230,7 @@ def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- decoding
+# ----------------------------------------------------------------------------------------- decoding
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 """Sites with one row per query, and the value for keys that a step does not see yet."""
@@ -192,10 +238,12 @@ _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 
 @torch.no_grad()
 def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> Record:
-    """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
+    """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then
+    one token at a time.
 
-    Its arrays are the steps' results, row by row. Its self-check is the worse of two: of the output against the pattern, and
-    of the steps against a full pass, where both sides round. Raises `MhaError` as `inspect` does.
+    Its arrays are the steps' results, row by row. Its self-check is the worse of two: of the output
+    against the pattern, and of the steps against a full pass, where both sides round. Raises
+    `MhaError` as `inspect` does.
     """
     setup = Setup(request, texts)
     x, full, config = setup.rows(setup.queries), setup.run(), setup.config
@@ -218,11 +266,17 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
             (tensor, full),
             cache=cache,
             n_keys=end,
-            cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
+            cache_bytes=(
+                0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v))
+            ),
             prompt_len=prompt_len,
-            tokens=tuple(tokens[max(0, start - begin) : max(0, end - begin)] for begin, tokens in begun),
+            tokens=tuple(
+                tokens[max(0, start - begin) : max(0, end - begin)] for begin, tokens in begun
+            ),
             site=f"step {len(steps)}",
-            formula=f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}",
+            formula=(
+                f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}"
+            ),
             flops=step_flops(config, batch=len(tensor), n_new=end - start, length=end, cache=cache),
         )
         steps.append(step)
@@ -242,8 +296,9 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
 def _run_steps(
     setup: Setup, x: TokenVectors, cache: CacheKind, prompt_len: int, tap: Tap, inside: Tap = no_tap
 ) -> None:
-    """Runs all steps over the token vectors of a text. The tap receives each output as `step N`, and the tap `inside` the
-    tensors of the layer."""
+    """Runs all steps over the token vectors of a text. The tap receives each output as `step N`,
+    and the tap `inside` the tensors of the layer.
+    """
     layer, bias, past = setup.layer.attention, setup.bias, None
     batch, length, _ = x.shape
     if cache != "none":
@@ -269,7 +324,7 @@ def _span(start: int, end: int) -> str:
     return str(start) if end == start + 1 else f"{start} … {end - 1}"
 
 
-# ------------------------------------------------------------------------------------------ steps, also for checkpoints
+# ---------------------------------------------------------------------- steps, also for checkpoints
 
 
 def spans_of(prompt_len: int, length: int) -> list[tuple[int, int]]:
@@ -290,10 +345,16 @@ def decode_step(
     tokens: tuple[tuple[str, ...], ...],
     **described: Any,
 ) -> Step:
-    """A step of the trace that attends to `n_keys` keys, with the `outputs` of the step and of a full pass. `described` are
-    other fields of `Step`."""
+    """A step of the trace that attends to `n_keys` keys, with the `outputs` of the step and of a
+    full pass. `described` are other fields of `Step`.
+    """
     (start, end), (out, full) = span, outputs
-    batch, n_new, n_heads, n_kv_heads = len(out), end - start, config.n_heads, config.n_kv_heads or config.n_heads
+    batch, n_new, n_heads, n_kv_heads = (
+        len(out),
+        end - start,
+        config.n_heads,
+        config.n_kv_heads or config.n_heads,
+    )
     n_rows, token = (end, 0) if cache == "none" else (n_new, batch * token_bytes(config))
     entry = CacheStep(
         phase="prefill" if start < prompt_len else "decode",
@@ -312,14 +373,19 @@ def decode_step(
     return step_of(
         tensor=out,
         axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
-        meaning=f"{'the prompt at once' if start < prompt_len else 'one new token'} over {n_keys} keys and values",
+        meaning=(
+            f"{'the prompt at once' if start < prompt_len else 'one new token'} over {n_keys} keys"
+            " and values"
+        ),
         cache=entry,
         **described,
     )
 
 
 def largest_of(steps: Sequence[Step]) -> float:
-    """The largest difference of a step's output from the full recomputation; infinite if one is not finite."""
+    """The largest difference of a step's output from the full recomputation; infinite if one is not
+    finite.
+    """
     differences = [step.cache.max_abs_difference for step in steps if step.cache is not None]
     return max((math.inf if error is None else error for error in differences), default=0.0)
 
@@ -327,7 +393,9 @@ def largest_of(steps: Sequence[Step]) -> float:
 def decoding_of(
     module: nn.Module, config: Config, cache: str, prompt_len: int, *, batch: int, n_layers: int = 1
 ) -> DecodeSummary:
-    """What each step reads: the weights of the module, and the keys and values of its layers in a `cache`."""
+    """What each step reads: the weights of the module, and the keys and values of its layers in a
+    `cache`.
+    """
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     token, of_all = (n_layers * token_bytes(config, n) for n in (config.n_kv_heads, config.n_heads))
     return DecodeSummary(cache, prompt_len, weights, token, of_all, weights / (batch * token))

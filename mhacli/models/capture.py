@@ -1,7 +1,8 @@
 """Captures the attention of a model while it runs its usual code path.
 
-What transformers' interface of attention functions gives is wrapped, not registered under a new name: there is no mask function
-for a new name, so padding and causality would be silently lost. Wrapping is process-wide and is undone on any exit.
+What transformers' interface of attention functions gives is wrapped, not registered under a new
+name: there is no mask function for a new name, so padding and causality would be silently lost.
+Wrapping is process-wide and is undone on any exit.
 """
 
 from __future__ import annotations
@@ -26,36 +27,72 @@ from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
 from mhacli.text.tokens import AttentionKind
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
-"""How a call was captured, the most reliable first: by the function in transformers' registry; by the modelling file's own
-`eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
-KNOWN = frozenset((
-    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "is_causal", "key",
-    "labels", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_bias", "position_embeddings", "position_ids",
-    "query", "return_dict", "s_aux", "scaling", "sinks", "sliding_window", "softcap", "training", "use_cache", "value",
-))  # fmt: skip
-"""Keywords of attention functions that are captured, or do not change the result, given the mask. `sliding_window` is already in
-the mask. Source: transformers 5, integrations/."""
+"""How a call was captured, the most reliable first: by the function in transformers' registry; by
+the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or
+only by its softmax."""
+KNOWN = frozenset(
+    (
+        "attention_mask",
+        "cache",
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "key",
+        "labels",
+        "layer_idx",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "module",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_bias",
+        "position_embeddings",
+        "position_ids",
+        "query",
+        "return_dict",
+        "s_aux",
+        "scaling",
+        "sinks",
+        "sliding_window",
+        "softcap",
+        "training",
+        "use_cache",
+        "value",
+    )
+)
+"""Keywords of attention functions that are captured, or do not change the result, given the mask.
+`sliding_window` is already in the mask. Source: transformers 5, integrations/."""
 FORBIDDING = -9e3
-"""A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+"""A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a
+dtype, −1e5 and −1e4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One attention of a model: the `name` of its module, its place in the pass, its tensors, and how it was captured.
+    """One attention of a model: the `name` of its module, its place in the pass, its tensors, and
+    how it was captured.
 
-    `layer` is the number of its layer. A module may compute several attentions in one layer; `part` counts the earlier ones.
+    `layer` is the number of its layer. A module may compute several attentions in one layer; `part`
+    counts the earlier ones.
 
-    A call of a function has queries, keys and values after rotation and with cached ones, and the head outputs `z`. Then `mask`
-    is bool (True = may attend), or is added to the scores, or is an object of the implementation. `causal` hides later keys;
-    query 0 is key 0. `sinks` are scores in the softmax that contribute no value, one per head or per query.
+    A call of a function has queries, keys and values after rotation and with cached ones, and the
+    head outputs `z`. Then `mask` is bool (True = may attend), or is added to the scores, or is an
+    object of the implementation. `causal` hides later keys; query 0 is key 0. `sinks` are scores in
+    the softmax that contribute no value, one per head or per query.
 
-    Attention written out in code has its final `scores` and its `pattern` instead of queries and keys, and neither v nor z if the
-    product of pattern and values was not found.
+    Attention written out in code has its final `scores` and its `pattern` instead of queries and
+    keys, and neither v nor z if the product of pattern and values was not found.
 
-    `unknown` names the keywords whose meaning is not known, and `dropout` after the softmax, for which z does not follow from the
-    pattern. `is_token_first` says that the module's inputs have the tokens as
-    first axis and the sequences as second.
+    `unknown` names the keywords whose meaning is not known, and `dropout` after the softmax, for
+    which z does not follow from the pattern. `is_token_first` says that the module's inputs have
+    the tokens as first axis and the sequences as second.
     """
 
     name: str
@@ -81,7 +118,9 @@ class Call:
 
     @property
     def title(self) -> str:
-        """Its name within its layer: the name of its module, and the number of the module's attention."""
+        """Its name within its layer: the name of its module, and the number of the module's
+        attention.
+        """
         return self.name if self.part == 0 else f"{self.name}, call {self.part + 1}"
 
     @property
@@ -121,10 +160,20 @@ class Call:
         """The reason why its mask cannot be read, None if it can or there is none."""
         mask: Any = self.mask
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else (0,)
-        is_of_keys = self.level != "sdpa" and len(shape) == 2  # flash-attention has a mask for padding only
+        is_of_keys = (
+            self.level != "sdpa" and len(shape) == 2
+        )  # flash-attention has a mask for padding only
         sizes = zip(reversed(shape), reversed(self.shape), strict=False)
-        is_read = not is_of_keys and len(shape) <= len(self.shape) and all(n in (1, of) for n, of in sizes)
-        return None if mask is None or is_read else "attention whose mask is no tensor of batch, head, query and key"
+        is_read = (
+            not is_of_keys
+            and len(shape) <= len(self.shape)
+            and all(n in (1, of) for n, of in sizes)
+        )
+        return (
+            None
+            if mask is None or is_read
+            else "attention whose mask is no tensor of batch, head, query and key"
+        )
 
     def behind(self, n: int) -> Call:
         """The attention with `n` queries of zeros before its own."""
@@ -137,8 +186,9 @@ class Call:
         return replace(self, **padded)
 
     def cropped(self, queries: slice, keys: slice) -> Call:
-        """The attention of some queries on some keys; a mask that is no tensor is not cropped. Where queries and keys begin at
-        different places, a causal one has a mask instead."""
+        """The attention of some queries on some keys; a mask that is no tensor is not cropped.
+        Where queries and keys begin at different places, a causal one has a mask instead.
+        """
         q_len, k_len = self.shape[2:]
         cut: dict[str, Any] = {}
         for name, tensor in self.tensors.items():
@@ -148,32 +198,38 @@ class Call:
                 cut[name] = tensor[:, :, queries] if tensor.ndim == 3 else tensor
             else:
                 cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
-                cut[name] = cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
+                cut[name] = (
+                    cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
+                )
         if self.causal and queries.start and queries != keys:
             rows, columns = (torch.arange(n, device=self.device) for n in (q_len, k_len))
             cut |= {"causal": False, "mask": columns[keys] <= rows[queries, None]}
         return replace(self, **cut)
 
 
-# ----------------------------------------------------------------------------------------------------------- the capture
+# -------------------------------------------------------------------------------------- the capture
 
 
 Take = Callable[[Call], Tensor | None]
-"""Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A returned tensor replaces `z`
-in the model; None changes nothing."""
+"""Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A
+returned tensor replaces `z` in the model; None changes nothing."""
 
 _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def captured(model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = False) -> Iterator[Watch]:
+def captured(
+    model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = False
+) -> Iterator[Watch]:
     """A context in which `take` receives every attention of `model` as it is computed.
 
-    `batch` is the number of sequences, needed where code merges the axes of batch and heads. Attention of all tokens over all
-    that is written out is captured `anywhere`, or only in modules that are named like attentions. Other models are not affected;
-    a second capture waits for the first. If `take` returns None, nothing that the model computes is changed. What transformers'
-    interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a modelling file. Functions are
-    unwrapped in reverse order, also if a context that was opened earlier is closed first; it then captures nothing more.
+    `batch` is the number of sequences, needed where code merges the axes of batch and heads.
+    Attention of all tokens over all that is written out is captured `anywhere`, or only in modules
+    that are named like attentions. Other models are not affected; a second capture waits for the
+    first. If `take` returns None, nothing that the model computes is changed. What transformers'
+    interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a
+    modelling file. Functions are unwrapped in reverse order, also if a context that was opened
+    earlier is closed first; it then captures nothing more.
     """
     watch = Watch(model, take, batch, anywhere=anywhere)
     with _ONE_AT_A_TIME, ExitStack() as hooks:
@@ -184,8 +240,12 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = F
                 interface = sys.modules["transformers.modeling_utils"].AttentionInterface
                 of_table, chosen = interface.__getitem__, interface.get_interface
                 functions: dict[str, Any] = {
-                    "__getitem__": lambda table, name: watch.watching("registry", of_table(table, name)),
-                    "get_interface": lambda table, name, usual: chosen(table, name, watch.watching("module", usual)),
+                    "__getitem__": lambda table, name: watch.watching(
+                        "registry", of_table(table, name)
+                    ),
+                    "get_interface": lambda table, name, usual: chosen(
+                        table, name, watch.watching("module", usual)
+                    ),
                 }
                 wrapped.enter_context(patch.multiple(interface, **functions))
             if _writes_out(model):
@@ -202,24 +262,45 @@ def captured(model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = F
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
 _GIVEN = ("query", "key", "value", "attention_mask")
-"""The arguments of transformers' attention functions that are given without their names, behind the module."""
-_SDPA, _MULTI_HEAD = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
+"""The arguments of transformers' attention functions that are given without their names, behind the
+module."""
+_SDPA, _MULTI_HEAD = (
+    nn.functional.scaled_dot_product_attention,
+    nn.functional.multi_head_attention_forward,
+)
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
 _SAME_WEIGHTS = (
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape", "flatten", "unflatten", "squeeze",
-    "unsqueeze", "expand", "contiguous", "clone", "dropout",
-)  # fmt: skip
-"""Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does nothing in evaluation."""
+    "to",
+    "type",
+    "type_as",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "contiguous",
+    "clone",
+    "dropout",
+)
+"""Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does
+nothing in evaluation."""
 
 
 class Watch(TorchFunctionMode):
-    """The state of a capture while a model runs: the running modules, a softmax that waits for its product with the values, and
-    the receiver of calls. As a mode of torch it captures `scaled_dot_product_attention` and softmax called by a modelling file.
+    """The state of a capture while a model runs: the running modules, a softmax that waits for its
+    product with the values, and the receiver of calls. As a mode of torch it captures
+    `scaled_dot_product_attention` and softmax called by a modelling file.
 
-    `silent` are modules, with their classes, that are named like attentions but ran without any. While a receiver of any watch
-    computes, `is_taking`, nothing is the model's.
+    `silent` are modules, with their classes, that are named like attentions but ran without any.
+    While a receiver of any watch computes, `is_taking`, nothing is the model's.
     """
 
     is_taking = False
@@ -233,7 +314,9 @@ class Watch(TorchFunctionMode):
         self.is_closed = False
         self.silent: dict[str, str] = {}
         self._model, self._take, self._numbers = model, take, LayerNumbers(model)
-        self._attentions = {id(module) for name, module in named.items() if is_attention(name, module)}
+        self._attentions = {
+            id(module) for name, module in named.items() if is_attention(name, module)
+        }
         self._numbered = {id(module) for name, module in named.items() if is_numbered(name)}
         self._n_runs = self._n_calls = 0
         self._is_inside = False
@@ -247,7 +330,7 @@ class Watch(TorchFunctionMode):
         self._pending: Call | None = None
         self._n_sequences, self._held = 1, list[Tensor]()
 
-    # ------------------------------------------------------------------------------------------------ the running modules
+    # -------------------------------------------------------------------------- the running modules
 
     def enter(self, module: nn.Module, _: Any) -> None:
         """The hook before any module."""
@@ -275,20 +358,33 @@ class Watch(TorchFunctionMode):
 
     def _is_of_model(self, module: nn.Module) -> bool:
         """Whether what a module computes now is an attention of the model, or a part of one."""
-        return not (self._is_inside or self.is_closed or Watch.is_taking) and id(module) in self.names
+        return (
+            not (self._is_inside or self.is_closed or Watch.is_taking) and id(module) in self.names
+        )
 
-    # --------------------------------------------------------------------------------------------------------- the calls
+    # ------------------------------------------------------------------------------------ the calls
 
     def _call(self, module: nn.Module, level: InterceptionLevel, **seen: Any) -> Call:
-        """A call by a module, with its place in the pass. Its layer is the outermost module of a list, else the outermost
-        attention, else the innermost module."""
+        """A call by a module, with its place in the pass. Its layer is the outermost module of a
+        list, else the outermost attention, else the innermost module.
+        """
         name = self.names[id(module)]
-        layers = [run for of in (self._numbered, self._attentions) for run in self._running if id(run[0]) in of]
+        layers = [
+            run
+            for of in (self._numbered, self._attentions)
+            for run in self._running
+            if id(run[0]) in of
+        ]
         block, n_run, _ = next(iter([*layers, *self._running[-1:]]), (module, 0, 0))
         kind, layer, part = self._numbers.next(name, self.names[id(block)], n_run)
         self._n_calls += 1
         is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
-        place: dict[str, Any] = {"kind": kind, "layer": layer, "part": part, "is_token_first": is_token_first}
+        place: dict[str, Any] = {
+            "kind": kind,
+            "layer": layer,
+            "part": part,
+            "is_token_first": is_token_first,
+        }
         return Call(name=name, level=level, **place, **seen)
 
     def _give(self, call: Call) -> Tensor | None:
@@ -296,8 +392,12 @@ class Watch(TorchFunctionMode):
         with patch.object(Watch, "is_taking", True):
             return self._take(call)
 
-    def watching(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
-        """An attention function of transformers, wrapped so that every call by a module of the model is captured."""
+    def watching(
+        self, level: InterceptionLevel, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """An attention function of transformers, wrapped so that every call by a module of the
+        model is captured.
+        """
 
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_of_model(module):
@@ -306,25 +406,37 @@ class Watch(TorchFunctionMode):
                 result = original(module, *args, **kwargs)
             seen = _arguments(module, dict(zip(_GIVEN, args, strict=False)) | kwargs, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
-            return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
+            return (
+                result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
+            )
 
         return wrapper
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         """Runs a function of torch, and captures it if it is part of an attention."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone
+        if (
+            torch.compiler.is_compiling()
+        ):  # this is traced, which allows a message of fixed words alone
             if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
-                raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
+                raise MhaError(
+                    "a function made by torch.compile hides the attention within it", code="hidden"
+                )
             return func(*args, **kwargs)
         running = self._open or [module for module, *_ in self._running[-1:]]
-        if not (self._open or func is _SDPA or self._anywhere) or not (running and self._is_of_model(running[-1])):
+        if not (self._open or func is _SDPA or self._anywhere) or not (
+            running and self._is_of_model(running[-1])
+        ):
             return func(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if func is _SDPA:
-            return self._sdpa(running[-1], dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result)
+            return self._sdpa(
+                running[-1], dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result
+            )
         if func in _SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -338,11 +450,18 @@ class Watch(TorchFunctionMode):
                 self._pending = self._call(running[-1], "softmax", kernel="softmax", **seen)
         elif func is torch.einsum:
             return self._einsum(args, result)
-        elif args and self._pending is not None and self._is_pattern(args[0]) and isinstance(result, Tensor):
+        elif (
+            args
+            and self._pending is not None
+            and self._is_pattern(args[0])
+            and isinstance(result, Tensor)
+        ):
             name = func.__name__
             if name in _PRODUCTS:
                 return self._product(args[0], args[1], result)
-            keeps = name in _SAME_WEIGHTS or (name == "masked_fill" and _empties_rows(args[0], result))
+            keeps = name in _SAME_WEIGHTS or (
+                name == "masked_fill" and _empties_rows(args[0], result)
+            )
             if keeps and result.numel() == self._held[0].numel():
                 self._held.append(result)
                 given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
@@ -366,33 +485,44 @@ class Watch(TorchFunctionMode):
         return z if changed is None else changed.reshape(z.shape)
 
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would hand itself over to this mode
-        as a whole; told that there is none, it runs, and its operators are seen one by one."""
+        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would
+        hand itself over to this mode as a whole; told that there is none, it runs, and its
+        operators are seen one by one.
+        """
         query = args[0] if args else kwargs["query"]
-        seen = patch.multiple(self, batch=query.shape[1] if query.ndim == 3 else 1, may_lack_batch=False)
+        seen = patch.multiple(
+            self, batch=query.shape[1] if query.ndim == 3 else 1, may_lack_batch=False
+        )
         with seen, patch.object(nn.functional, "has_torch_function", lambda _: False), self:
             return _MULTI_HEAD(*args, **kwargs)
 
-    # ------------------------------------------------------------------------------------------- attention written out
+    # ------------------------------------------------------------------------ attention written out
 
     def _is_pattern(self, value: Any) -> bool:
         """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
         return any(value is held for held in self._held)
 
     def _product(self, weights: Tensor, v: Tensor, z: Tensor) -> Tensor:
-        """The head outputs, after the waiting pattern was captured with its values. In rows that became zeros all is masked."""
+        """The head outputs, after the waiting pattern was captured with its values. In rows that
+        became zeros all is masked.
+        """
         assert self._pending is not None
-        weights, v_by_head, z_by_head = (_by_head(tensor, self._n_sequences) for tensor in (weights, v, z))
+        weights, v_by_head, z_by_head = (
+            _by_head(tensor, self._n_sequences) for tensor in (weights, v, z)
+        )
         self._pending = replace(self._pending, v=v_by_head, z=z_by_head)
         if (empty := (weights == 0).all(dim=-1, keepdim=True)).any():
             for name, fill in (("scores", -torch.inf), ("pattern", 0.0)):
-                self._pending = replace(self._pending, **{name: getattr(self._pending, name).masked_fill(empty, fill)})
+                self._pending = replace(
+                    self._pending, **{name: getattr(self._pending, name).masked_fill(empty, fill)}
+                )
         changed = self._give_pending()
         return z if changed is None else changed.reshape(z.shape)
 
     def _einsum(self, args: Any, result: Tensor) -> Tensor:
-        """Captures the product of the waiting pattern with the values if it is an einsum of two tensors, whatever the order of
-        their axes."""
+        """Captures the product of the waiting pattern with the values if it is an einsum of two
+        tensors, whatever the order of their axes.
+        """
         equation, *tensors = args
         at = next((i for i, tensor in enumerate(tensors) if self._is_pattern(tensor)), None)
         if at is None or len(tensors) != 2 or tensors[at].ndim < 3:
@@ -415,8 +545,9 @@ class Watch(TorchFunctionMode):
         return None if pending is None else self._give(pending)
 
     def _count(self, first: Tensor) -> int:
-        """The number of sequences of a tensor with a row for each query, whose code may merge the axes of sequences and heads, or
-        leave one out."""
+        """The number of sequences of a tensor with a row for each query, whose code may merge the
+        axes of sequences and heads, or leave one out.
+        """
         if first.ndim != 3:
             return first.shape[:-3].numel()
         is_one = self.may_lack_batch and first.shape[1] == self.batch
@@ -437,21 +568,34 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
     return rows.expand(n, -1, -1, -1) if is_shared else rows.reshape(n, -1, *rows.shape[-2:])
 
 
-def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel) -> dict[str, Any]:
-    """The fields of `Call` for the arguments of an attention function of transformers. `unknown` are those that are neither known
-    nor None nor False."""
+def _arguments(
+    module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel
+) -> dict[str, Any]:
+    """The fields of `Call` for the arguments of an attention function of transformers. `unknown`
+    are those that are neither known nor None nor False.
+    """
     q, k, v = (given[name] for name in _GIVEN[:3])
-    mask, scaling, is_causal = (given.get(name) for name in ("attention_mask", "scaling", "is_causal"))
+    mask, scaling, is_causal = (
+        given.get(name) for name in ("attention_mask", "scaling", "is_causal")
+    )
     is_registered = level == "registry"
     is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
     causal = is_registered and mask is None and is_causal and q.shape[2] > 1
     sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
     dropout = given.get("dropout") if is_registered or module.training else 0
-    unknown = [n for n in given if n not in KNOWN and given[n] is not None and given[n] is not False]
-    kernel = getattr(getattr(module, "config", None), "_attn_implementation", None) if is_registered else "eager"
+    unknown = [
+        n for n in given if n not in KNOWN and given[n] is not None and given[n] is not False
+    ]
+    kernel = (
+        getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if is_registered
+        else "eager"
+    )
     if kernel == "sdpa":
         is_grouped = q.shape[1] != k.shape[1]
-        kernel = _kernel(q, k, v, mask, dropout_p=dropout or 0.0, is_causal=causal, enable_gqa=is_grouped)
+        kernel = _kernel(
+            q, k, v, mask, dropout_p=dropout or 0.0, is_causal=causal, enable_gqa=is_grouped
+        )
     return {
         "q": q,
         "k": k,
@@ -468,14 +612,16 @@ def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionL
 
 
 def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: Any) -> str:
-    """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`: flash, efficient, cudnn or math."""
+    """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`:
+    flash, efficient, cudnn or math.
+    """
     if query.device.type not in ("cpu", "cuda"):
         return "sdpa"
     chosen = torch._fused_sdp_choice(query, key, value, attn_mask, **given)
     return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 
 
-# ------------------------------------------------------------------------------------------------ what is wrapped, and put back
+# -------------------------------------------------------------------- what is wrapped, and put back
 
 
 _LIBRARIES = ("torch.", "transformers.pytorch_utils")
@@ -483,9 +629,19 @@ _LIBRARIES = ("torch.", "transformers.pytorch_utils")
 
 
 def _writes_out(model: nn.Module) -> bool:
-    """Whether an attention of the model may not use transformers' interface, and must be captured at torch's functions."""
+    """Whether an attention of the model may not use transformers' interface, and must be captured
+    at torch's functions.
+    """
     named = [(name, module, type(module).__module__) for name, module in model.named_modules()]
     is_of_torch = any(isinstance(module, nn.MultiheadAttention) for _, module, _ in named)
     is_foreign = any(not file.startswith(("torch.", "transformers.")) for *_, file in named)
-    files = {file for name, module, file in named if is_attention(name, module) and not file.startswith(_LIBRARIES)}
-    return is_of_torch or is_foreign or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
+    files = {
+        file
+        for name, module, file in named
+        if is_attention(name, module) and not file.startswith(_LIBRARIES)
+    }
+    return (
+        is_of_torch
+        or is_foreign
+        or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
+    )

@@ -1,7 +1,8 @@
-"""Compares what two models compute, place by place in the order of execution, with how far rounding moves each place.
+"""Compares what two models compute, place by place in the order of execution, with how far rounding
+moves each place.
 
-What a model computes goes to a temporary file, so that memory holds one model and one layer at a time. Scores and patterns are
-made again from queries and keys, in blocks of queries.
+What a model computes goes to a temporary file, so that memory holds one model and one layer at a
+time. Scores and patterns are made again from queries and keys, in blocks of queries.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SAMPLED, _SAMPLES = 64, 2
 """Of many queries, the rounding of scores is that of so many at the end of each half."""
 
 
-# ------------------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 class Stored(NamedTuple):
@@ -66,9 +67,11 @@ Rounding = tuple[float, list[float]]
 
 @dataclass
 class Computed:
-    """What a model computes at its places, in the order of execution; `data` maps the file with the tensors. Scores and patterns
-    are those of an attention. `rounding` is how far a rounding step of every part moves each place; until that is measured,
-    `run` has the model, its call, and its first pass."""
+    """What a model computes at its places, in the order of execution; `data` maps the file with the
+    tensors. Scores and patterns are those of an attention. `rounding` is how far a rounding step of
+    every part moves each place; until that is measured, `run` has the model, its call, and its
+    first pass.
+    """
 
     kind: str
     dtype: torch.dtype
@@ -78,18 +81,23 @@ class Computed:
     run: tuple[nn.Module, Forward, Pass] | None = None
 
     def value(self, place: Place) -> Tensor | Call:
-        """What is computed at a place, whose numbers stay in the file until they are used. What was used before leaves memory."""
+        """What is computed at a place, whose numbers stay in the file until they are used. What was
+        used before leaves memory.
+        """
         self.data.madvise(MADV_DONTNEED)
         call, tensors = self.entries[place]
         found = {
-            name: torch.frombuffer(self.data, dtype=dtype, count=math.prod(shape), offset=start).reshape(shape)
+            name: torch.frombuffer(
+                self.data, dtype=dtype, count=math.prod(shape), offset=start
+            ).reshape(shape)
             for name, (dtype, shape, start) in tensors.items()
         }
         return found[""] if call is None else call.holding(found)
 
     def measure_rounding(self) -> None:
-        """Measures how far the places move if every part of the model rounds otherwise, the most in some passes, unless it is
-        known. The model is not needed any more."""
+        """Measures how far the places move if every part of the model rounds otherwise, the most in
+        some passes, unless it is known. The model is not needed any more.
+        """
         if self.run is None:
             return
         model, forward, of_places = self.run
@@ -110,13 +118,19 @@ class Computed:
         self.run = None
 
     def rotates_nothing(self, place: Place) -> bool:
-        """Whether a place is that of queries or keys before their scores that are the same as projected."""
+        """Whether a place is that of queries or keys before their scores that are the same as
+        projected.
+        """
         before = changed(place, site=place.site.removesuffix("_rotated"))
-        of_same_numbers = (other.key for other, entry in self.entries.items() if entry == self.entries[place])
+        of_same_numbers = (
+            other.key for other, entry in self.entries.items() if entry == self.entries[place]
+        )
         return before.site != place.site and before.key in of_same_numbers
 
 
-def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}) -> Computed:
+def compute(
+    model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}
+) -> Computed:
     """What a model computes at all its places; `mapped` modules are as for `Pass.find_places`."""
     stored, known = dict[Event, Entry](), dict[Any, tuple[Tensor, Stored]]()
     names = {
@@ -126,7 +140,9 @@ def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | Non
     }
 
     def store(tensor: Tensor) -> Stored:
-        """A tensor in the file; what is the same as one of the last ones, such as a mask that layers share, is stored once."""
+        """A tensor in the file; what is the same as one of the last ones, such as a mask that
+        layers share, is stored once.
+        """
         version = object() if tensor.is_inference() else tensor._version
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
         if same not in known:
@@ -151,20 +167,25 @@ def compute(model: nn.Module, forward: Forward, mapped: Mapping[str, Place | Non
         file.write(b"\0")  # a file without content cannot be mapped
         file.flush()
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    entries = {place: entry for event, entry in stored.items() if (place := ran.place_of(event)) is not None}
+    entries = {
+        place: entry
+        for event, entry in stored.items()
+        if (place := ran.place_of(event)) is not None
+    }
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     return Computed(kind, dtype_of(model), data, entries, run=(model, forward, ran))
 
 
-# -------------------------------------------------------------------------------------------------------- places that are saved
+# ---------------------------------------------------------------------------- places that are saved
 
 
 SCHEMA = "mha.places/1"
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """The JSON of a file of places, with the inputs of the model. An entry has its place, what else its attention has, and the
-    names of its tensors in the file."""
+    """The JSON of a file of places, with the inputs of the model. An entry has its place, what else
+    its attention has, and the names of its tensors in the file.
+    """
 
     schema: str
     command: list[str]
@@ -175,8 +196,12 @@ class _Saved(msgspec.Struct, frozen=True):
     rounding: list[tuple[Place, Rounding]]
 
 
-def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool) -> None:
-    """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises `MhaError`."""
+def save_places(
+    found: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool
+) -> None:
+    """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises
+    `MhaError`.
+    """
     every = [stored for _, tensors in found.entries.values() for stored in tensors.values()]
     widest_first = sorted(dict.fromkeys(every), key=lambda stored: -stored.dtype.itemsize)
     names = {stored: f"{n}" for n, stored in enumerate(widest_first)}
@@ -187,10 +212,18 @@ def save_places(found: Computed, inputs: dict[str, Any], command: Sequence[str],
     dtype, rounding = str(found.dtype).removeprefix("torch."), [*found.rounding.items()]
     saved = _Saved(SCHEMA, [*command], found.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
-    words, end, spans = {getattr(torch, name): word for word, name in DTYPES.items()}, 0, list[slice]()
+    words, end, spans = (
+        {getattr(torch, name): word for word, name in DTYPES.items()},
+        0,
+        list[slice](),
+    )
     for stored, name in names.items():
         start, end = end, end + math.prod(stored.shape) * stored.dtype.itemsize
-        document[name] = {"dtype": words[stored.dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        document[name] = {
+            "dtype": words[stored.dtype],
+            "shape": stored.shape,
+            "data_offsets": [start, end],
+        }
         spans.append(slice(stored.start, stored.start + end - start))
     head = json.dumps(document).encode()
     head += b" " * (-len(head) % _ALIGNED)
@@ -217,12 +250,14 @@ def load_places(path: str) -> tuple[Computed, dict[str, Any]]:
     return found, saved.inputs
 
 
-# ------------------------------------------------------------------------------------------------------------ a difference
+# ------------------------------------------------------------------------------------- a difference
 
 
 class Gap:
-    """How far two arrays of a `shape` are apart: for each head, if the second of four axes is that of heads, the squares of the
-    difference and of the first array; and the largest difference, in rows of `n_columns` of which the first begins at `start`."""
+    """How far two arrays of a `shape` are apart: for each head, if the second of four axes is that
+    of heads, the squares of the difference and of the first array; and the largest difference, in
+    rows of `n_columns` of which the first begins at `start`.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         has_heads = len(shape) == 4
@@ -232,7 +267,9 @@ class Gap:
         self._worst: tuple[int, Tensor, int] | None = None
 
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
-        """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their last columns."""
+        """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their
+        last columns.
+        """
         n_columns = a.shape[-1]
         wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
         a, b = a.flatten().to(wide), b.flatten().to(wide)
@@ -245,7 +282,10 @@ class Gap:
             sizes = [torch.linalg.vector_norm(each).item() for each in parts]
         of_head = self.squares[start // self.of_head % len(self.squares)]
         of_head[:] = [before + size * size for before, size in zip(of_head, sizes, strict=True)]
-        if sizes[0] and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest:
+        if (
+            sizes[0]
+            and (worst := max(map(abs, torch.stack(change.aminmax()).tolist()))) > self.largest
+        ):
             self.largest, self._worst = worst, (start, change, n_columns)
 
     @property
@@ -272,10 +312,17 @@ def _ratio(change: float, of: float) -> float:
     return 0.0 if change == 0.0 else math.inf if of == 0.0 else math.sqrt(change / of)
 
 
-def _gaps(place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = False) -> Iterator[tuple[str, Gap]]:
-    """The differences at a place by site: that of an array; or of an attention, in blocks of queries, those of the scores that
-    both see and of the patterns. None where shapes do not fit."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and (pair := _fitted(place, a, b)) is not None:
+def _gaps(
+    place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = False
+) -> Iterator[tuple[str, Gap]]:
+    """The differences at a place by site: that of an array; or of an attention, in blocks of
+    queries, those of the scores that both see and of the patterns. None where shapes do not fit.
+    """
+    if (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and (pair := _fitted(place, a, b)) is not None
+    ):
         gap = Gap(tuple(pair[0].shape))
         per_head = (each.detach().reshape(-1, gap.of_head) for each in pair)
         for number, (x, y) in enumerate(zip(*per_head, strict=True)):
@@ -296,20 +343,27 @@ def _gaps(place: Place, a: Tensor | Call, b: Tensor | Call, sampled: bool = Fals
         rows = slice(first, min(n_queries, first + step))
         keys = slice(0, rows.stop if hides_later else n_keys)
         x, y = (as_attention(call.cropped(rows, keys)).matrices() for call in (a, b))
-        hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())  # what is stored is on the CPU, what passes on its device
+        hidden = ~(
+            x["allowed"].cpu() & y["allowed"].cpu()
+        )  # what is stored is on the CPU, what passes on its device
         for text in range(n_texts):
             for head in range(n_heads):
                 start = ((text * n_heads + head) * n_queries + first) * n_keys
                 own = hidden[text, min(head, hidden.shape[1] - 1)]
-                scores.add(start, *(each["scores"][text, head].cpu().masked_fill_(own, 0.0) for each in (x, y)))
+                scores.add(
+                    start,
+                    *(each["scores"][text, head].cpu().masked_fill_(own, 0.0) for each in (x, y)),
+                )
                 pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
     yield "scores", scores
     yield "pattern", pattern
 
 
 def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Two tensors as far as they are the same, if their shapes differ: keys and values that heads share, merged axes, the
-    last position of logits where one side has no more, and the entries that both vocabularies have. None if they do not fit."""
+    """Two tensors as far as they are the same, if their shapes differ: keys and values that heads
+    share, merged axes, the last position of logits where one side has no more, and the entries that
+    both vocabularies have. None if they do not fit.
+    """
     if a.ndim == b.ndim == 4 and a.shape != b.shape and place.site in ("k", "v", "k_rotated"):
         n = max(a.shape[1], b.shape[1])
         if n % a.shape[1] == n % b.shape[1] == 0:
@@ -324,7 +378,7 @@ def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     return (a, b) if a.shape == b.shape else None
 
 
-# -------------------------------------------------------------------------------------------------------- all differences
+# ---------------------------------------------------------------------------------- all differences
 
 
 class _OfBoth(msgspec.Struct, frozen=True):
@@ -339,9 +393,11 @@ class _OfBoth(msgspec.Struct, frozen=True):
 
 
 class Difference(_OfBoth, frozen=True):
-    """The difference of two models at a place: `relative` to what the first computes, the `largest` of a number with its indices
-    `at`, and the `head` that differs most. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from
-    it is the same in both again, as where two implementations scale in another order."""
+    """The difference of two models at a place: `relative` to what the first computes, the `largest`
+    of a number with its indices `at`, and the `head` that differs most. It is `beyond` rounding,
+    and so are `heads`; it is `healed` if what follows from it is the same in both again, as where
+    two implementations scale in another order.
+    """
 
     relative: float
     rounding: float
@@ -362,8 +418,10 @@ class Unmatched(_OfBoth, frozen=True):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences of two models at the `places` that both have, in the order of execution of the first, the other places,
-    the dtypes of both, and notes. Nothing is compared of two models that read other `ids`."""
+    """The differences of two models at the `places` that both have, in the order of execution of
+    the first, the other places, the dtypes of both, and notes. Nothing is compared of two models
+    that read other `ids`.
+    """
 
     places: list[Difference] = field(default_factory=list)
     unmatched: list[Unmatched] = field(default_factory=list)
@@ -374,8 +432,10 @@ class Comparison:
 
 
 def compare(a: Computed, b: Computed) -> Comparison:
-    """The differences of `b` from `a`, with the rounding of the one with the coarser dtype, of equals that of `a`. Places of
-    other shapes are unmatched. Raises `MhaError` if no place can be compared."""
+    """The differences of `b` from `a`, with the rounding of the one with the coarser dtype, of
+    equals that of `a`. Places of other shapes are unmatched. Raises `MhaError` if no place can be
+    compared.
+    """
     rounds = max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
     rounds.measure_rounding()
     floor = max(torch.finfo(each).eps for each in (rounds.dtype, torch.float32))
@@ -398,7 +458,9 @@ def compare(a: Computed, b: Computed) -> Comparison:
         if not gaps:
             why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
             unmatched.append(Unmatched(*place.where, place.name, other.name, why))
-        rows += [_row(changed(place, site=site), other.name, gap, rounding, floor) for site, gap in gaps]
+        rows += [
+            _row(changed(place, site=site), other.name, gap, rounding, floor) for site, gap in gaps
+        ]
     alone = (place for place in of_b.values() if not b.rotates_nothing(place))
     unmatched += [Unmatched(*place.where, None, place.name, "only B has it") for place in alone]
     if not rows:
@@ -408,7 +470,10 @@ def compare(a: Computed, b: Computed) -> Comparison:
     if a.kind != b.kind:
         is_coarse = torch.finfo(rounds.dtype).eps > torch.finfo(torch.float32).eps
         heals = partial(_is_healed, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
-        rows = [changed(row, healed=row.beyond and heals(row, rows[at + 1 :])) for at, row in enumerate(rows)]
+        rows = [
+            changed(row, healed=row.beyond and heals(row, rows[at + 1 :]))
+            for at, row in enumerate(rows)
+        ]
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
     return Comparison(rows, unmatched, _notes(a, b), dtypes, TIMES_ROUNDING)
 
@@ -418,43 +483,84 @@ def _notes(a: Computed, b: Computed) -> list[str]:
     notes, heads = list[str](), list[str]()
     for letter, side in zip("AB", (a, b), strict=True):
         seen = {(place.stack, place.layer) for place in side.entries if place.site in OF_CALLS}
-        outputs = [place for place in side.entries if (place.part, place.site) == ("attention", "output")]
+        outputs = [
+            place for place in side.entries if (place.part, place.site) == ("attention", "output")
+        ]
         if hidden := [place.name for place in outputs if (place.stack, place.layer) not in seen]:
             words = "the output is compared, but no head: mha could not capture its attention"
             notes.append(f"of {first_names(hidden, 3)} of {letter} {words}")
-        parts = {(place.stack, place.layer, place.part) for place in side.entries if place.layer is not None}
-        bare = sorted({str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts})
+        parts = {
+            (place.stack, place.layer, place.part)
+            for place in side.entries
+            if place.layer is not None
+        }
+        bare = sorted(
+            {str(layer) for stack, layer, _ in parts if (stack, layer, "attention") not in parts}
+        )
         if bare:
             layers = f"layers {first_names(bare, 3)} of {letter}"
             notes.append(f"no attention was captured in {layers}: all in them counts as MLP")
-        tensors = [tensors.get("q") or tensors["scores"] for call, tensors in side.entries.values() if call is not None]
-        heads.append(" or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured")
-    for stack in dict.fromkeys(place.stack for place in (*a.entries, *b.entries) if place.layer is not None):
-        counts = [len({place.layer for place in side.entries if place.stack == stack} - {None}) for side in (a, b)]
+        tensors = [
+            tensors.get("q") or tensors["scores"]
+            for call, tensors in side.entries.values()
+            if call is not None
+        ]
+        heads.append(
+            " or ".join(map(str, sorted({tensor.shape[1] for tensor in tensors}))) or "no captured"
+        )
+    for stack in dict.fromkeys(
+        place.stack for place in (*a.entries, *b.entries) if place.layer is not None
+    ):
+        counts = [
+            len({place.layer for place in side.entries if place.stack == stack} - {None})
+            for side in (a, b)
+        ]
         if counts[0] != counts[1]:
-            notes.append(f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " "))
+            notes.append(
+                f"A has {counts[0]} {stack or ''} layers and B {counts[1]}".replace("  ", " ")
+            )
     if heads[0] != heads[1]:
         notes.append(f"A has {heads[0]} heads and B {heads[1]}")
     return notes
 
 
-def _row(place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], floor: float) -> Difference:
+def _row(
+    place: Place, name_b: str, gap: Gap, rounding: dict[Any, Rounding], floor: float
+) -> Difference:
     known, of_heads = rounding.get(place.key, (0.0, []))
     least, relatives = max(known, floor) if math.isfinite(known) else floor, gap.heads
-    of_heads = [max(floor, each) for each in of_heads] if len(of_heads) == len(relatives) else [least] * len(relatives)
+    of_heads = (
+        [max(floor, each) for each in of_heads]
+        if len(of_heads) == len(relatives)
+        else [least] * len(relatives)
+    )
     is_beyond = not gap.relative <= TIMES_ROUNDING * least
     pairs = enumerate(zip(relatives, of_heads, strict=True))
     heads = [n for n, (relative, own) in pairs if is_beyond and relative > TIMES_ROUNDING * own]
-    head = max(range(len(relatives)), key=relatives.__getitem__) if relatives and is_beyond else None
+    head = (
+        max(range(len(relatives)), key=relatives.__getitem__) if relatives and is_beyond else None
+    )
     where = (*place.where, place.name, name_b)
     return Difference(
-        *where, gap.relative, least, gap.largest, gap.at, head, tuple(heads), len(relatives), beyond=is_beyond
+        *where,
+        gap.relative,
+        least,
+        gap.largest,
+        gap.at,
+        head,
+        tuple(heads),
+        len(relatives),
+        beyond=is_beyond,
     )
 
 
-def _is_healed(row: Difference, later: list[Difference], *, is_coarse: bool, has_all_tokens: bool) -> bool:
-    """Whether what follows from a difference is the same in both: the output of the same part, the residual stream, or the
-    logits of all tokens; in 16 bits, where rounding hides much of what follows, the scores that queries and keys make."""
+def _is_healed(
+    row: Difference, later: list[Difference], *, is_coarse: bool, has_all_tokens: bool
+) -> bool:
+    """Whether what follows from a difference is the same in both: the output of the same part, the
+    residual stream, or the logits of all tokens; in 16 bits, where rounding hides much of what
+    follows, the scores that queries and keys make.
+    """
     for other in later:
         is_same_part = (other.layer, other.stack, other.part) == (row.layer, row.stack, row.part)
         if is_coarse:
@@ -462,7 +568,9 @@ def _is_healed(row: Difference, later: list[Difference], *, is_coarse: bool, has
                 return row.site.startswith(("q", "k")) and not other.beyond
             continue
         is_cut = is_same_part and row.layer is not None and other.site in ("z", "output")
-        is_cut |= (other.site == "logits" and has_all_tokens) or (other.site == "residual" and other.stack == row.stack)
+        is_cut |= (other.site == "logits" and has_all_tokens) or (
+            other.site == "residual" and other.stack == row.stack
+        )
         if is_cut and not other.beyond:
             return True
     return False

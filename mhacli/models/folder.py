@@ -1,9 +1,11 @@
-"""Reads an untrusted checkpoint folder by its headers. Every file name is checked before the file is opened.
+"""Reads an untrusted checkpoint folder by its headers. Every file name is checked before the file
+is opened.
 
-No code of the folder runs and no tensor is read: `config.json`, the index and the headers of safetensors files are
-enough. Layout of the folder: https://huggingface.co/docs/transformers (`save_pretrained`); layout of the cache:
-https://huggingface.co/docs/huggingface_hub (`snapshots/<revision>/name` → `blobs/<hash>`). Sizes have mha's names, from the
-names of each family in `config.json`; none is guessed from shapes.
+No code of the folder runs and no tensor is read: `config.json`, the index and the headers of
+safetensors files are enough. Layout of the folder: https://huggingface.co/docs/transformers
+(`save_pretrained`); layout of the cache: https://huggingface.co/docs/huggingface_hub
+(`snapshots/<revision>/name` → `blobs/<hash>`). Sizes have mha's names, from the names of each
+family in `config.json`; none is guessed from shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ import msgspec
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode
 from mhacli.io.files import read_whole
-from mhacli.io.safetensors import PICKLE_ENDINGS, TensorInfo, pickled, read_tensor_header, shown_name
+from mhacli.io.safetensors import (
+    PICKLE_ENDINGS,
+    TensorInfo,
+    pickled,
+    read_tensor_header,
+    shown_name,
+)
 from mhacli.settings import MAX_WIDTH
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -31,9 +39,9 @@ _MAX_JSON_BYTES = {CONFIG: 1 << 20, ADAPTER: 1 << 20, INDEX: 64 << 20}
 class Checkpoint:
     """A checked folder, or one file of it.
 
-    `config` is empty for a single file without a config.json beside it. `files` have the real path of each file with tensors by
-    its name. `metadata` is the entry of mha in the header of a single file. `tokenizer` is the path of a `tokenizer.json`.
-    `notes` list what was ignored.
+    `config` is empty for a single file without a config.json beside it. `files` have the real path
+    of each file with tensors by its name. `metadata` is the entry of mha in the header of a single
+    file. `tokenizer` is the path of a `tokenizer.json`. `notes` list what was ignored.
     """
 
     path: str
@@ -45,12 +53,16 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
 
 
-_FORM = f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no GGUF files"
+_FORM = (
+    f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no"
+    " GGUF files"
+)
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """A checkpoint folder, read by headers only. File names and link targets are checked before a file is opened. Raises
-    `MhaError`."""
+    """A checkpoint folder, read by headers only. File names and link targets are checked before a
+    file is opened. Raises `MhaError`.
+    """
     try:
         names = sorted(os.listdir(path))
     except (OSError, ValueError) as fault:
@@ -63,22 +75,34 @@ def read_checkpoint(path: str) -> Checkpoint:
         raise MhaError(message, hint=hint, code="unreadable", path=path) from None
     if ADAPTER in names and not {WHOLE, INDEX} & {*names}:
         base = _json(path, ADAPTER).get("base_model_name_or_path")
-        hint = "merge_and_unload and save_pretrained of PEFT write the merged model, which mha reads"
-        raise bad_file(path, f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model", hint=hint)
+        hint = (
+            "merge_and_unload and save_pretrained of PEFT write the merged model, which mha reads"
+        )
+        raise bad_file(
+            path,
+            f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model",
+            hint=hint,
+        )
     if CONFIG not in names:
-        raise bad_file(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=_FORM)
+        raise bad_file(
+            path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=_FORM
+        )
     return _of_files(path, path, _weight_files(path, names))
 
 
 def read_weights(path: str) -> Checkpoint:
-    """A checkpoint folder, or one safetensors file with the config.json beside it, read by headers only. Raises `MhaError`."""
+    """A checkpoint folder, or one safetensors file with the config.json beside it, read by headers
+    only. Raises `MhaError`.
+    """
     if os.path.isdir(path):
         return read_checkpoint(path)
     return _of_files(path, os.path.dirname(path) or ".", {os.path.basename(path): path})
 
 
 def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
-    """The checkpoint with tensors in these files, and with the config in the folder unless it is a weights file of mha."""
+    """The checkpoint with tensors in these files, and with the config in the folder unless it is a
+    weights file of mha.
+    """
     tensors, metadata = dict[str, TensorInfo](), None
     for real in files.values():
         header = read_tensor_header(real)
@@ -87,8 +111,12 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
     if isinstance(metadata, dict) and "format" in metadata:
         return Checkpoint(path, {}, tensors, files, metadata)
     config, config_path = _json(folder, CONFIG), os.path.join(folder, CONFIG)
-    largest_of = {name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names}
-    parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
+    largest_of = {
+        name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names
+    }
+    parts = {"": config} | {
+        f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)
+    }
     for where, part in parts.items():
         for name, largest in largest_of.items():
             value = part.get(name)
@@ -96,54 +124,83 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
                 continue
             for count in value if isinstance(value, list) else [value]:
                 if type(count) is not int or not 1 <= count <= largest:
-                    message = f"{config_path}: {where}{name} {count!r:.80} is not a whole number from 1 to {largest}"
+                    message = (
+                        f"{config_path}: {where}{name} {count!r:.80} is not a whole number from 1"
+                        f" to {largest}"
+                    )
                     raise bad_file(config_path, message)
     ignored = [key for key in ("auto_map", "trust_remote_code") if key in config]
-    notes = tuple(f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored)
+    notes = tuple(
+        f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored
+    )
     tokenizer = None if _real(folder, TOKENIZER) is None else os.path.join(folder, TOKENIZER)
     return Checkpoint(path, config, tensors, files, metadata, tokenizer, notes)
 
 
 def _real(folder: str, name: str) -> str | None:
-    """The real path of a file in the folder, or None. Raises `MhaError` for a link that leaves the folder.
+    """The real path of a file in the folder, or None. Raises `MhaError` for a link that leaves the
+    folder.
 
-    In a Hugging Face cache links lead from `models--x/snapshots/<revision>` to `models--x/blobs`."""
+    In a Hugging Face cache links lead from `models--x/snapshots/<revision>` to
+    `models--x/blobs`."""
     path, root = os.path.join(folder, name), os.path.realpath(folder)
     if not os.path.lexists(path):
         return None
     real, (above, _) = os.path.realpath(path), os.path.split(root)
-    blobs = os.path.join(os.path.dirname(above), "blobs") if os.path.basename(above) == "snapshots" else root
+    blobs = (
+        os.path.join(os.path.dirname(above), "blobs")
+        if os.path.basename(above) == "snapshots"
+        else root
+    )
     if os.path.dirname(real) not in (root, blobs):
         raise bad_file(path, f"{path} leads out of its folder or its Hugging Face cache, to {real}")
     return real
 
 
 def _json(folder: str, name: str) -> dict[str, Any]:
-    """The JSON of a file in the folder, empty without the file. Raises `MhaError` with the reason of msgspec."""
+    """The JSON of a file in the folder, empty without the file. Raises `MhaError` with the reason
+    of msgspec.
+    """
     real, path = _real(folder, name), os.path.join(folder, name)
     try:
-        return {} if real is None else msgspec.json.decode(read_whole(real, _MAX_JSON_BYTES[name]), type=dict[str, Any])
+        return (
+            {}
+            if real is None
+            else msgspec.json.decode(read_whole(real, _MAX_JSON_BYTES[name]), type=dict[str, Any])
+        )
     except (ValueError, RecursionError) as fault:
         raise bad_file(path, f"{path}: {fault}") from None
 
 
 def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
-    """The real path of each file with tensors, by its name: a whole file, the shards of an index, or the only file. All names
-    and link targets are checked before any file is opened."""
+    """The real path of each file with tensors, by its name: a whole file, the shards of an index,
+    or the only file. All names and link targets are checked before any file is opened.
+    """
     stored = [name for name in names if name.endswith(".safetensors")]
     if WHOLE in names:
         stored = [WHOLE]
     elif INDEX in names:
         index = os.path.join(folder, INDEX)
-        shards = sorted(set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values()))
-        missing = [name for name in shards if name not in stored]  # a name that leads out of the folder is in none
+        shards = sorted(
+            set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values())
+        )
+        missing = [
+            name for name in shards if name not in stored
+        ]  # a name that leads out of the folder is in none
         if missing:
-            lacked = f"{len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
-            raise bad_file(folder, f"{folder} lacks {lacked}", hint="the download may be incomplete")
+            lacked = (
+                f"{len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
+            )
+            raise bad_file(
+                folder, f"{folder} lacks {lacked}", hint="the download may be incomplete"
+            )
         stored = shards
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not stored:
-        hint = "if you trust it, from_pretrained and save_pretrained of transformers write it as safetensors"
+        hint = (
+            "if you trust it, from_pretrained and save_pretrained of transformers write it as"
+            " safetensors"
+        )
         raise pickled(folder, f"its weights are pickles ({_listed(pickles)})", hint)
     if not stored or (len(stored) > 1 and INDEX not in names):
         rule = f"neither {WHOLE}, nor {INDEX} that names files, nor one other .safetensors file"
@@ -159,23 +216,35 @@ _HUB_ID = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder exists here, and it is not
-    written as a path."""
+    """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder
+    exists here, and it is not written as a path.
+    """
     first = path.partition("/")[0]
     is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
     return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))
 
 
-# ---------------------------------------------------------------------------------------------- the sizes in a config
+# ---------------------------------------------------------------------------- the sizes in a config
 
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "n_layers": (
-        "encoder_layers", "num_encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers",
+        "encoder_layers",
+        "num_encoder_layers",
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
         "num_decoder_layers",
     ),
     "n_heads": (
-        "encoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads",
+        "encoder_attention_heads",
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "decoder_attention_heads",
     ),
     "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads"),
     "d_head": ("head_dim", "d_kv", "d_head"),
@@ -183,30 +252,42 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "vocabulary": ("vocab_size",),
     "positions": (
-        "max_source_positions", "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions",
+        "max_source_positions",
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "max_target_positions",
     ),
-}  # fmt: skip
+}
 """The names of each size, those of an encoder first and those of a decoder last."""
 _LARGEST = {"vocabulary": 1 << 31, "positions": 1 << 53}
 _NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
 
 
 def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | None:
-    """A size of one `stack` of a checkpoint (encoder, decoder, cross, text, vision), or in general (self): that of the language
-    model, and of an encoder before a decoder. `vocabulary` and `positions` are numbers of rows of tables.
+    """A size of one `stack` of a checkpoint (encoder, decoder, cross, text, vision), or in general
+    (self): that of the language model, and of an encoder before a decoder. `vocabulary` and
+    `positions` are numbers of rows of tables.
 
     Defaults: `n_kv_heads` is `n_heads`, `d_head` is `d_model / n_heads`, and `d_v` is `d_head`.
     """
     part, nested = config, config.get("text_config" if stack == "self" else f"{stack}_config")
-    if isinstance(nested, Mapping) and (stack != "self" or not any(map(config.get, _NAMES["n_heads"]))):
+    if isinstance(nested, Mapping) and (
+        stack != "self" or not any(map(config.get, _NAMES["n_heads"]))
+    ):
         part = nested
     names = _NAMES[name][::-1] if stack in ("decoder", "cross") else _NAMES[name]
     value = next((part[each] for each in names if part.get(each) is not None), None)
     size = value if isinstance(value, int) else None
-    if name == "n_kv_heads":  # source of the flags: transformers, FalconAttention and GPTBigCodeAttention
+    if (
+        name == "n_kv_heads"
+    ):  # source of the flags: transformers, FalconAttention and GPTBigCodeAttention
         n_heads, family = size_of(config, "n_heads", stack), part.get("model_type")
         is_new, n_stated = part.get("new_decoder_architecture"), n_heads if size is None else size
-        is_falcon = family in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in part
+        is_falcon = (
+            family in ("falcon", "RefinedWeb", "RefinedWebModel")
+            or "new_decoder_architecture" in part
+        )
         if (is_falcon and not is_new) or family == "gpt_bigcode":
             return 1 if part.get("multi_query", True) else n_heads
         return n_stated

@@ -1,4 +1,6 @@
-"""The kind and number of each attention, by the names of the model's modules, and what a config says about a model."""
+"""The kind and number of each attention, by the names of the model's modules, and what a config
+says about a model.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _LANGUAGE = re.compile(r"(^|\.)(language|text)", re.IGNORECASE)
 
 def is_attention(name: str, module: nn.Module) -> bool:
     """Whether a module is or contains an attention, judged by its name."""
-    return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
+    return bool(
+        _ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2])
+    )
 
 
 def is_numbered(name: str) -> bool:
@@ -44,8 +48,9 @@ def is_pair(model: nn.Module) -> bool:
 class LayerNumbers:
     """The kind and number of each attention of a model.
 
-    A layer has the number of its module in its list. Lists of one kind, such as two towers for images, are counted through in
-    the order of the model's modules. Only where a pass runs a module again is the number the next one after those that ran.
+    A layer has the number of its module in its list. Lists of one kind, such as two towers for
+    images, are counted through in the order of the model's modules. Only where a pass runs a module
+    again is the number the next one after those that ran.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,7 +63,9 @@ class LayerNumbers:
         self._has_others = not all(map(_SENSE.search, lists))
         self._before: dict[str, int] = {}
         totals = Counter[AttentionKind]()
-        for name in sorted(lists, key=lambda name: bool(_SENSE.search(name)) == self._is_pair):  # texts of a pair first
+        for name in sorted(
+            lists, key=lambda name: bool(_SENSE.search(name)) == self._is_pair
+        ):  # texts of a pair first
             kind = self.kind_of(name)
             self._before[name] = totals[kind]
             totals[kind] += lists[name]
@@ -70,22 +77,34 @@ class LayerNumbers:
         self._parts = Counter[tuple[str, int]]()
 
     def kind_of(self, name: str) -> AttentionKind:
-        """The kind of an attention by the name of its module. A model that reads images or sound besides text has its layers of
-        text as `self`, the others as `encoder`."""
+        """The kind of an attention by the name of its module. A model that reads images or sound
+        besides text has its layers of text as `self`, the others as `encoder`.
+        """
         parts, tail = name.split("."), re.split(r"\.\d+(?=\.|$)", name)[-1]
-        half = next((part for part in parts if part in ("encoder", "decoder")), None) if self._is_pair else None
+        half = (
+            next((part for part in parts if part in ("encoder", "decoder")), None)
+            if self._is_pair
+            else None
+        )
         if half is None:
-            is_main = _LANGUAGE.search(name) if self._has_language else not (self._has_others and _SENSE.search(name))
+            is_main = (
+                _LANGUAGE.search(name)
+                if self._has_language
+                else not (self._has_others and _SENSE.search(name))
+            )
             half = "decoder" if is_main else "encoder"
         if half == "encoder":
             return "encoder"
-        if _CROSS.search(tail) or (self._is_pair and "multihead_attn" in tail):  # the latter is torch's name
+        if _CROSS.search(tail) or (
+            self._is_pair and "multihead_attn" in tail
+        ):  # the latter is torch's name
             return "cross"
         return "decoder" if self._is_pair else "self"
 
     def next(self, name: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
-        """The kind, the layer and the part of an attention that module `name` computes, in a `run` of its `block`, the outermost
-        module of a list around it."""
+        """The kind, the layer and the part of an attention that module `name` computes, in a `run`
+        of its `block`, the outermost module of a list around it.
+        """
         kind, (stack, index) = self.kind_of(name), _place(block) or ("", 0)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
@@ -106,27 +125,52 @@ def _place(name: str) -> tuple[str, int] | None:
     return None if found is None else (name[: found.start()], int(found[1]))
 
 
-# ------------------------------------------------------------------------------------------------------------- the config
+# --------------------------------------------------------------------------------------- the config
 
 
 _AFTER_PADDING = (
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-)  # fmt: skip
-_INTERLEAVED = ("codegen", "cohere", "cohere2", "deepseek_v2", "ernie4_5", "glm", "glm4", "gptj", "helium")
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "layoutlmv3",
+    "lilt",
+    "longformer",
+    "luke",
+    "markuplm",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+_INTERLEAVED = (
+    "codegen",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "ernie4_5",
+    "glm",
+    "glm4",
+    "gptj",
+    "helium",
+)
 QUIRKS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "mpt"), "alibi"),
     **dict.fromkeys(_INTERLEAVED, "rope-interleaved"),
     **dict.fromkeys(_AFTER_PADDING, "positions after padding"),
 }
-"""What a family does that neither its config nor the names of its modules say: how it encodes positions; that positions count
-from after the row for padding."""
+"""What a family does that neither its config nor the names of its modules say: how it encodes
+positions; that positions count from after the row for padding."""
 
 
 def config_of(model: Any) -> Any:
     """The config of a model of transformers; None for other modules."""
     config = getattr(model, "config", None)
-    return config if hasattr(model, "main_input_name") and hasattr(config, "get_text_config") else None
+    return (
+        config if hasattr(model, "main_input_name") and hasattr(config, "get_text_config") else None
+    )
 
 
 def quirks_of(config: Any) -> str:
@@ -135,11 +179,17 @@ def quirks_of(config: Any) -> str:
 
 
 def places_of(config: Any) -> list[LayerKey]:
-    """Every attention of a pass by the config; a decoder that reads an encoder has two in each layer."""
+    """Every attention of a pass by the config; a decoder that reads an encoder has two in each
+    layer.
+    """
     n = n_layers_of(config)
     counts: dict[AttentionKind, int] = {"self": n}
     if config.is_encoder_decoder:
-        counts = {"encoder": size_of(config.to_dict(), "n_layers", "encoder") or n, "decoder": n, "cross": n}
+        counts = {
+            "encoder": size_of(config.to_dict(), "n_layers", "encoder") or n,
+            "decoder": n,
+            "cross": n,
+        }
     return [(kind, layer) for kind, count in counts.items() for layer in range(count)]
 
 
@@ -147,13 +197,18 @@ def n_vocabulary_of(config: Any) -> int:
     """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
-        message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
+        message = (
+            "the model has no vocabulary: it reads images or sound, not text (family"
+            f" {config.model_type})"
+        )
         raise UsageError(message, hint=FROM_PYTHON)
     return n
 
 
 def n_layers_of(config: Any) -> int:
-    """The number of layers in a config, in an encoder-decoder that of the decoder; 0 if there is no single number."""
+    """The number of layers in a config, in an encoder-decoder that of the decoder; 0 if there is no
+    single number.
+    """
     found = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     return found if isinstance(found, int) else 0
 
@@ -161,12 +216,18 @@ def n_layers_of(config: Any) -> int:
 def without_attention(
     config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
 ) -> tuple[NonAttentionLayer, ...]:
-    """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config, if
-    there is one. In an encoder-decoder, each kind of attention is listed separately."""
+    """The layers without a captured attention, with the reason if it is `unfit`, otherwise with
+    their type in the config, if there is one. In an encoder-decoder, each kind of attention is
+    listed separately.
+    """
     types = getattr(config and config.get_text_config(decoder=True), "layer_types", None) or ()
     expected = [] if config is None else places_of(config)
-    seen = {("self", n) for kind, n in found if kind == "cross"} | {*found}  # some layers attend to images only
-    missing = [place for place in dict.fromkeys([*expected, *unfit]) if place not in seen or place in unfit]
+    seen = {("self", n) for kind, n in found if kind == "cross"} | {
+        *found
+    }  # some layers attend to images only
+    missing = [
+        place for place in dict.fromkeys([*expected, *unfit]) if place not in seen or place in unfit
+    ]
 
     def instead(kind: AttentionKind, n: int) -> str:
         if kind != "self" and config is not None:
@@ -185,16 +246,28 @@ def positions_of(model: Any) -> str:
         return "alibi"  # Falcon has a rotation too, but does not use it
     if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
         return "rope-interleaved" if quirks_of(config) == "rope-interleaved" else "rope"
-    if names & {"relative_attention_bias", "rel_attn"} or getattr(config, "relative_attention", False):
+    if names & {"relative_attention_bias", "rel_attn"} or getattr(
+        config, "relative_attention", False
+    ):
         return "relative"
-    is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding", "positions_embed"}
+    is_learned = names & {
+        "wpe",
+        "position_embeddings",
+        "embed_positions",
+        "position_embedding",
+        "positions_embed",
+    }
     return "learned" if is_learned else "sinusoidal" if hasattr(model, "pos_encoding") else "none"
 
 
 def most_positions(config: Any) -> int | None:
-    """The largest number of positions of a model; None if it has no such limit, as with ALiBi or binned distances."""
+    """The largest number of positions of a model; None if it has no such limit, as with ALiBi or
+    binned distances.
+    """
     text = config.get_text_config(decoder=True)
-    is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(text, "relative_attention", False)
+    is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(
+        text, "relative_attention", False
+    )
     if is_binned or getattr(text, "alibi", False) or quirks_of(text) == "alibi":
         return None
     n_positions = size_of(text.to_dict(), "positions", "decoder")
@@ -203,14 +276,23 @@ def most_positions(config: Any) -> int | None:
 
 def first_position_of(config: Any) -> int:
     """The index of a text's first position: in some families that after the row for padding."""
-    pad = getattr(config, "pad_token_id", None) if quirks_of(config) == "positions after padding" else None
+    pad = (
+        getattr(config, "pad_token_id", None)
+        if quirks_of(config) == "positions after padding"
+        else None
+    )
     return 0 if pad is None else pad + 1
 
 
 def rope_theta_of(config: Any, layer: int) -> float:
-    """The base of the rotary angles of a layer, by its type if types differ; 10000 if the config has none."""
+    """The base of the rotary angles of a layer, by its type if types differ; 10000 if the config
+    has none.
+    """
     text = config.get_text_config(decoder=True)
-    types, named = getattr(text, "layer_types", None) or (), getattr(text, "rope_parameters", None) or {}
+    types, named = (
+        getattr(text, "layer_types", None) or (),
+        getattr(text, "rope_parameters", None) or {},
+    )
     of_type = named.get(types[layer]) if layer < len(types) else None
     return float((of_type or named).get("rope_theta") or 10_000.0)
 
@@ -222,7 +304,9 @@ def dtype_of(model: Any) -> torch.dtype:
 
 
 def entry_of(model: Any, path: str | None = None, revision: str | None = None) -> Model:
-    """The entry of a model, of transformers or not, in a record. Without a path it is named as it names itself."""
+    """The entry of a model, of transformers or not, in a record. Without a path it is named as it
+    names itself.
+    """
     config, name = config_of(model), type(model).__name__
     is_known, dtype = config is not None, str(dtype_of(model)).removeprefix("torch.")
     usual = "eager" if is_known else "torch's own functions"
@@ -237,7 +321,11 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
         compared_len=0,
         n_layers=n_layers_of(config) if is_known else 0,
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        n_vocabulary=int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0) if is_known else 0,
+        n_vocabulary=(
+            int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
+            if is_known
+            else 0
+        ),
         positions=positions_of(model) if is_known else "unknown",
         max_positions=most_positions(config) if is_known else None,
         dtype=dtype if dtype in TOLERANCES else "float32",

@@ -1,7 +1,8 @@
-"""The attentions of one pass of a model: each is reduced to statistics, or its matrices are kept, while the model waits.
+"""The attentions of one pass of a model: each is reduced to statistics, or its matrices are kept,
+while the model waits.
 
-Memory holds one layer at a time. The caller runs the model. A captured `Call` becomes an `Attention`, and that the
-`LayerResults` of which a record is made.
+Memory holds one layer at a time. The caller runs the model. A captured `Call` becomes an
+`Attention`, and that the `LayerResults` of which a record is made.
 """
 
 from __future__ import annotations
@@ -21,25 +22,47 @@ from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics
 from mhacli.attention.devices import environment
 from mhacli.attention.head_statistics import statistics_of
 from mhacli.attention.masks import Mask
-from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, strongest_key, tensor_bias
+from mhacli.attention.scores import (
+    Attention,
+    GivenAttention,
+    ScoredAttention,
+    strongest_key,
+    tensor_bias,
+)
 from mhacli.attention.statistics import PassResults, make_baseline
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.capture import FORBIDDING, Call
-from mhacli.models.layer_names import LayerKey, config_of, dtype_of, rope_theta_of, without_attention
+from mhacli.models.layer_names import (
+    LayerKey,
+    config_of,
+    dtype_of,
+    rope_theta_of,
+    without_attention,
+)
 from mhacli.models.load import device_of
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.record import NOT_SEEN, InspectedLayer, Model, Positions, Record, SpanTokens, layer_prefix, texts_of
+from mhacli.record.record import (
+    NOT_SEEN,
+    InspectedLayer,
+    Model,
+    Positions,
+    Record,
+    SpanTokens,
+    layer_prefix,
+    texts_of,
+)
 from mhacli.run import KEPT, Run
 from mhacli.settings import Config, PaddingSide
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 _KEPT_MASKS = 4
-"""The number of masks kept: a model has one, or two with and without a window; an encoder-decoder has one per kind of
-attention. Other models make a tensor as large as the pattern for every layer."""
+"""The number of masks kept: a model has one, or two with and without a window; an encoder-decoder
+has one per kind of attention. Other models make a tensor as large as the pattern for every
+layer."""
 
 
 LayerResults = tuple[InspectedLayer, tuple[HeadStatistics, ...], Mapping[str, Tensor]]
@@ -48,8 +71,10 @@ LayerResults = tuple[InspectedLayer, tuple[HeadStatistics, ...], Mapping[str, Te
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The texts of a pass, and the keywords for the model. In an encoder-decoder, the encoder reads `context` and the decoder
-    `sequences`. `spans` are named parts of the texts, `notes` are for the user."""
+    """The texts of a pass, and the keywords for the model. In an encoder-decoder, the encoder reads
+    `context` and the decoder `sequences`. `spans` are named parts of the texts, `notes` are for the
+    user.
+    """
 
     sequences: tuple[TokenSequence, ...] = ()
     context: tuple[TokenSequence, ...] | None = None
@@ -61,11 +86,13 @@ class ModelInputs:
 
 @dataclass
 class PassInspection:
-    """The attentions of one pass of `model` over the texts of `inputs`. `take` inspects each; `record_of` has the finished ones.
+    """The attentions of one pass of `model` over the texts of `inputs`. `take` inspects each;
+    `record_of` has the finished ones.
 
-    `n_layers` is the expected number of attentions. `on_layer` is called with every requested attention before it is reduced.
-    With `any_length`, an attention over something else than the texts is shown by positions. `found` are the attentions of the
-    texts, requested or not; `unfit` has the reasons for the others.
+    `n_layers` is the expected number of attentions. `on_layer` is called with every requested
+    attention before it is reduced. With `any_length`, an attention over something else than the
+    texts is shown by positions. `found` are the attentions of the texts, requested or not; `unfit`
+    has the reasons for the others.
     """
 
     model: Any
@@ -86,36 +113,56 @@ class PassInspection:
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
         place, positions = (call.kind, call.layer), _positions_of_axes(call, self.inputs)
-        reason, n_heads = call.unread_mask, getattr(config_of(self.model), "num_attention_heads", call.shape[1])
-        is_other = call.v is None and n_heads != call.shape[1]  # such as windows, whose axes stand in another order
+        reason, n_heads = (
+            call.unread_mask,
+            getattr(config_of(self.model), "num_attention_heads", call.shape[1]),
+        )
+        is_other = (
+            call.v is None and n_heads != call.shape[1]
+        )  # such as windows, whose axes stand in another order
         is_shown = self.any_length and call.shape[0] >= len(self.inputs.sequences) and not is_other
         if positions is not None and not is_shown:
             batch, _, q_len, k_len = call.shape
-            reason = f"attention in a batch of {batch} from {q_len} to {k_len} positions, which are not the tokens of the texts"
+            reason = (
+                f"attention in a batch of {batch} from {q_len} to {k_len} positions, which are not"
+                " the tokens of the texts"
+            )
         if reason is not None:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
         if self.request.model.includes(call.layer, call.kind):
-            # the coarser of the model's dtype and that of the values, which autocast may change, decides tolerances
+            # the coarser of the model's dtype and that of the values, which autocast may change,
+            # decides tolerances
             dtypes = {dtype_of(self.model), *([] if call.v is None else [call.v.dtype])}
             names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
             dtype = next((name for name in TOLERANCES if name in names), "float32")
             axes = axes_of(self.inputs, call.kind, dtype, call.device, positions)
             layer, heads, arrays = self._inspect(call, axes)
             if positions is not None and positions[1] is None and call.kind != "cross":
-                # distances count from the first key, which was in a cache: as behind queries of padding
+                # distances count from the first key, which was in a cache: as behind queries of
+                # padding
                 n = axes.keys.length - axes.queries.length
                 queries = replace(axes.queries, length=axes.keys.length, side="left")
-                padded = replace(axes, queries=queries, keys=replace(axes.keys, side="left"), is_self=True)
+                padded = replace(
+                    axes, queries=queries, keys=replace(axes.keys, side="left"), is_self=True
+                )
                 behind, heads, others = self._inspect(call.behind(n), padded, keeps=False)
-                arrays = {**arrays, **{name: others[name] for name in ("profile", "uniform_profile")}}
-                layer, arrays["distance"] = replace(layer, mask=behind.mask), others["distance"][..., n:]
+                arrays = {
+                    **arrays,
+                    **{name: others[name] for name in ("profile", "uniform_profile")},
+                }
+                layer, arrays["distance"] = (
+                    replace(layer, mask=behind.mask),
+                    others["distance"][..., n:],
+                )
             self.results.append((replace(layer, positions=positions), heads, arrays))
             self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
 
     def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
-        """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every thread takes its own heads."""
+        """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every
+        thread takes its own heads.
+        """
         request = make_statistics_request(axes, self.request.statistics, self.inputs.spans)
         attention, baseline = self._masked(call, axes, request)
         if self.on_layer is not None:
@@ -135,11 +182,23 @@ class PassInspection:
             mask = "causal" if most == n_before + n else f"causal, window {most}"
         return _layer(call, attention, mask=mask, survey=survey), heads, arrays
 
-    def _masked(self, call: Call, axes: Axes, request: StatisticsRequest) -> tuple[Attention, PassResults]:
-        """The attention of a call, and uniform attention under its mask, made once for successive layers that share the mask."""
+    def _masked(
+        self, call: Call, axes: Axes, request: StatisticsRequest
+    ) -> tuple[Attention, PassResults]:
+        """The attention of a call, and uniform attention under its mask, made once for successive
+        layers that share the mask.
+        """
         real = axes.queries.filled(axes.queries.places, -1) >= 0
         n_first = len(axes.queries.ids[0])
-        key = (call.kind, call.causal, call.device, call.shape, n_first, state_of(call.mask), state_of(call.bias))
+        key = (
+            call.kind,
+            call.causal,
+            call.device,
+            call.shape,
+            n_first,
+            state_of(call.mask),
+            state_of(call.bias),
+        )
         known = None if call.q is None else self._known.get(key)
         masking = None if call.q is None else masking_of(call, real) if known is None else known[0]
         attention = as_attention(call, real, masking)
@@ -150,8 +209,14 @@ class PassInspection:
         return replace(attention, v=None) if has_other_weights else attention, baseline
 
     def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
-        """The matrices to keep of the requested heads: those that were chosen, or as many as fit for all layers."""
-        matrix_bytes, keep, limit = 4 * prod(attention.shape), self.request.keep, self.request.keep_limit
+        """The matrices to keep of the requested heads: those that were chosen, or as many as fit
+        for all layers.
+        """
+        matrix_bytes, keep, limit = (
+            4 * prod(attention.shape),
+            self.request.keep,
+            self.request.keep_limit,
+        )
         if keep is None:
             keep = KEPT[: max(1, limit // max(1, matrix_bytes * self.n_layers))]
         if not keep:
@@ -167,16 +232,29 @@ class PassInspection:
         if missing and self.request.keep is not None:
             self.not_kept.append(f"{' and '.join(missing)} of {call.title}{NOT_SEEN}")
         made["strongest_key"] = strongest_key(made["pattern"])
-        heads = slice(None) if self.request.statistics.heads is None else list(self.request.statistics.heads)
+        heads = (
+            slice(None)
+            if self.request.statistics.heads is None
+            else list(self.request.statistics.heads)
+        )
         kept = {name: made[name] for name in (*keep, "allowed", "strongest_key") if name in made}
-        return {name: (full if full.shape[1] == 1 else full[:, heads]).cpu() for name, full in kept.items()}
+        return {
+            name: (full if full.shape[1] == 1 else full[:, heads]).cpu()
+            for name, full in kept.items()
+        }
 
-    def record_of(self, model: Model, seconds: Mapping[str, float], *, device: str | None = None) -> Record:
-        """The record of the finished layers, of which there must be one at least, with the entry of the `model`; `device` is as
-        the user named it."""
+    def record_of(
+        self, model: Model, seconds: Mapping[str, float], *, device: str | None = None
+    ) -> Record:
+        """The record of the finished layers, of which there must be one at least, with the entry of
+        the `model`; `device` is as the user named it.
+        """
         layers, on = tuple(layer for layer, *_ in self.results), device_of(self.model)
         checks = [layer.survey.checks for layer in layers]
-        names = ["hand-written" if layer.captured_by == "softmax" else model.implementation for layer in layers]
+        names = [
+            "hand-written" if layer.captured_by == "softmax" else model.implementation
+            for layer in layers
+        ]
         model = replace(
             model,
             n_layers=model.n_layers or len({layer for _, layer in (*self.found, *self.unfit)}),
@@ -210,13 +288,14 @@ class PassInspection:
         first = next((layer for layer in layers if layer.kind == "self"), layers[0])
         config, known = config_of(self.model), ("rope", "rope-interleaved", "alibi", "learned")
         text = None if config is None else config.get_text_config(decoder=True)
+        positions = model.positions if model.positions in known else "none"
         return Config(
             d_model=int(getattr(text, "hidden_size", 0) or first.n_heads * first.d_v),
             n_heads=first.n_heads,
             n_kv_heads=first.n_kv_heads,
             d_head=first.d_head,
             d_v=first.d_v,
-            positions=model.positions if model.positions in known else "none",  # type: ignore[arg-type]
+            positions=positions,  # type: ignore[arg-type]
             causal=first.mask.startswith("causal"),
             padding=self.inputs.side,
             scale=first.scale,
@@ -228,23 +307,27 @@ class PassInspection:
         ).resolved()
 
 
-# --------------------------------------------------------------------------------------------- an attention to be reduced
+# ----------------------------------------------------------------------- an attention to be reduced
 
 
 Masking = tuple[Mask | None, Float[Tensor, "..."] | None, Bool[Tensor, "batch head query"] | None]
-"""The mask of a call, the bias added to its scores, and the queries that see a key, None if all do."""
+"""The mask of a call, the bias added to its scores, and the queries that see a key, None if all
+do."""
 
 
 def state_of(tensor: Tensor | None) -> object:
-    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the number of writes in place, which
-    inference mode does not count. There a tensor is never known."""
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the
+    number of writes in place, which inference mode does not count. There a tensor is never known.
+    """
     if tensor is None:
         return None
     return object() if tensor.is_inference() else (WeakIdRef(tensor), tensor._version)
 
 
 def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
-    """The mask of a call, and the bias added to its scores; `real` marks the queries that are not padding."""
+    """The mask of a call, and the bias added to its scores; `real` marks the queries that are not
+    padding.
+    """
     rules: list[Mask] = [masks.causal()] if call.causal else []
     sees: Tensor | None = None
     added: list[Tensor] = []
@@ -258,19 +341,29 @@ def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
             sees = keep.any(dim=-1) if sees is None else sees & keep.any(dim=-1)
         if tensor.dtype != torch.bool:
             rest = tensor.masked_fill(~keep, 0.0)
-            added += [rest.to(torch.promote_types(rest.dtype, torch.float32))] if bool(rest.any()) else []
+            added += (
+                [rest.to(torch.promote_types(rest.dtype, torch.float32))]
+                if bool(rest.any())
+                else []
+            )
     if not bool(real.all()):
         rules.append(masks.from_tensor(real[:, None, :, None]))
-    return masks.both(*rules) if rules else None, sum(added[1:], start=added[0]) if added else None, sees
+    return (
+        masks.both(*rules) if rules else None,
+        sum(added[1:], start=added[0]) if added else None,
+        sees,
+    )
 
 
 def as_attention(
     call: Call, real: Bool[Tensor, "batch query"] | None = None, masking: Masking | None = None
 ) -> Attention:
-    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding, None if none is,
-    and a `masking` is that of another call with the same mask. The output of a query that sees no key is zeros, whatever the
-    model's code makes of it. A cell of a captured pattern is masked if its weight is 0 because of a very low score; weights in
-    16 bits, whose rows do not sum to 1, are computed again from the scores."""
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are
+    not padding, None if none is, and a `masking` is that of another call with the same mask. The
+    output of a query that sees no key is zeros, whatever the model's code makes of it. A cell of a
+    captured pattern is masked if its weight is 0 because of a very low score; weights in 16 bits,
+    whose rows do not sum to 1, are computed again from the scores.
+    """
     if real is None:
         real = torch.ones(call.shape[0], call.shape[2], dtype=torch.bool, device=call.device)
     if call.q is not None:
@@ -280,20 +373,30 @@ def as_attention(
             q=q.contiguous(),  # each is read many times
             k=k.contiguous(),
             v=v,
-            z=call.z if call.z is None or sees is None else call.z.masked_fill(~sees[..., None], 0.0),
+            z=(
+                call.z
+                if call.z is None or sees is None
+                else call.z.masked_fill(~sees[..., None], 0.0)
+            ),
             scale=call.scale,
             softcap=call.softcap,
             bias=None if bias is None else tensor_bias(bias),
             allowed=allowed,
             kernel=call.kernel,
-            sink_logits=call.sinks.reshape(1, -1, 1) if call.sinks is not None and is_of_heads else call.sinks,
+            sink_logits=(
+                call.sinks.reshape(1, -1, 1)
+                if call.sinks is not None and is_of_heads
+                else call.sinks
+            ),
         )
     pattern, scores = call.pattern, call.scores
     assert pattern is not None
     assert scores is not None
     hidden = (pattern == 0) & (scores <= FORBIDDING)
     keep = _alike(~hidden) & real[:, None, :, None]
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(
+        hidden, -torch.inf
+    )
     weights = pattern if pattern.dtype in (torch.float32, torch.float64) else wide.softmax(dim=-1)
     has_values = call.v is not None and call.z is not None
     return GivenAttention(
@@ -311,24 +414,36 @@ def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _h
     return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
 
 
-# ------------------------------------------------------------------------------------------------------- nothing to show
+# ---------------------------------------------------------------------------------- nothing to show
 
 
 def nothing_seen(
-    name: str, chosen: Sequence[LayerChoice] | None, met: Iterable[LayerKey], unfit: Mapping[LayerKey, str]
+    name: str,
+    chosen: Sequence[LayerChoice] | None,
+    met: Iterable[LayerKey],
+    unfit: Mapping[LayerKey, str],
 ) -> MhaError:
-    """The error where no requested attention of a model could be shown: others were met, or those requested are unfit."""
+    """The error where no requested attention of a model could be shown: others were met, or those
+    requested are unfit.
+    """
     if unfit:
         words = unfit_words(unfit)
         hint = "make a pass of each step with use_cache=False" if "beam search" in words else None
-        return MhaError(f"no attention of {name} could be shown: {words}", hint=hint, code="not-tokens")
+        return MhaError(
+            f"no attention of {name} could be shown: {words}", hint=hint, code="not-tokens"
+        )
     if chosen is not None and (layers := sorted({layer for _, layer in met})):
         hint = "layers with attention: " + ", ".join(map(str, layers))
-        return MhaError(f"none of the layers {layer_words(chosen)} was seen in {name}", hint=hint, code="no-layer")
+        return MhaError(
+            f"none of the layers {layer_words(chosen)} was seen in {name}",
+            hint=hint,
+            code="no-layer",
+        )
     hint = (
-        "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's functions in modules whose "
-        "class or name contains attn or atten, but not flex_attention, compiled functions or kernels of other libraries; "
-        "layers without a matrix of queries × keys, such as state-space layers, have nothing to show"
+        "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's"
+        " functions in modules whose class or name contains attn or atten, but not flex_attention,"
+        " compiled functions or kernels of other libraries; layers without a matrix of queries ×"
+        " keys, such as state-space layers, have nothing to show"
     )
     return MhaError(f"no attention was seen in {name}", hint=hint, code="no-attention")
 
@@ -344,11 +459,13 @@ def layer_words(layers: Sequence[LayerChoice]) -> str:
     return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
 
 
-# ------------------------------------------------------------------------------------------------- the tokens of the axes
+# --------------------------------------------------------------------------- the tokens of the axes
 
 
 def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
-    """The sizes of the axes of an attention that are not the tokens of the texts; None if all are."""
+    """The sizes of the axes of an attention that are not the tokens of the texts; None if all
+    are.
+    """
     n_texts, _, *lengths = call.shape
     texts = texts_of(call.kind, inputs.sequences, inputs.context)
     are_tokens = [
@@ -357,7 +474,9 @@ def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
     ]
     if all(are_tokens):
         return None
-    has_prefix = are_tokens[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
+    has_prefix = (
+        are_tokens[0] and lengths[0] < lengths[1] and len({len(text.ids) for text in texts[0]}) == 1
+    )
     if call.kind != "cross" and not has_prefix:
         are_tokens = [False, False]
     q_len, k_len = (None if is_text else n for is_text, n in zip(are_tokens, lengths, strict=True))
@@ -365,11 +484,19 @@ def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
 
 
 def axes_of(
-    inputs: ModelInputs, kind: AttentionKind, dtype: str, device: torch.device, positions: Positions | None = None
+    inputs: ModelInputs,
+    kind: AttentionKind,
+    dtype: str,
+    device: torch.device,
+    positions: Positions | None = None,
 ) -> Axes:
     """The texts on the query and key axes of an attention of this kind, or its positions."""
     queries, keys = texts_of(kind, inputs.sequences, inputs.context, positions)
-    ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
+    ids = {
+        token: i
+        for text in (*queries, *keys)
+        for token, i in zip(text.tokens, text.ids, strict=True)
+    }
     return Axes(
         queries=Axis.of(queries, inputs.side, device),
         keys=Axis.of(keys, inputs.side, device),
@@ -379,11 +506,13 @@ def axes_of(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ one layer
+# ---------------------------------------------------------------------------------------- one layer
 
 
 def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
-    """The entry of a layer in the record, without its heads. It is verified unless there is a reason why not."""
+    """The entry of a layer in the record, without its heads. It is verified unless there is a
+    reason why not.
+    """
     assert attention.z is not None, "the model made it"
     reasons = list[str]()
     for check in survey.checks:
@@ -391,11 +520,16 @@ def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary)
             fault = "gives NaN or Inf" if check.error is None else f"differs by {check.error}"
             reasons.append(f"the check '{check.name}' {fault}")
         if check.rounding:
-            reasons.append(f"scores are so large that rounding alone may change z by {check.rounding:.3g}")
-    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"]
+            reasons.append(
+                f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
+            )
+    reasons += [
+        f"the keyword {name} is not understood" for name in call.unknown if name != "dropout"
+    ]
     if "dropout" in call.unknown:
         reasons.append(
-            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
+            "dropout was active: the weights are those before dropout, but the layer's output was"
+            " computed after it"
         )
     elif attention.v is None:
         reasons.append("only the pattern was captured, not the values")

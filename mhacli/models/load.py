@@ -1,4 +1,6 @@
-"""Loads a checkpoint and its tokenizer from a folder or a hub, with weights only from safetensors files and without its code."""
+"""Loads a checkpoint and its tokenizer from a folder or a hub, with weights only from safetensors
+files and without its code.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,25 @@ from mhacli.text.tokens import TokenSequence
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
-"""Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack them."""
+"""Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack
+them."""
 _WRAPPED = re.compile(r"((_orig_mod|module)\.)+")
-"""What torch.compile and DistributedDataParallel put before the name of every tensor of a model that they wrap."""
+"""What torch.compile and DistributedDataParallel put before the name of every tensor of a model
+that they wrap."""
 
 
 LanguageHead = Literal["generate", "predict"]
-"""`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next or a masked token."""
+"""`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next
+or a masked token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A checkpoint with its config and its tokenizer, and its `model` in evaluation mode on its devices, once it is loaded.
+    """A checkpoint with its config and its tokenizer, and its `model` in evaluation mode on its
+    devices, once it is loaded.
 
-    `source` is its path or its id on a hub, as it was given, and `revision` that of a hub, None for a folder. `target` is the
-    device that computes.
+    `source` is its path or its id on a hub, as it was given, and `revision` that of a hub, None for
+    a folder. `target` is the device that computes.
     """
 
     source: str
@@ -65,8 +71,16 @@ class Loaded:
     @classmethod
     def in_memory(cls, model: Any, tokenizer: Any = None) -> Loaded:
         """A model of transformers that is in memory, with its tokenizer, if there is one."""
-        name, made = type(model).__name__, None if tokenizer is None else tokenizer_in_memory(tokenizer)
-        parts: dict[str, Any] = {"config": model.config, "target": device_of(model), "tokenizer": made, "model": model}
+        name, made = (
+            type(model).__name__,
+            None if tokenizer is None else tokenizer_in_memory(tokenizer),
+        )
+        parts: dict[str, Any] = {
+            "config": model.config,
+            "target": device_of(model),
+            "tokenizer": made,
+            "model": model,
+        }
         return cls(source=name, checkpoint=Checkpoint(name), **parts)
 
     @property
@@ -77,7 +91,14 @@ class Loaded:
     @property
     def pad_id(self) -> int:
         """The id of padding; it is masked, so any valid id will do if the tokenizer names none."""
-        pad_id = getattr(self.tokenizer or self.text_config, "pad_id" if self.tokenizer else "pad_token_id", None) or 0
+        pad_id = (
+            getattr(
+                self.tokenizer or self.text_config,
+                "pad_id" if self.tokenizer else "pad_token_id",
+                None,
+            )
+            or 0
+        )
         return pad_id if pad_id < int(getattr(self.text_config, "vocab_size", 0) or 0) else 0
 
     @property
@@ -87,7 +108,9 @@ class Loaded:
 
 
 def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
-    """The checked folder of a path or of an id on a hub, and the revision of the latter. Raises `MhaError`."""
+    """The checked folder of a path or of an id on a hub, and the revision of the latter. Raises
+    `MhaError`.
+    """
     if not is_hub_id(source):
         return read_checkpoint(source), None
     transformers()
@@ -96,23 +119,39 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
     try:
         folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as fault:
-        words = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
-        reason = f"the hub says: {words:.200}" if "/" in source else f"there is no folder {source} here"
+        words = next(
+            (line for line in str(fault).splitlines() if line.strip()), type(fault).__name__
+        )
+        reason = (
+            f"the hub says: {words:.200}" if "/" in source else f"there is no folder {source} here"
+        )
         raise MhaError(
-            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub",
-            hint=f"{reason}; give the path of a folder with config.json, such as --model ./MiniLM, or an id such as org/name",
+            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be"
+            " fetched from a hub",
+            hint=(
+                f"{reason}; give the path of a folder with config.json, such as --model ./MiniLM,"
+                " or an id such as org/name"
+            ),
             code="no-model",
             path=source,
         ) from None
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
 
 
-def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True) -> Loaded:
-    """A checkpoint whose weights are not loaded, after setting the number of torch threads; its folder may be read already.
-    Raises `MhaError`, also for a family that transformers does not know."""
+def find(
+    settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs_tokenizer: bool = True
+) -> Loaded:
+    """A checkpoint whose weights are not loaded, after setting the number of torch threads; its
+    folder may be read already. Raises `MhaError`, also for a family that transformers does not
+    know.
+    """
     source, revision, device_map = settings.path or "", None, settings.device_map
     if isinstance(device_map, Mapping):  # the first except CPU and disk, to which weights are moved
-        devices = {choose_device(name, "--device-map"): None for name in device_map.values() if name != "disk"}
+        devices = {
+            choose_device(name, "--device-map"): None
+            for name in device_map.values()
+            if name != "disk"
+        }
         device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     else:
         device = choose_device(settings.device)
@@ -121,19 +160,32 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
     if checkpoint is None:
         checkpoint, revision = find_checkpoint(source, settings.revision)
     library, path, tokenizer = transformers(), checkpoint.path, None
-    if checkpoint.config.get("auto_map") and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING:
+    if (
+        checkpoint.config.get("auto_map")
+        and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING
+    ):
         raise bad_file(
             path,
             f"{path} brings code of its own for its model, which mha does not run",
-            hint="if you trust it, load it in Python with trust_remote_code=True and inspect it with mhacli.inspecting",
+            hint=(
+                "if you trust it, load it in Python with trust_remote_code=True and inspect it with"
+                " mhacli.inspecting"
+            ),
         )
     with offline():
-        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+        config = guarded(
+            "config.json",
+            path,
+            lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False),
+        )
     config.return_dict = True  # outputs are read by name, whatever the file says
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
     for kind, n in settings.layers or ():
         if kind is not None and kind not in kinds:
-            message = f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}"
+            message = (
+                f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only"
+                f" {', '.join(kinds)}"
+            )
             raise UsageError(message, hint=f"try --layer {n}")
     n_vocabulary_of(config)  # without one, a tokenizer is of no use
     try:
@@ -142,19 +194,39 @@ def find(settings: ModelSettings, checkpoint: Checkpoint | None = None, *, needs
         if needs_tokenizer or fault.code != "no-tokenizer":
             raise
     return Loaded(
-        source=source, checkpoint=checkpoint, config=config, tokenizer=tokenizer, target=device, revision=revision
+        source=source,
+        checkpoint=checkpoint,
+        config=config,
+        tokenizer=tokenizer,
+        target=device,
+        revision=revision,
     )
 
 
-_FILES = (TOKENIZER, "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""The files from which a tokenizer can be created; without any, transformers would create one without tokens."""
-_BESIDE = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *_FILES)
+_FILES = (
+    TOKENIZER,
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""The files from which a tokenizer can be created; without any, transformers would create one
+without tokens."""
+_BESIDE = (
+    CONFIG,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    *_FILES,
+)
 """The files other than weights that affect tokens or numbers."""
 
 
 def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> str:
-    """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`: two
-    checkpoints with the same one compute the same.
+    """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named
+    as in `--tokenizer`: two checkpoints with the same one compute the same.
 
     Each file is read whole.
     """
@@ -164,22 +236,35 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
-    paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}
-    words = [f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"]
+    paths = dict(checkpoint.files) | {
+        name: path for name, path in paths.items() if os.path.isfile(path)
+    }
+    words = [
+        f"tokenizer {digest(tokenizer) if tokenizer and os.path.isfile(tokenizer) else tokenizer}"
+    ]
     words += [f"{name} {digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def load_model(
-    found: Loaded, settings: ModelSettings, head: LanguageHead | None = None, *, allow_nonfinite: bool = False
+    found: Loaded,
+    settings: ModelSettings,
+    head: LanguageHead | None = None,
+    *,
+    allow_nonfinite: bool = False,
 ) -> Loaded:
-    """The checkpoint with its model, in a chosen dtype or its own, with a language `head` if requested, on the device that
-    computes or by a device map.
+    """The checkpoint with its model, in a chosen dtype or its own, with a language `head` if
+    requested, on the device that computes or by a device map.
 
-    Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do not fit into memory, and
-    for a map that does not fit the model.
+    Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do
+    not fit into memory, and for a map that does not fit the model.
     """
-    checkpoint, config, dtype, device_map = found.checkpoint, found.config, settings.dtype, settings.device_map
+    checkpoint, config, dtype, device_map = (
+        found.checkpoint,
+        found.config,
+        settings.dtype,
+        settings.device_map,
+    )
     library, path = transformers(), checkpoint.path
     kind, placed = _auto_class(library, config, head, checkpoint.tensors), dict[str, Any]()
     is_base = kind is library.AutoModel
@@ -201,20 +286,39 @@ def load_model(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused by name
-        key_mapping={f"^{re.escape(*wrappers)}": ""} if len(wrappers) == 1 and "" not in wrappers else None,
+        key_mapping=(
+            {f"^{re.escape(*wrappers)}": ""} if len(wrappers) == 1 and "" not in wrappers else None
+        ),
         **placed,
     )
     with offline(), warnings.catch_warnings():
-        warnings.filterwarnings("error" if device_map else "ignore", message=".*device_map keys do not match")
+        warnings.filterwarnings(
+            "error" if device_map else "ignore", message=".*device_map keys do not match"
+        )
         model, info = guarded("the config and the weights", path, load)
     notes = _require_whole(model, info, path, head=not is_base)
-    if is_base and head and config.architectures and type(model).__name__ not in config.architectures:
-        notes.append(f"the head of {config.architectures[0]} is left out: the output vector is measured")
+    if (
+        is_base
+        and head
+        and config.architectures
+        and type(model).__name__ not in config.architectures
+    ):
+        notes.append(
+            f"the head of {config.architectures[0]} is left out: the output vector is measured"
+        )
     for place, module in () if allow_nonfinite else model.named_modules():
-        kept = [hook.weights_map for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None]
+        kept = [
+            hook.weights_map
+            for hook in _hooks(module)
+            if getattr(hook, "weights_map", None) is not None
+        ]
         for name, parameter in module.named_parameters(place, recurse=False):
             # on the device meta the numbers are on CPU or disk
-            tensor = kept[0][name.rpartition(".")[2]].to(parameter.dtype) if parameter.is_meta else parameter
+            tensor = (
+                kept[0][name.rpartition(".")[2]].to(parameter.dtype)
+                if parameter.is_meta
+                else parameter
+            )
             require_finite_weights({name: tensor}, path)
     model = (model.to(found.target) if device_map is None else model).eval()
     if device_map is not None:
@@ -224,22 +328,31 @@ def load_model(
 
 
 _HEADS = {
-    "AutoModelForCausalLM": r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$|lm_head\.",
+    "AutoModelForCausalLM": (
+        r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$|lm_head\."
+    ),
     "AutoModelForMaskedLM": r"(ForMaskedLM|(?<!Visual)[Bb]ertForPreTraining)$|cls\.predictions\.",
     "AutoModelForQuestionAnswering": r"ForQuestionAnswering$|qa_outputs\.",
     "AutoModelForTokenClassification": "ForTokenClassification$",
     "AutoModelForSequenceClassification": r"ForSequenceClassification$|classifier\.|score\.",
 }
-"""The class of transformers for a model with each kind of head, by the end of a name in `architectures`, or, for a config without
-any, by the name of a tensor."""
+"""The class of transformers for a model with each kind of head, by the end of a name in
+`architectures`, or, for a config without any, by the name of a tensor."""
 
 
-def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: Iterable[str]) -> Any:
-    """The class of the model; with `predict`, the one with the head that the checkpoint was saved with, if any."""
+def _auto_class(
+    library: Any, config: Any, head: LanguageHead | None, tensors: Iterable[str]
+) -> Any:
+    """The class of the model; with `predict`, the one with the head that the checkpoint was saved
+    with, if any.
+    """
     named = "AutoModelForCausalLM" if head == "generate" else None
     if head == "predict":
         names = config.architectures[:1] if config.architectures else [*tensors]
-        named = next((auto for auto, form in _HEADS.items() if any(re.search(form, name) for name in names)), None)
+        named = next(
+            (auto for auto, form in _HEADS.items() if any(re.search(form, name) for name in names)),
+            None,
+        )
     if named is None and type(config) in library.MODEL_MAPPING:  # two models in one are not
         return library.AutoModel
     if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):
@@ -248,63 +361,89 @@ def _auto_class(library: Any, config: Any, head: LanguageHead | None, tensors: I
 
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
-    """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The largest is held twice."""
+    """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The
+    largest is held twice.
+    """
     tensors = checkpoint.tensors.values()
-    sizes = [t.n_bytes if dtype is None else prod(t.shape) * getattr(torch, dtype).itemsize for t in tensors]
+    sizes = [
+        t.n_bytes if dtype is None else prod(t.shape) * getattr(torch, dtype).itemsize
+        for t in tensors
+    ]
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
         reason = (
-            f"{shown(needed, 'bytes')} needed for the weights of {checkpoint.path}, {shown(have, 'bytes')} available"
+            f"{shown(needed, 'bytes')} needed for the weights of {checkpoint.path},"
+            f" {shown(have, 'bytes')} available"
         )
         hint = "--dtype bfloat16 takes 2 bytes a number"
-        raise MhaError(f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path)
+        raise MhaError(
+            f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path
+        )
 
 
 def _require_whole(model: Any, info: Any, path: str, *, head: bool) -> list[str]:
-    """The notes on missing weights. Raises `MhaError` for weights that are not in the files, because they would be random.
+    """The notes on missing weights. Raises `MhaError` for weights that are not in the files,
+    because they would be random.
 
-    With a language `head` nothing may be missing, because it decides what is generated. Tables that the class computes are in no
-    file; Marian names them as in the model with a head.
+    With a language `head` nothing may be missing, because it decides what is generated. Tables that
+    the class computes are in no file; Marian names them as in the model with a head.
     """
     computed, prefix = model._keys_to_ignore_on_load_missing or (), model.base_model_prefix
-    missing = [n for n in sorted(info["missing_keys"]) if not any(re.search(c, f"{prefix}.{n}") for c in computed)]
+    missing = [
+        n
+        for n in sorted(info["missing_keys"])
+        if not any(re.search(c, f"{prefix}.{n}") for c in computed)
+    ]
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
-    wrong = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in info.get("mismatched_keys", ()))
+    wrong = sorted(
+        f"{name} {list(has)}, not {list(needs)}"
+        for name, has, needs in info.get("mismatched_keys", ())
+    )
     if needed or wrong:
         hint = "a checkpoint without a language head cannot generate" if head and needed else None
-        if longer := [name for name in info["unexpected_keys"] if needed and name.endswith(f".{needed[0]}")]:
+        if longer := [
+            name for name in info["unexpected_keys"] if needed and name.endswith(f".{needed[0]}")
+        ]:
             hint = f"its files have {longer[0]}: a prefix stands before the names of the model"
-        raise bad_file(
-            path,
-            f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
-            f"{first_names(needed or wrong)}",
-            hint=hint,
-        )
+        fault = "lacks tensors of" if needed else "has tensors of other shapes than"
+        raise bad_file(path, f"{path} {fault} its model: {first_names(needed or wrong)}", hint=hint)
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
 
-# ------------------------------------------------------------------------------------------------------ several devices
+# ---------------------------------------------------------------------------------- several devices
 
 
 def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
-    """The keywords with which transformers loads a model onto the devices of a map. `leaves_out` is the prefix of the names of
-    layers in a checkpoint with a head, for a model without one. Raises `MhaError` without accelerate."""
+    """The keywords with which transformers loads a model onto the devices of a map. `leaves_out` is
+    the prefix of the names of layers in a checkpoint with a head, for a model without one. Raises
+    `MhaError` without accelerate.
+    """
     utilities = library("accelerate.utils", "--device-map")
     if device_map == "auto":
         free: dict[int | str, int] = utilities.get_max_memory()
         limit = {"cpu": min(free.get("cpu", 0), memory.available_bytes())}
-        return {"device_map": "auto", "max_memory": free | limit, "offload_folder": temporary_folder()}
+        return {
+            "device_map": "auto",
+            "max_memory": free | limit,
+            "offload_folder": temporary_folder(),
+        }
     assert not isinstance(device_map, str)
     # with a dot, the layers may be named as a whole
     named = {f"{name}.": device for name, device in device_map.items()}
     inner = {name: device for name, device in named.items() if name.startswith(leaves_out)} or named
-    devices = {name.removeprefix(leaves_out).removesuffix("."): device for name, device in inner.items()}
-    return {"device_map": devices} | ({"offload_folder": temporary_folder()} if "disk" in devices.values() else {})
+    devices = {
+        name.removeprefix(leaves_out).removesuffix("."): device for name, device in inner.items()
+    }
+    return {"device_map": devices} | (
+        {"offload_folder": temporary_folder()} if "disk" in devices.values() else {}
+    )
 
 
 def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for two names of one tensor of which a map puts one on disk, where accelerate cannot tie them."""
+    """Raises `UsageError` for two names of one tensor of which a map puts one on disk, where
+    accelerate cannot tie them.
+    """
     with torch.device("meta"):
         model = guarded("config.json", path, lambda: kind.from_config(config))
     for names in model.all_tied_weights_keys.items():
@@ -314,11 +453,15 @@ def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[s
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise by its weights."""
+    """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise
+    by its weights.
+    """
     for hook in (hook for module in model.modules() for hook in _hooks(module)):
         if getattr(hook, "execution_device", None) is not None:
             return torch.device(hook.execution_device)
-    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return next(
+        (tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu")
+    )
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
@@ -327,29 +470,39 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
 
 
-# ------------------------------------------------------------------------------------------------------- the tokenizer
+# ------------------------------------------------------------------------------------ the tokenizer
 
 
 class ModelTokenizer(LibraryTokenizer):
-    """A tokenizer of the library `tokenizers`, with settings of the tokenizer of transformers around it, if there is one."""
+    """A tokenizer of the library `tokenizers`, with settings of the tokenizer of transformers
+    around it, if there is one.
+    """
 
     def __init__(self, library: Any, path: str, template: Any = None) -> None:
         super().__init__(library, path)
         self.template = template
-        self.side: PaddingSide = "left" if getattr(template, "padding_side", "right") == "left" else "right"
+        self.side: PaddingSide = (
+            "left" if getattr(template, "padding_side", "right") == "left" else "right"
+        )
         self.bos_id: int | None = getattr(template, "bos_token_id", None)
         self.pad_id: int | None = getattr(template, "pad_token_id", None)
-        self.gives_types = "token_type_ids" in getattr(template, "model_input_names", ["token_type_ids"])
+        self.gives_types = "token_type_ids" in getattr(
+            template, "model_input_names", ["token_type_ids"]
+        )
 
     def beginning(
         self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
     ) -> tuple[TokenSequence, int]:
-        """The first `limit` tokens as the library gives them, with token types if the tokenizer around it gives them."""
+        """The first `limit` tokens as the library gives them, with token types if the tokenizer
+        around it gives them.
+        """
         sequence, n_more = super().beginning(text, limit, special=special, pair=pair)
         return sequence if self.gives_types else replace(sequence, token_type_ids=()), n_more
 
     def begin_warnings(self, sequence: TokenSequence) -> list[str]:
-        """Warnings about a text whose beginning-of-text token is doubled, or missing although the tokenizer usually adds it."""
+        """Warnings about a text whose beginning-of-text token is doubled, or missing although the
+        tokenizer usually adds it.
+        """
         if self.bos_id is None or not sequence.ids:
             return []
         count = len([*takewhile(lambda token_id: token_id == self.bos_id, sequence.ids)])
@@ -359,8 +512,9 @@ class ModelTokenizer(LibraryTokenizer):
         if count == 1 or self.bos_id not in self.sequence("a").ids[:1]:
             return []
         return [
-            f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
-            "and usually begins with: heads that usually attend to it will attend elsewhere"
+            f"the text begins without the beginning-of-text token (id {self.bos_id}), which the"
+            " model's tokenizer defines and usually begins with: heads that usually attend to it"
+            " will attend elsewhere"
         ]
 
     def pair_warnings(self, sequence: TokenSequence) -> list[str]:
@@ -369,16 +523,22 @@ class ModelTokenizer(LibraryTokenizer):
         if separator is None or separator not in sequence.ids[:-1]:
             return []
         name = self.token(separator)[0].name
-        return [f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text its token types"]
+        return [
+            f"the text has {name} inside, and is read as one text: --pair TEXT gives a second text"
+            " its token types"
+        ]
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
-        """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
-        vocabulary."""
+        """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if
+        an id is not in the vocabulary.
+        """
         if any(i < 0 or self.library.id_to_token(i) is None for i in ids):
             return None
         text = self.library.decode(list(ids), skip_special_tokens=True)
         again = (self.sequence(text, special=special) for special in (True, False))
-        return next((sequence for sequence in again if sequence.ids == tuple(ids)), None) or self.of_ids(ids)
+        return next(
+            (sequence for sequence in again if sequence.ids == tuple(ids)), None
+        ) or self.of_ids(ids)
 
     def chat(self, messages: Sequence[Message]) -> tuple[str, dict[str, Ranges]]:
         """The text of a chat by the checkpoint's template, and the spans of its messages.
@@ -388,11 +548,17 @@ class ModelTokenizer(LibraryTokenizer):
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
                 f"--chat needs a chat template, which {self.path} does not have",
-                hint="give the whole text as TEXT or --file, with spans by characters or regular expressions",
+                hint=(
+                    "give the whole text as TEXT or --file, with spans by characters or regular"
+                    " expressions"
+                ),
                 code="no-template",
                 path=self.path,
             )
-        chats = [[{"role": turn.role, "content": turn.text} for turn in chat] for chat in (messages, marked(messages))]
+        chats = [
+            [{"role": turn.role, "content": turn.text} for turn in chat]
+            for chat in (messages, marked(messages))
+        ]
         render = partial(self.template.apply_chat_template, chats, tokenize=False)
         text, marks = guarded("the chat template", self.path, render)
         return text, spans_of_chat(messages, text, marks)
@@ -413,7 +579,9 @@ def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
 
 
 def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelTokenizer:
-    """The tokenizer of a checkpoint, or the named one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
+    """The tokenizer of a checkpoint, or the named one: `byte`, or the path of a `tokenizer.json`.
+    Raises `MhaError`.
+    """
     if name == "byte":
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -424,7 +592,9 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
     if name is not None:
         return ModelTokenizer(file_tokenizer(name).library, name)
     library, path, found = transformers(), checkpoint.path, None
-    load = partial(library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False)
+    load = partial(
+        library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False
+    )
     if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
         with offline():
             found = guarded("the tokenizer", path, load)
@@ -432,7 +602,10 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
     if backend is None or not backend.get_vocab_size():
         raise MhaError(
             f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
-            hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
+            hint=(
+                "--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of"
+                " the text as ids"
+            ),
             code="no-tokenizer",
             path=path,
         )
@@ -440,28 +613,38 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
 
 
 def tokenizer_in_memory(found: Any) -> ModelTokenizer:
-    """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast implementation."""
+    """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast
+    implementation.
+    """
     name = type(found).__name__
     if not hasattr(found, "backend_tokenizer"):
         hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
-        raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
+        raise MhaError(
+            f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer"
+        )
     made = copy.deepcopy(found)
     return ModelTokenizer(made.backend_tokenizer, name, made)
 
 
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
-    """Raises `MhaError` for an id outside the model's vocabulary: the tokenizer belongs to another model."""
+    """Raises `MhaError` for an id outside the model's vocabulary: the tokenizer belongs to another
+    model.
+    """
     largest = max(max(sequence.ids) for sequence in sequences)
     if largest >= n_vocabulary:
         raise MhaError(
-            f"token id {largest} is outside of the vocabulary of {path}, which has {n_vocabulary} entries",
-            hint="take another text, or another --tokenizer; resize_token_embeddings of transformers gives added tokens a row",
+            f"token id {largest} is outside of the vocabulary of {path}, which has {n_vocabulary}"
+            " entries",
+            hint=(
+                "take another text, or another --tokenizer; resize_token_embeddings of transformers"
+                " gives added tokens a row"
+            ),
             code="unknown-token",
             path=path,
         )
 
 
-# -------------------------------------------------------------------------------------------------------- the libraries
+# ------------------------------------------------------------------------------------ the libraries
 
 
 OLDEST = (5, 3)
@@ -469,14 +652,17 @@ OLDEST = (5, 3)
 
 
 def transformers() -> Any:
-    """The library transformers, silenced. Raises `MhaError` if it is missing, or too old to be safe."""
+    """The library transformers, silenced. Raises `MhaError` if it is missing, or too old to be
+    safe.
+    """
     os.environ.setdefault("RUST_BACKTRACE", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     found = library("transformers", "a checkpoint")
     release = tuple(int(part) for part in found.__version__.split(".")[:2])
     if release < OLDEST:
         raise MhaError(
-            f"transformers {found.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
+            f"transformers {found.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a"
+            " checkpoint's config could run code",
             hint=f"{installing('transformers', 'tokenizers')} installs a newer one",
             code="missing-extra",
         )

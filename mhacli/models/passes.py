@@ -1,4 +1,6 @@
-"""Follows the passes of a model that its user runs: their beginning and end, their inputs, and their attentions."""
+"""Follows the passes of a model that its user runs: their beginning and end, their inputs, and
+their attentions.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ Half = Literal["encoder", "decoder"]
 
 
 class ReadIds(NamedTuple):
-    """The ids of a batch with padding, and which of them are not masked. With `are_places`, the model was given vectors, and the
-    ids are positions."""
+    """The ids of a batch with padding, and which of them are not masked. With `are_places`, the
+    model was given vectors, and the ids are positions.
+    """
 
     ids: Int[Tensor, "batch token"]
     real: Bool[Tensor, "batch token"]
@@ -48,14 +51,17 @@ class ModelPass:
 
 @contextmanager
 def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -> Iterator[Watch]:
-    """A context in which a listener receives every pass of `model` in this thread, without recomputations in a backward pass.
+    """A context in which a listener receives every pass of `model` in this thread, without
+    recomputations in a backward pass.
 
-    Its methods are `begin(ModelPass)`, where the inputs of a part of the model become known when the part runs; `take(call)` with
-    each attention; `end(is_whole=)`, False if the model raised an exception; and `stray(name)` for an attention outside any pass.
-    Calls are detached from the graph, with gradients and autocast off, and their tensors belong to the model. A listener that
+    Its methods are `begin(ModelPass)`, where the inputs of a part of the model become known when
+    the part runs; `take(call)` with each attention; `end(is_whole=)`, False if the model raised an
+    exception; and `stray(name)` for an attention outside any pass. Calls are detached from the
+    graph, with gradients and autocast off, and their tensors belong to the model. A listener that
     `edits` gets them unchanged, and a tensor that it returns replaces z.
 
-    `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and when editing in a backward pass.
+    `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and
+    when editing in a backward pass.
     """
     passes = _Passes(model, listener, by, edits)
     with captured(model, passes.take) as passes.watch, ExitStack() as hooks:
@@ -64,7 +70,9 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
             if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
                 continue
             # a copy of the model takes functions along, but not what they refer to
-            enter, leave = (lambda *seen, hook=hook: hook(*seen) for hook in (passes.enter, passes.leave))
+            enter, leave = (
+                lambda *seen, hook=hook: hook(*seen) for hook in (passes.enter, passes.leave)
+            )
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield passes.watch
@@ -80,7 +88,9 @@ class _Passes:
         self._name, self._thread = type(model).__name__, threading.get_ident()
         self._is_pair, self._is_whole_model = is_pair(model), hasattr(model, "main_input_name")
         numbers = (getattr(module, "layer_idx", None) for module in model.modules())
-        self._first_layer = next((n for n in numbers if isinstance(n, int) and not self._is_whole_model), 0)
+        self._first_layer = next(
+            (n for n in numbers if isinstance(n, int) and not self._is_whole_model), 0
+        )
         self._running: list[nn.Module] = []
         self._pass = ModelPass(1)
 
@@ -89,13 +99,21 @@ class _Passes:
         if id(module) not in self.watch.names:
             return
         if torch.compiler.is_compiling():
-            message = f"{self._name} is called through torch.compile, whose kernels hide its attention"
+            message = (
+                f"{self._name} is called through torch.compile, whose kernels hide its attention"
+            )
             raise MhaError(message, hint=f"call the module itself within {self._by}", code="hidden")
         if _is_in_backward():
             return
         if threading.get_ident() != self._thread:
-            message = f"{self._name} is called in a different thread from the one that opened {self._by}"
-            raise MhaError(message, hint=f"open {self._by} in the thread that calls the model", code="other-thread")
+            message = (
+                f"{self._name} is called in a different thread from the one that opened {self._by}"
+            )
+            raise MhaError(
+                message,
+                hint=f"open {self._by} in the thread that calls the model",
+                code="other-thread",
+            )
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
         given, is_first = _given(module, args, keywords), not self._running
@@ -104,7 +122,9 @@ class _Passes:
             first = _tensor(given, at=0)
             self._pass = ModelPass(1 if first is None else first.shape[0])
             # rows of numbers, or ids in a row, may be the tokens of a single sequence
-            self.watch.may_lack_batch = first is not None and first.ndim - first.is_floating_point() <= 1
+            self.watch.may_lack_batch = (
+                first is not None and first.ndim - first.is_floating_point() <= 1
+            )
             self.watch.batch = self._pass.batch
             self.watch.begin_pass()
             self.watch.enter(module, args)
@@ -133,13 +153,24 @@ class _Passes:
         self._pass.is_cached |= cache is not None or given.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
             self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
-        first_half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        first_half: Half = (
+            "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        )
         for half, prefix in zip((first_half, "decoder"), ("", "decoder_"), strict=True):
             ids: Any = given.get(f"{prefix}input_ids")
             vectors = given.get(f"{prefix}inputs_embeds")
-            if ids is None and not hasattr(self._model, "config") and (first_half == "encoder" or not prefix):
+            if (
+                ids is None
+                and not hasattr(self._model, "config")
+                and (first_half == "encoder" or not prefix)
+            ):
                 ids = _tensor(given, at=1 if prefix else 0)
-            has_ids = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0 and ids.dtype in _WHOLE
+            has_ids = (
+                isinstance(ids, Tensor)
+                and ids.ndim == 2
+                and ids.numel() > 0
+                and ids.dtype in _WHOLE
+            )
             if has_ids:
                 read = ids.cpu()
             elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
@@ -150,20 +181,30 @@ class _Passes:
             self._pass.halves.setdefault(half, ReadIds(read, shown, are_places=not has_ids))
 
     def _require_readable(self, values: Iterable[Any]) -> None:
-        """Raises `MhaError` for tensors without data, with rows of different lengths, or with several tensors inside."""
-        tensors, is_transformed = filter(torch.is_tensor, values), torch._C._functorch.is_functorch_wrapped_tensor
+        """Raises `MhaError` for tensors without data, with rows of different lengths, or with
+        several tensors inside.
+        """
+        tensors, is_transformed = (
+            filter(torch.is_tensor, values),
+            torch._C._functorch.is_functorch_wrapped_tensor,
+        )
         if any(tensor.is_meta or tensor.is_nested or is_transformed(tensor) for tensor in tensors):
             message = (
-                f"{self._name} is called with tensors whose numbers cannot be read: on the device meta, nested, or in a "
-                "transform of torch.func"
+                f"{self._name} is called with tensors whose numbers cannot be read: on the device"
+                " meta, nested, or in a transform of torch.func"
             )
-            raise MhaError(message, hint=f"call it with ordinary tensors within {self._by}", code="hidden")
+            raise MhaError(
+                message, hint=f"call it with ordinary tensors within {self._by}", code="hidden"
+            )
 
     def take(self, call: Call) -> Tensor | None:
         """Hands an attention of the model on."""
         if _is_in_backward():
             if self._edits:
-                message = f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again"
+                message = (
+                    f"{self._by} does not work with activation checkpointing: a backward pass"
+                    f" computes {call.name} again"
+                )
                 raise MhaError(message, hint="switch activation checkpointing off", code="backward")
             return None
         if not self._running:
@@ -174,11 +215,21 @@ class _Passes:
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
-            tensors: dict[str, Any] = {name: part.detach() for name, part in call.tensors.items() if part.requires_grad}
+            tensors: dict[str, Any] = {
+                name: part.detach() for name, part in call.tensors.items() if part.requires_grad
+            }
             q, z, device = call.q, call.z, call.device.type
-            if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(device):
+            if (
+                q is not None
+                and z is not None
+                and q.dtype != z.dtype
+                and torch.is_autocast_enabled(device)
+            ):
                 # autocast rounds queries, keys and values within the operator that reads them
-                tensors |= {name: part.detach().to(z.dtype) for name, part in zip("qkv", call.qkv, strict=True)}
+                tensors |= {
+                    name: part.detach().to(z.dtype)
+                    for name, part in zip("qkv", call.qkv, strict=True)
+                }
             with torch.autocast(device, enabled=False):
                 self._listener.take(replace(call, **tensors))
         return None
@@ -194,11 +245,21 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, ids or vectors first, then in the order of the signature; unnamed ones by number."""
-    names = [name for name, item in _parameters(module).items() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    """The arguments of a call by name, ids or vectors first, then in the order of the signature;
+    unnamed ones by number.
+    """
+    names = [
+        name
+        for name, item in _parameters(module).items()
+        if item.kind is item.POSITIONAL_OR_KEYWORD
+    ]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
     given = dict(zip(names, args, strict=False)) | more | dict(keywords)
-    return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}
+    return {
+        name: given[name]
+        for name in ("input_ids", "inputs_embeds", *names, *given)
+        if name in given
+    }
 
 
 def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
@@ -208,12 +269,20 @@ def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
 
 
 def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
-    """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
-    padding on the left. Without such a mask all are."""
-    mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one mask per kind of layer
+    """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where
+    keys without any query are padding on the left. Without such a mask all are.
+    """
+    mask = (
+        next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask
+    )  # one mask per kind of layer
     batch, n = ids.shape[:2]
     shown = torch.ones(batch, n, dtype=torch.bool)
-    if isinstance(mask, Tensor) and mask.shape[0] == batch and mask.ndim == 2 and mask.shape[1] >= n:
+    if (
+        isinstance(mask, Tensor)
+        and mask.shape[0] == batch
+        and mask.ndim == 2
+        and mask.shape[1] >= n
+    ):
         shown = (mask != 0)[:, -n:]
     elif isinstance(mask, Tensor) and mask.shape[0] == batch and mask.ndim == 4:
         cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
@@ -223,7 +292,7 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
     return shown.cpu()
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 _HIDING = {
@@ -231,27 +300,50 @@ _HIDING = {
         "compiled, and its attention runs within kernels",
         "use its _orig_mod, the module before it was compiled",
     ),
-    "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
-    "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
+    "ScriptModule": (
+        "scripted: torch.jit runs it without Python",
+        "give {by} the module that it was made of",
+    ),
+    "DataParallel": (
+        "run in copies, each in a thread of its own",
+        "give {by} model.module, and call it",
+    ),
 }
 """Classes that hide the computations of their parts, with the reason and a remedy."""
-_COMPILED = ("compiled, and its attention runs within kernels", "give {by} a copy on which compile() was not called")
-_FAST = ("in evaluation, where a fast path of torch leaves it out", "torch.backends.mha.set_fastpath_enabled(False)")
+_COMPILED = (
+    "compiled, and its attention runs within kernels",
+    "give {by} a copy on which compile() was not called",
+)
+_FAST = (
+    "in evaluation, where a fast path of torch leaves it out",
+    "torch.backends.mha.set_fastpath_enabled(False)",
+)
 
 
 def require_open(model: nn.Module, by: str) -> None:
-    """Raises `UsageError` for an object that is no module, and `MhaError` for a module whose parts cannot be followed."""
+    """Raises `UsageError` for an object that is no module, and `MhaError` for a module whose parts
+    cannot be followed.
+    """
     if not isinstance(model, nn.Module):
-        hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
+        hint = (
+            "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
+        )
         raise UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint)
     is_fast, modules = torch.backends.mha.get_fastpath_enabled(), dict(model.named_modules())
     for name, module in modules.items():
-        reasons = [_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING]
+        reasons = [
+            _HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING
+        ]
         if module._compiled_call_impl is not None:
             reasons.append(_COMPILED)
-        has_fast_path = isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) and not module.training
+        has_fast_path = (
+            isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer))
+            and not module.training
+        )
         around = type(modules[name.rpartition(".")[0]]).__module__
-        if is_fast and has_fast_path and not around.startswith("transformers."):  # there no text attends to itself so
+        if (
+            is_fast and has_fast_path and not around.startswith("transformers.")
+        ):  # there no text attends to itself so
             reasons.append(_FAST)
         for reason, remedy in reasons:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__

@@ -1,7 +1,9 @@
-"""The places of a model in the order of execution: its embedding, the parts of each block, its final norm and its logits.
+"""The places of a model in the order of execution: its embedding, the parts of each block, its
+final norm and its logits.
 
-A pass shows which modules run within which, where attentions are computed, and what all of them give. What a module is for
-follows from the order in which it runs; names are read only for the roles of projections.
+A pass shows which modules run within which, where attentions are computed, and what all of them
+give. What a module is for follows from the order in which it runs; names are read only for the
+roles of projections.
 """
 
 from __future__ import annotations
@@ -27,19 +29,23 @@ Stack = Literal["encoder", "decoder", "cross"]
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
 Source = tuple[Literal["in", "out", "call"], str, int]
-"""What a module reads or gives, by its name and how often it ran before; or the number of an attention, without a name."""
+"""What a module reads or gives, by its name and how often it ran before; or the number of an
+attention, without a name."""
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
 _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
 _ELEMENT = re.compile(r"(?<![^.])\d+(?=\.)")
 """The number of an element of a list around a module."""
 _OF_CODEGEN = 4
-"""The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`, `mp_num`."""
+"""The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`,
+`mp_num`."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a model computes something: a `site` in a `part` of a layer, by the module `name`. The embedding, the final norm and
-    the logits have no layer. `number` counts the earlier places of the same kind."""
+    """Where a model computes something: a `site` in a `part` of a layer, by the module `name`. The
+    embedding, the final norm and the logits have no layer. `number` counts the earlier places of
+    the same kind.
+    """
 
     layer: int | None
     stack: Stack | None
@@ -60,7 +66,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Event(NamedTuple):
-    """Something that is computed in a pass, by the module `name`. Of an attention there are several, by `site`."""
+    """Something that is computed in a pass, by the module `name`. Of an attention there are
+    several, by `site`.
+    """
 
     source: Source
     name: str
@@ -73,9 +81,10 @@ Receive = Callable[[Event, Tensor | Call], None]
 
 @dataclass(eq=False)
 class _Span:
-    """A run of a module; its number is −1 for an element of a list that is never called itself, such as a list of two. `items`
-    are what ran within it, in order: modules, and the numbers of captured attentions. `output` is what it gave, until the module
-    around it ends."""
+    """A run of a module; its number is −1 for an element of a list that is never called itself,
+    such as a list of two. `items` are what ran within it, in order: modules, and the numbers of
+    captured attentions. `output` is what it gave, until the module around it ends.
+    """
 
     name: str
     run: int
@@ -104,9 +113,13 @@ class _Span:
     @property
     def is_norm(self) -> bool:
         """Whether it normalises, and does nothing else."""
-        is_small = all(parameter.ndim < 2 for parameter in self.module.parameters()) and not self.calls
+        is_small = (
+            all(parameter.ndim < 2 for parameter in self.module.parameters()) and not self.calls
+        )
         words = (self.name.rpartition(".")[2], type(self.module).__name__)
-        return is_small and (is_norm(self.module) or (self.has_weights and any(map(_NORM.search, words))))
+        return is_small and (
+            is_norm(self.module) or (self.has_weights and any(map(_NORM.search, words)))
+        )
 
     @property
     def has_weights(self) -> bool:
@@ -116,17 +129,24 @@ class _Span:
     @property
     def projected(self) -> list[_Span]:
         """What ran within it since the last attention, of which the output is known."""
-        after = max((at + 1 for at, item in enumerate(self.items) if isinstance(item, int)), default=0)
-        return [item for item in self.items[after:] if isinstance(item, _Span) and item.output is not None]
+        after = max(
+            (at + 1 for at, item in enumerate(self.items) if isinstance(item, int)), default=0
+        )
+        return [
+            item
+            for item in self.items[after:]
+            if isinstance(item, _Span) and item.output is not None
+        ]
 
 
-# ------------------------------------------------------------------------------------------------------------------ a pass
+# ------------------------------------------------------------------------------------------- a pass
 
 
 @torch.no_grad()
 def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
-    """Runs a model in evaluation, and gives what it computes to `receive`, in the order of execution: what modules give and
-    elements of lists read, and attentions."""
+    """Runs a model in evaluation, and gives what it computes to `receive`, in the order of
+    execution: what modules give and elements of lists read, and attentions.
+    """
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     running, runs, calls = [_Span("", 0, nn.Module())], Counter[str](), list[Call]()
@@ -136,7 +156,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
             running.pop().end()
         around = len(running[-1].name)
-        elements = [name[: number.end()] for number in _ELEMENT.finditer(name) if number.end() > around]
+        elements = [
+            name[: number.end()] for number in _ELEMENT.finditer(name) if number.end() > around
+        ]
         for each, run in (*((element, -1) for element in elements), (name, runs[name])):
             running.append(_Span(each, run, modules[each]))
             running[-2].items.append(running[-1])
@@ -175,27 +197,34 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
     return Pass(running[0], calls, tuple(watch.silent))
 
 
-# --------------------------------------------------------------------------------------------------- what modules are for
+# ----------------------------------------------------------------------------- what modules are for
 
 
 @dataclass(eq=False)
 class _Item:
-    """What runs in a block or outside of all, in order: a `call` of an attention, one that is `silent`, a norm, a `unit` of
-    weights, a table of embeddings, or a block; with the module around it that computes the attention, if any."""
+    """What runs in a block or outside of all, in order: a `call` of an attention, one that is
+    `silent`, a norm, a `unit` of weights, a table of embeddings, or a block; with the module around
+    it that computes the attention, if any.
+    """
 
     kind: Literal["call", "silent", "norm", "unit", "table", "block"]
     span: _Span
     owner: _Span | None
     of: object = None
-    """The part of the block to which it belongs: the number of an attention, the span of a silent one, or "mlp"."""
+    """The part of the block to which it belongs: the number of an attention, the span of a silent
+    one, or "mlp"."""
 
 
 class Pass:
-    """A pass of a model: its modules and attentions as they ran, these without tensors, the `silent` modules that hide their
-    attention, and the places that follow from all that, once they are found."""
+    """A pass of a model: its modules and attentions as they ran, these without tensors, the
+    `silent` modules that hide their attention, and the places that follow from all that, once they
+    are found.
+    """
 
     def __init__(self, ran: _Span, calls: Sequence[Call], silent: tuple[str, ...]) -> None:
-        self.root = next((item for item in ran.items if isinstance(item, _Span) and item.name == ""), ran)
+        self.root = next(
+            (item for item in ran.items if isinstance(item, _Span) and item.name == ""), ran
+        )
         self.all_calls, self.silent = calls, silent
         self.known = dict[Source, Place]()
         self._taken, self._n_layers = Counter[tuple[Any, ...]](), Counter[Stack | None]()
@@ -204,16 +233,24 @@ class Pass:
     def place_of(self, event: Event) -> Place | None:
         """The place of what is computed, None if it has none."""
         place = self.known.get(event.source)
-        return changed(place, site=event.site, name=event.name) if place is not None and event.site else place
+        return (
+            changed(place, site=event.site, name=event.name)
+            if place is not None and event.site
+            else place
+        )
 
     def find_places(self, mapped: Mapping[str, Place | None]) -> None:
         """Finds all places; `mapped` modules have a place that is given, or one of their own."""
         self._find()
         for name, place in mapped.items():
             if place is None:
-                self.known.setdefault(("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name))
+                self.known.setdefault(
+                    ("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name)
+                )
             else:
-                self.known = {source: other for source, other in self.known.items() if other.key != place.key}
+                self.known = {
+                    source: other for source, other in self.known.items() if other.key != place.key
+                }
                 self.known["out", name, 0] = changed(place, name=name)
 
     def _find(self) -> None:
@@ -240,7 +277,9 @@ class Pass:
         of_logits = Place(None, None, "logits", "logits", head[-1].name if head[n_norms:] else "")
         self._add(("out", self.root.name, self.root.run), of_logits)
 
-    def _put(self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str) -> None:
+    def _put(
+        self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str
+    ) -> None:
         """Adds the place of what a module gives."""
         if span.run >= 0:
             self._add(("out", span.name, span.run), Place(layer, stack, part, site, span.name))
@@ -257,11 +296,14 @@ class Pass:
 
     def _attends(self, span: _Span) -> bool:
         """Whether an attention ran within a span."""
-        return bool(span.calls) or any(isinstance(item, _Span) and item.name in self.silent for item in span.within())
+        return bool(span.calls) or any(
+            isinstance(item, _Span) and item.name in self.silent for item in span.within()
+        )
 
     def _blocks(self) -> set[str]:
-        """The names of the blocks: elements of the longest list of modules of one class whose elements contain attention; without
-        any attention, elements of the list with most modules."""
+        """The names of the blocks: elements of the longest list of modules of one class whose
+        elements contain attention; without any attention, elements of the list with most modules.
+        """
         every = [item for item in self.root.within() if isinstance(item, _Span)]
         spans = [span for span in every if is_numbered(span.name)]
         holding = [span for span in spans if self._attends(span)]
@@ -305,27 +347,36 @@ class Pass:
             elif any(each.is_norm for each in inner):
                 items += self._flat(item, owner)
             elif item.has_weights:
-                items.append(_Item("table" if isinstance(item.module, nn.Embedding) else "unit", item, owner))
+                items.append(
+                    _Item("table" if isinstance(item.module, nn.Embedding) else "unit", item, owner)
+                )
         return items
 
-    # --------------------------------------------------------------------------------------------------------- a block
+    # -------------------------------------------------------------------------------------- a block
 
     def _next_block(self, span: _Span) -> tuple[str, Stack | None]:
-        """Adds a block, and before the first of a stack the embedding, which it reads. Returns what the names of modules around
-        its list begin with, and its stack."""
+        """Adds a block, and before the first of a stack the embedding, which it reads. Returns what
+        the names of modules around its list begin with, and its stack.
+        """
         above = span.name.rpartition(".")[0]
         kinds = {call.kind for call in self.all_calls if call.name.startswith(above)}
-        stack: Stack | None = "encoder" if "encoder" in kinds else "decoder" if kinds & {"decoder", "cross"} else None
+        stack: Stack | None = (
+            "encoder" if "encoder" in kinds else "decoder" if kinds & {"decoder", "cross"} else None
+        )
         layer = self._n_layers[stack]
         if not layer:
-            self._add(("in", span.name, span.run), Place(None, stack, "embedding", "embedding", span.name))
+            self._add(
+                ("in", span.name, span.run), Place(None, stack, "embedding", "embedding", span.name)
+            )
         self._n_layers[stack] += 1
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
         content = span
-        while True:  # the only module with weights in a span, if it contains all attentions of the span
+        while (
+            True
+        ):  # the only module with weights in a span, if it contains all attentions of the span
             parts = [item for item in content.items if isinstance(item, int) or item.has_weights]
             only = parts[0] if len(parts) == 1 else None
             if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
@@ -333,7 +384,9 @@ class Pass:
             content = only
         items = self._flat(content, None)
         has_output = set[object]()
-        for at, item in enumerate(items):  # the units before an attention are of it, and the first one after it
+        for at, item in enumerate(
+            items
+        ):  # the units before an attention are of it, and the first one after it
             if item.kind != "unit":
                 continue
             before, after = (
@@ -353,9 +406,17 @@ class Pass:
             elif item.kind == "silent":
                 self._put(item.span, layer, stack, "attention", "output")
             elif isinstance(item.of, int) and item.kind == "call":
-                place = Place(layer, self._stack_of(item.of), "attention", "scores", self.all_calls[item.of].name)
+                place = Place(
+                    layer,
+                    self._stack_of(item.of),
+                    "attention",
+                    "scores",
+                    self.all_calls[item.of].name,
+                )
                 self._add(("call", "", item.of), place)
-                units = (unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of)
+                units = (
+                    unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of
+                )
                 output = next(units, item.owner)
                 if output is not None:
                     self._put(output, layer, place.stack, "attention", "output")
@@ -366,10 +427,18 @@ class Pass:
             self._put(span, layer, stack, "mlp", "residual")
 
     def _norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
-        """Adds a norm, with the part that it precedes or follows: in a block that begins with a norm, the last norm between two
-        parts precedes the second; in others norms follow."""
-        item, begins = items[at], next(each.kind == "norm" for each in items if each.kind != "table")
-        before = next((each for each in items[at - 1 :: -1] if each.kind != "norm"), None) if at else None
+        """Adds a norm, with the part that it precedes or follows: in a block that begins with a
+        norm, the last norm between two parts precedes the second; in others norms follow.
+        """
+        item, begins = (
+            items[at],
+            next(each.kind == "norm" for each in items if each.kind != "table"),
+        )
+        before = (
+            next((each for each in items[at - 1 :: -1] if each.kind != "norm"), None)
+            if at
+            else None
+        )
         after = next((each for each in items[at + 1 :] if each.kind != "norm"), None)
         site, of = "norm", after
         if before is None and after is not None and "mlp" in item.span.name.rpartition(".")[2]:
@@ -386,7 +455,7 @@ class Pass:
         self._put(item.span, layer, of_stack, "mlp" if is_mlp else "attention", site)
 
 
-# ------------------------------------------------------------------------------------------------------- what is computed
+# --------------------------------------------------------------------------------- what is computed
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -395,13 +464,21 @@ def first_tensor(value: Any) -> Tensor | None:
         return value if value.is_floating_point() else None
     if getattr(value, "logits", None) is not None:
         return first_tensor(value.logits)
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    values = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (tuple, list))
+        else ()
+    )
     return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
 
 
 def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:
-    """The sites of an attention in the order of execution, with the names of their modules: q, k and v as projected, the norms of
-    queries and keys, q and k as they enter the scores, the scores with the pattern, and z. `units` ran before it."""
+    """The sites of an attention in the order of execution, with the names of their modules: q, k
+    and v as projected, the norms of queries and keys, q and k as they enter the scores, the scores
+    with the pattern, and z. `units` ran before it.
+    """
     found = _projections(call, units)
     if call.v is not None:
         found.setdefault("v", (call.name, call.v))
@@ -418,22 +495,34 @@ def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Ten
 
 
 def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Tensor]]:
-    """The queries, keys and values as projected, and the normed ones, `[batch, head, position, width]`, with their modules, as
-    far as names and widths tell them. Fused projections are cut so that the values are those of the attention."""
+    """The queries, keys and values as projected, and the normed ones, `[batch, head, position,
+    width]`, with their modules, as far as names and widths tell them. Fused projections are cut so
+    that the values are those of the attention.
+    """
     found = dict[str, tuple[str, Tensor]]()
     (batch, n_heads, *_), v = call.shape, call.v
-    letters_of = {unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)}
+    letters_of = {
+        unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)
+    }
     n_plain = sum(letters != "o" and not unit.is_norm for unit, letters in letters_of.items())
     for unit, letters in letters_of.items():
         tensor, name = unit.output, unit.name
         site = f"{letters}_norm" if unit.is_norm else letters
-        if v is None or tensor is None or tensor.ndim < 2 or tensor.numel() % batch or site in found:
+        if (
+            v is None
+            or tensor is None
+            or tensor.ndim < 2
+            or tensor.numel() % batch
+            or site in found
+        ):
             continue
         like = {"q": call.q, "k": call.k, "v": v}.get(letters)
         d = v.shape[-1] if like is None else like.shape[-1]
         n = n_heads if letters == "q" else tensor.shape[-1] // d
         if tensor.ndim == 4 and letters in ("q", "k", "v"):
-            is_first = tensor.shape[-1] == d and like is not None and tensor.shape[1] == like.shape[1]
+            is_first = (
+                tensor.shape[-1] == d and like is not None and tensor.shape[1] == like.shape[1]
+            )
             found[site] = name, tensor if is_first else tensor.transpose(1, 2)
         elif letters in ("q", "k", "v") and n and tensor.shape[-1] % n == 0:
             found[site] = name, tensor.reshape(batch, -1, n, tensor.shape[-1] // n).transpose(1, 2)
@@ -444,13 +533,23 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
 
 
 def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
-    """The parts of a fused projection: all queries, keys and values one after the other, or those of each group of heads
-    together, or as in CodeGen the queries, values and keys of each quarter of the heads; empty where none gives the values."""
+    """The parts of a fused projection: all queries, keys and values one after the other, or those
+    of each group of heads together, or as in CodeGen the queries, values and keys of each quarter
+    of the heads; empty where none gives the values.
+    """
     d = v.shape[-1]
     n_kv = (rows.shape[-1] // d - n_heads) // 2
-    if n_kv < 1 or rows.shape[-1] != (n_heads + 2 * n_kv) * d or n_heads % n_kv or v.shape[1] % n_kv:
+    if (
+        n_kv < 1
+        or rows.shape[-1] != (n_heads + 2 * n_kv) * d
+        or n_heads % n_kv
+        or v.shape[1] % n_kv
+    ):
         return {}
-    whole = [part.unflatten(-1, (-1, d)) for part in rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)]
+    whole = [
+        part.unflatten(-1, (-1, d))
+        for part in rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)
+    ]
     groups = rows.unflatten(-1, (n_kv, -1, d))
     by_group = [groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]]
     layouts = [whole, by_group]

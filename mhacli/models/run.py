@@ -1,7 +1,8 @@
-"""A run of a checkpoint: its tokenizer, the texts, the model and the tokens that it generates are prepared; then its attention is
-inspected in one unchanged pass, each layer as it is computed.
+"""A run of a checkpoint: its tokenizer, the texts, the model and the tokens that it generates are
+prepared; then its attention is inspected in one unchanged pass, each layer as it is computed.
 
-Each layer is reduced to statistics, or its matrices are kept, before the next one runs: memory holds one layer at a time.
+Each layer is reduced to statistics, or its matrices are kept, before the next one runs: memory
+holds one layer at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ from mhacli.models.layer_names import (
     places_of,
 )
 from mhacli.models.layers import ModelInputs, PassInspection, axes_of, nothing_seen
-from mhacli.models.load import LanguageHead, Loaded, ModelTokenizer, device_of, find, joined, load_model, require_ids
+from mhacli.models.load import (
+    LanguageHead,
+    Loaded,
+    ModelTokenizer,
+    device_of,
+    find,
+    joined,
+    load_model,
+    require_ids,
+)
 from mhacli.record.record import Generated, Record, SpanTokens
 from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
 from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
@@ -44,13 +54,21 @@ from mhacli.text.tokens import AttentionKind, TokenSequence
 
 
 @torch.no_grad()
-def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run of a checkpoint, whose model has a language `head` if requested and runs without it; and notes for the user.
-    Raises `MhaError` for requests that cannot work, if possible before the weights are loaded."""
+def prepare_checkpoint(
+    request: Run, head: LanguageHead | None = None
+) -> tuple[CheckpointRun, tuple[str, ...]]:
+    """The run of a checkpoint, whose model has a language `head` if requested and runs without it;
+    and notes for the user. Raises `MhaError` for requests that cannot work, if possible before the
+    weights are loaded.
+    """
     began, head = perf_counter(), "generate" if request.n_generated else head
     found = find(request.model, request.checkpoint)
     texts = make_texts(request, found)
-    run = run_of(load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite), texts, request)
+    run = run_of(
+        load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite),
+        texts,
+        request,
+    )
     if request.n_generated:
         run.inputs, run.generated = _generate(run.loaded, run.inputs, request.n_generated)
     run.seconds["loading"] = perf_counter() - began
@@ -58,20 +76,28 @@ def prepare_checkpoint(request: Run, head: LanguageHead | None = None) -> tuple[
 
 
 def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
-    """The run of texts by a checkpoint without its head; padding is on the side of the tokenizer, unless another is named."""
+    """The run of texts by a checkpoint without its head; padding is on the side of the tokenizer,
+    unless another is named.
+    """
     if request.model.padding == "left" and loaded.config.is_encoder_decoder:
-        raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
+        raise UsageError(
+            "--padding left does not work with a pair of encoder and decoder",
+            hint="leave out --padding",
+        )
     assert loaded.tokenizer is not None
-    inputs = make_inputs(loaded.model, texts, request.model.padding or loaded.tokenizer.side, loaded.pad_id)
+    inputs = make_inputs(
+        loaded.model, texts, request.model.padding or loaded.tokenizer.side, loaded.pad_id
+    )
     return CheckpointRun(loaded.model.base_model, inputs, request, loaded=loaded)
 
 
-# ------------------------------------------------------------------------------------------------------------ the texts
+# ---------------------------------------------------------------------------------------- the texts
 
 
 def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelInputs:
-    """The tokens of all texts, as many as the model has positions for, without keywords. Raises `MhaError` and `UsageError`, also
-    for a span that no text has, unless they `may_lack` it."""
+    """The tokens of all texts, as many as the model has positions for, without keywords. Raises
+    `MhaError` and `UsageError`, also for a span that no text has, unless they `may_lack` it.
+    """
     config, tokenizer, limit = found.config, found.tokenizer, request.max_tokens
     assert tokenizer is not None
     is_pair = bool(config.is_encoder_decoder)
@@ -79,8 +105,12 @@ def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelI
     if request.chat:
         rendered, chat = tokenizer.chat(request.chat)
         given, special = (rendered,), False
-    is_answer = is_pair and bool(request.context)  # a decoder's text begins with its start token and has no end token
-    second: Sequence[str | None] = of_each(request.pair, len(given), "--pair") or [None] * len(given)
+    is_answer = is_pair and bool(
+        request.context
+    )  # a decoder's text begins with its start token and has no end token
+    second: Sequence[str | None] = of_each(request.pair, len(given), "--pair") or [None] * len(
+        given
+    )
     begun = [
         tokenizer.beginning(text, limit, special=special and not is_answer, pair=pair)
         for text, pair in zip(given, second, strict=True)
@@ -90,23 +120,36 @@ def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelI
     if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
         notes += [note for text in sequences for note in tokenizer.pair_warnings(text)]
     notes += [
-        f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
+        f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used"
+        " (--max-tokens)"
         for i, (text, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
         if limit is not None and len(text.ids) + n_more > limit
     ]
     sequences = _required(sequences, config, limit, request.path)
-    context = _required([tokenizer.beginning(text, limit)[0] for text in request.context], config, limit, request.path)
+    context = _required(
+        [tokenizer.beginning(text, limit)[0] for text in request.context],
+        config,
+        limit,
+        request.path,
+    )
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     context = of_each(context, len(sequences), "--context")
     require_ids([*sequences, *context], n_vocabulary_of(config), request.path)
-    spans = _spans(request, sequences, chat, is_pair=bool(context), may_lack=may_lack) if request.spans else ()
+    spans = (
+        _spans(request, sequences, chat, is_pair=bool(context), may_lack=may_lack)
+        if request.spans
+        else ()
+    )
     return ModelInputs(tuple(sequences), tuple(context) or None, spans=spans, notes=tuple(notes))
 
 
-def _required(sequences: Sequence[TokenSequence], config: Any, limit: int | None, path: str) -> list[TokenSequence]:
-    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
-    positions, or than the default limit."""
+def _required(
+    sequences: Sequence[TokenSequence], config: Any, limit: int | None, path: str
+) -> list[TokenSequence]:
+    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with
+    more tokens than the model has positions, or than the default limit.
+    """
     most = most_positions(config) or sys.maxsize
     allowed = most if limit is not None else min(most, DEFAULT_MAX_TOKENS)
     kept = [sequence.first(limit) for sequence in sequences]
@@ -114,24 +157,35 @@ def _required(sequences: Sequence[TokenSequence], config: Any, limit: int | None
         if not n:
             raise MhaError(f"text {number} has no tokens", code="no-tokens")
         if n > allowed:
-            what = f"the {most} positions of {path}" if n > most else f"the {DEFAULT_MAX_TOKENS} of the default limit"
+            what = (
+                f"the {most} positions of {path}"
+                if n > most
+                else f"the {DEFAULT_MAX_TOKENS} of the default limit"
+            )
             takes_all = "" if n > most else f"; --max-tokens {n} takes all"
             hint = f"--max-tokens {allowed} takes the first {allowed}{takes_all}"
-            raise MhaError(f"text {number} has {n} tokens, more than {what}", hint=hint, code="too-large")
+            raise MhaError(
+                f"text {number} has {n} tokens, more than {what}", hint=hint, code="too-large"
+            )
     return kept
 
 
 _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""The settings for the start token of a decoder, of which the first in its config counts. transformers' `generate` uses the
-first two; T5 was trained with the third."""
+"""The settings for the start token of a decoder, of which the first in its config counts.
+transformers' `generate` uses the first two; T5 was trained with the third."""
 
 
-def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
+def _started(
+    tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None
+) -> TokenSequence:
     """A decoder's text after its start token, which is added unless it is there."""
-    start = next((int(i) for name in _STARTS if (i := getattr(config, name, None)) is not None), None)
+    start = next(
+        (int(i) for name in _STARTS if (i := getattr(config, name, None)) is not None), None
+    )
     if start is None:
         raise UsageError(
-            f"{config.model_type} needs --context: its config names no token for the decoder to start with",
+            f"{config.model_type} needs --context: its config names no token for the decoder to"
+            " start with",
             hint="--context is the input of the encoder, TEXT that of the decoder",
         )
     begin = tokenizer.of_ids([start])
@@ -141,19 +195,31 @@ def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None 
 
 
 def _spans(
-    request: Run, sequences: list[TokenSequence], chat: Mapping[str, Ranges], *, is_pair: bool, may_lack: bool
+    request: Run,
+    sequences: list[TokenSequence],
+    chat: Mapping[str, Ranges],
+    *,
+    is_pair: bool,
+    may_lack: bool,
 ) -> tuple[SpanTokens, ...]:
     """The tokens of each named span in every text, without spans that all texts lack."""
     if is_pair:
         raise spans_of_pair()
-    spans_of_texts = [find_spans(request.spans, sequence.text, chat, may_lack=may_lack) for sequence in sequences]
+    spans_of_texts = [
+        find_spans(request.spans, sequence.text, chat, may_lack=may_lack) for sequence in sequences
+    ]
     spans_of_tokens = []
     for name in spans_of_texts[0]:
-        tokens = tuple(tokens_of(spans[name], each) for spans, each in zip(spans_of_texts, sequences, strict=True))
+        tokens = tuple(
+            tokens_of(spans[name], each)
+            for spans, each in zip(spans_of_texts, sequences, strict=True)
+        )
         if any(tokens):
             spans_of_tokens.append(SpanTokens(name, tokens))
         elif not may_lack:
-            raise UsageError(f"span {name!r} has no token of the text", hint="--max-tokens may have cut it off")
+            raise UsageError(
+                f"span {name!r} has no token of the text", hint="--max-tokens may have cut it off"
+            )
     return tuple(spans_of_tokens)
 
 
@@ -163,16 +229,24 @@ def spans_of_pair() -> UsageError:
     return UsageError(message, hint="leave out --span")
 
 
-# ------------------------------------------------------------------------------------------------- the inputs of a pass
+# ----------------------------------------------------------------------------- the inputs of a pass
 
 
 def make_inputs(model: Any, texts: ModelInputs, side: PaddingSide, pad_id: int) -> ModelInputs:
-    """The texts with the keywords of one pass. Raises `UsageError` for a model that does not read text."""
+    """The texts with the keywords of one pass. Raises `UsageError` for a model that does not read
+    text.
+    """
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
-        raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=FROM_PYTHON)
-    if hasattr(model, "vision_model") and hasattr(model, "logit_scale"):  # it compares texts and images
-        raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=FROM_PYTHON)
+        raise UsageError(
+            f"the model reads {model.main_input_name}, not text (family {family})", hint=FROM_PYTHON
+        )
+    if hasattr(model, "vision_model") and hasattr(
+        model, "logit_scale"
+    ):  # it compares texts and images
+        raise UsageError(
+            f"the model needs pixel_values besides text (family {family})", hint=FROM_PYTHON
+        )
     is_pair, device = bool(model.config.is_encoder_decoder), device_of(model)
     if texts.context is not None and not is_pair:
         raise UsageError(
@@ -200,41 +274,59 @@ def _as_read_by(model: Any, sequences: Sequence[TokenSequence]) -> tuple[TokenSe
 
 
 def _padded(
-    prefix: str, sequences: Sequence[TokenSequence], side: PaddingSide, pad_id: int, device: torch.device
+    prefix: str,
+    sequences: Sequence[TokenSequence],
+    side: PaddingSide,
+    pad_id: int,
+    device: torch.device,
 ) -> dict[str, Tensor]:
-    """The ids, a mask if there is padding, for without one a model takes its fastest path, and the token types of pairs."""
+    """The ids, a mask if there is padding, for without one a model takes its fastest path, and the
+    token types of pairs.
+    """
     lengths = [len(sequence.ids) for sequence in sequences]
 
     def filled(rows: Iterable[Sequence[int]], fill: int) -> Tensor:
         numbers = [torch.tensor(row, dtype=torch.long) for row in rows]
-        made = nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=fill, padding_side=side)
+        made = nn.utils.rnn.pad_sequence(
+            numbers, batch_first=True, padding_value=fill, padding_side=side
+        )
         return made.to(device)
 
     keywords = {f"{prefix}input_ids": filled((text.ids for text in sequences), pad_id)}
     if min(lengths) < max(lengths):
-        keywords["decoder_attention_mask" if prefix else "attention_mask"] = filled(([1] * n for n in lengths), 0)
+        keywords["decoder_attention_mask" if prefix else "attention_mask"] = filled(
+            ([1] * n for n in lengths), 0
+        )
     if any(text.token_type_ids for text in sequences):
         types = (text.token_type_ids or [0] * n for text, n in zip(sequences, lengths, strict=True))
         keywords["token_type_ids"] = filled(types, 0)
     return keywords
 
 
-# ----------------------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 
 
 def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs, Generated]:
-    """The inputs with the tokens of the greedy continuation, and whether one pass over the whole text reproduces them."""
+    """The inputs with the tokens of the greedy continuation, and whether one pass over the whole
+    text reproduces them.
+    """
     if len(inputs.sequences) != 1:
         raise UsageError(
             f"--generate continues one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    model, sequence, pad_id, tokenizer = loaded.model, inputs.sequences[0], loaded.pad_id, loaded.tokenizer
+    model, sequence, pad_id, tokenizer = (
+        loaded.model,
+        inputs.sequences[0],
+        loaded.pad_id,
+        loaded.tokenizer,
+    )
     assert tokenizer is not None
     length, most = len(sequence.ids), most_positions(loaded.config)
     if most is not None and length + n > most:
         raise MhaError(
-            f"{length} tokens and {n} generated ones are more than the {most} positions of {loaded.source}",
+            f"{length} tokens and {n} generated ones are more than the {most} positions of"
+            f" {loaded.source}",
             hint=f"--generate {most - length} fits" if most > length else None,
             code="too-large",
         )
@@ -259,19 +351,20 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     return whole, Generated((length,), len(new), repeated)
 
 
-# --------------------------------------------------------------------------------------------------- the inspected pass
+# ------------------------------------------------------------------------------- the inspected pass
 
 
 @dataclass
 class CheckpointRun(PassInspection):
-    """The inspection of one pass of a checkpoint, which `run` makes. The `model` is that of `loaded`, or what is below its
-    language head."""
+    """The inspection of one pass of a checkpoint, which `run` makes. The `model` is that of
+    `loaded`, or what is below its language head.
+    """
 
     loaded: Loaded = field(kw_only=True)
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------------------------- its memory
+    # ----------------------------------------------------------------------------------- its memory
 
     def _size(self, name: str) -> int:
         """A size in the config, the largest if it has one per layer; 1 if it is missing."""
@@ -279,33 +372,58 @@ class CheckpointRun(PassInspection):
         return max(value) if isinstance(value, (list, tuple)) else int(value)
 
     def require_room(self, batch: int) -> int:
-        """The peak of a pass over `batch` texts in bytes, without the weights; a kept matrix exists once more while it is
-        assembled. Raises `MhaError`, with the longest text that fits, if it does not fit in memory."""
+        """The peak of a pass over `batch` texts in bytes, without the weights; a kept matrix exists
+        once more while it is assembled. Raises `MhaError`, with the longest text that fits, if it
+        does not fit in memory.
+        """
         chosen, keep, device = self.request.model, self.request.keep, device_of(self.model)
-        self.n_layers = max(1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config)))
-        n_heads, d_model, d_inner = map(self._size, ("num_attention_heads", "hidden_size", "intermediate_size"))
-        item, n_kept = int(self.model.dtype.itemsize), self.n_layers * len(KEPT if keep is None else keep)
+        self.n_layers = max(
+            1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config))
+        )
+        n_heads, d_model, d_inner = map(
+            self._size, ("num_attention_heads", "hidden_size", "intermediate_size")
+        )
+        item, n_kept = (
+            int(self.model.dtype.itemsize),
+            self.n_layers * len(KEPT if keep is None else keep),
+        )
         builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
-        statistics = partial(statistics_bytes, batch, n_heads, wide=FLOAT32_BYTES, on_gpu=device.type != "cpu")
+        statistics = partial(
+            statistics_bytes, batch, n_heads, wide=FLOAT32_BYTES, on_gpu=device.type != "cpu"
+        )
 
         def needed(length: int) -> int:
             cells = batch * length * length
             kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
-            matrices = 4 * (builds_matrices + (kept_bytes > 0)) * cells * n_heads * max(FLOAT32_BYTES, item)
+            matrices = (
+                4
+                * (builds_matrices + (kept_bytes > 0))
+                * cells
+                * n_heads
+                * max(FLOAT32_BYTES, item)
+            )
             rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
             return rows + matrices + 3 * cells + kept_bytes + statistics((length, length))
 
-        length = max(len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ())))
+        length = max(
+            len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ()))
+        )
         what = f"{length} tokens, {n_heads} heads, batch {batch}"
         return require_room(needed, length, free_bytes(device), what=what)
 
-    # --------------------------------------------------------------------------------------------------------- the pass
+    # ------------------------------------------------------------------------------------- the pass
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> Record:
-        """The record of an inspected pass; if requested also of a pass without inspection, whose outputs must be the same bits.
-        Raises `MhaError` if it does not fit into memory."""
-        began, model, keywords, chosen = perf_counter(), self.model, self.inputs.keywords, self.request.model
+        """The record of an inspected pass; if requested also of a pass without inspection, whose
+        outputs must be the same bits. Raises `MhaError` if it does not fit into memory.
+        """
+        began, model, keywords, chosen = (
+            perf_counter(),
+            self.model,
+            self.inputs.keywords,
+            self.request.model,
+        )
         batch, checkpoint = len(self.inputs.sequences), self.loaded.checkpoint
         self.peak_bytes, self.report_progress = self.require_room(batch), report_progress
         report_progress(0.0, "the first layer")
@@ -313,13 +431,25 @@ class CheckpointRun(PassInspection):
             outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:
-            unfit = {(kind, n): reason for (kind, n), reason in self.unfit.items() if chosen.includes(n, kind)}
+            unfit = {
+                (kind, n): reason
+                for (kind, n), reason in self.unfit.items()
+                if chosen.includes(n, kind)
+            }
             raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.found, unfit)
-        entry = replace(entry_of(model, self.loaded.source, self.loaded.revision), generated=self.generated)
+        entry = replace(
+            entry_of(model, self.loaded.source, self.loaded.revision), generated=self.generated
+        )
         if verify or chosen.verify_outputs:
             began = perf_counter()
-            again, tensors = outputs_of(model, keywords), {n: x for n, x in outputs.items() if isinstance(x, Tensor)}
-            same = [torch.allclose(x, again[n], rtol=0, atol=0, equal_nan=True) for n, x in tensors.items()]
+            again, tensors = (
+                outputs_of(model, keywords),
+                {n: x for n, x in outputs.items() if isinstance(x, Tensor)},
+            )
+            same = [
+                torch.allclose(x, again[n], rtol=0, atol=0, equal_nan=True)
+                for n, x in tensors.items()
+            ]
             n = max(tensor.shape[1] for tensor in keywords.values())
             entry = replace(entry, identical_outputs=bool(same) and all(same), compared_len=n)
             self.seconds["comparison"] = perf_counter() - began
@@ -332,24 +462,38 @@ class CheckpointRun(PassInspection):
         return axes_of(self.inputs, kind, self.loaded.dtype, device_of(self.model))
 
 
-# --------------------------------------------------------------------------------------------------------------- a pass
+# ------------------------------------------------------------------------------------------- a pass
 
 
 _NO_MEMORY = ("allocate memory", "out of memory")
 
 
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The outputs of one pass of a model without a KV cache. Raises `MhaError` as `run_model` does."""
+    """The outputs of one pass of a model without a KV cache. Raises `MhaError` as `run_model`
+    does.
+    """
     return dict(forward_of(model, keywords)())
 
 
 def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
-    """A call of a model without a KV cache, on its device, with keywords, positional arguments or one tensor. A model that takes
-    other keywords than those of transformers gets the ids alone. Raises `UsageError` if it cannot take the inputs, and the call
-    raises `MhaError` as `run_model` does."""
-    device, dtype, taken = device_of(model), dtype_of(model), inspect.signature(model.forward).parameters
+    """A call of a model without a KV cache, on its device, with keywords, positional arguments or
+    one tensor. A model that takes other keywords than those of transformers gets the ids alone.
+    Raises `UsageError` if it cannot take the inputs, and the call raises `MhaError` as `run_model`
+    does.
+    """
+    device, dtype, taken = (
+        device_of(model),
+        dtype_of(model),
+        inspect.signature(model.forward).parameters,
+    )
     takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    args = (
+        ()
+        if isinstance(inputs, Mapping)
+        else tuple(inputs)
+        if isinstance(inputs, tuple | list)
+        else (inputs,)
+    )
     given = dict(inputs) if isinstance(inputs, Mapping) else {}
     needed = [name for name, value in given.items() if _matters(name, value)]
     unknown = [] if takes_any else [name for name in given if name not in taken]
@@ -372,15 +516,19 @@ def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
 
 
 def _matters(name: str, value: Any) -> bool:
-    """Whether a keyword changes what is computed: not a mask without padding, nor a choice of what is returned."""
+    """Whether a keyword changes what is computed: not a mask without padding, nor a choice of what
+    is returned.
+    """
     if isinstance(value, Tensor):
         return not (name == "attention_mask" and bool(value.all()))
     return name not in ("use_cache", "return_dict") and value is not None
 
 
 def run_model(model: Any, run: Callable[[], Any]) -> Any:
-    """The result of `run`, which calls the model. Raises `MhaError` for an exception in the pass, such as that of inconsistent
-    sizes in the config, with its message and the innermost module that raised it."""
+    """The result of `run`, which calls the model. Raises `MhaError` for an exception in the pass,
+    such as that of inconsistent sizes in the config, with its message and the innermost module that
+    raised it.
+    """
     try:
         return run()
     except (MhaError, MemoryError):
@@ -390,28 +538,37 @@ def run_model(model: Any, run: Callable[[], Any]) -> Any:
             raise
         names = {id(module): name for name, module in model.named_modules() if name}
         running = [frame.f_locals.get("self") for frame, _ in walk_tb(fault.__traceback__)]
-        inner = [f"{names[id(module)]} ({type(module).__name__}) of " for module in running if id(module) in names]
+        inner = [
+            f"{names[id(module)]} ({type(module).__name__}) of "
+            for module in running
+            if id(module) in names
+        ]
         text = next((line for line in str(fault).splitlines() if line.strip()), "no message")
         raise MhaError(
-            f"the forward pass of the model raised {type(fault).__name__} in {''.join(inner[-1:])}{type(model).__name__}: "
-            f"{text:.300}",
-            hint="sizes in its config.json may contradict each other, or it needs an input other than text",
+            f"the forward pass of the model raised {type(fault).__name__} in"
+            f" {''.join(inner[-1:])}{type(model).__name__}: {text:.300}",
+            hint=(
+                "sizes in its config.json may contradict each other, or it needs an input other"
+                " than text"
+            ),
             code="model-failed",
             path=getattr(model, "name_or_path", None) or None,
         ) from fault
 
 
-# ------------------------------------------------------------------------------------------------------------- rounding
+# ----------------------------------------------------------------------------------------- rounding
 
 
 TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "bfloat16": 3}
-"""The tolerance as a multiple of the change of outputs when each part rounds differently. Of 26 families none exceeded
-0.7 in float32 and 0.5 in 16 bits, whose parts are moved by twice their rounding; faults reach thousands."""
+"""The tolerance as a multiple of the change of outputs when each part rounds differently. Of 26
+families none exceeded 0.7 in float32 and 0.5 in 16 bits, whose parts are moved by twice their
+rounding; faults reach thousands."""
 
 
 @contextmanager
 def shaken_parts(model: Any, seed: int) -> Iterator[None]:
-    """Moves every output of the model's parts by one rounding step, up or down at random, within the context.
+    """Moves every output of the model's parts by one rounding step, up or down at random, within
+    the context.
 
     The results then differ by as much as with another order of summation.
     """
@@ -422,9 +579,15 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.is_nested:
             return None
         n = output.numel()
-        bits = torch.empty(-(-n // 8), dtype=torch.int64).random_(generator=generator).view(torch.int8)[:n]
+        bits = (
+            torch.empty(-(-n // 8), dtype=torch.int64)
+            .random_(generator=generator)
+            .view(torch.int8)[:n]
+        )
         step = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
-        return step.mul_(output).mul_(eps).add_(output)  # in place: the logits of a long text are large
+        return (
+            step.mul_(output).mul_(eps).add_(output)
+        )  # in place: the logits of a long text are large
 
     with ExitStack() as hooks:
         for module in model.modules():

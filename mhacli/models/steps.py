@@ -1,4 +1,6 @@
-"""One attention of a checkpoint, step by step: every tensor that its modules compute, or each token that it decodes."""
+"""One attention of a checkpoint, step by step: every tensor that its modules compute, or each token
+that it decodes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from mhacli.models.places import first_tensor
 from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
-from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape, layer_prefix
+from mhacli.record.record import (
+    Cell,
+    InspectedLayer,
+    Record,
+    ScorePart,
+    Step,
+    WeightShape,
+    layer_prefix,
+)
 from mhacli.run import CellIndex, require_inside
 from mhacli.sites import SITES, Dims, token_bytes
 from mhacli.text.numbers import shown
@@ -45,12 +55,19 @@ Outputs = list[tuple[str, nn.Module | None, Tensor]]
 """What enters an attention, `x`, and the outputs of its modules by their names in it."""
 
 
-def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
-    """The record of a pass with the trace of one attention, the first requested; with `values`, the numbers of each tensor; with
-    `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
+def walk_checkpoint(
+    run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None
+) -> Record:
+    """The record of a pass with the trace of one attention, the first requested; with `values`, the
+    numbers of each tensor; with `place`, the computation of this cell. Raises `MhaError` if there
+    is no such layer.
+    """
     kind, number = (run.request.model.layers or ((None, 0),))[0]
     run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
-    outputs, taken = Outputs(), list[tuple[Call, Attention, int]]()  # the latter with the number of outputs before it
+    outputs, taken = (
+        Outputs(),
+        list[tuple[Call, Attention, int]](),
+    )  # the latter with the number of outputs before it
 
     def take(call: Call, attention: Attention) -> None:
         if not taken:
@@ -66,36 +83,61 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
         has_rotation = has_rotation and call.q.untyped_storage().data_ptr() not in projected
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
-    sizes |= {"kv_head": layer.n_kv_heads, "d_head": layer.d_head, "d_v": layer.d_v, "d_model": record.config.d_model}
-    steps = [(tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in outputs]
+    sizes |= {
+        "kv_head": layer.n_kv_heads,
+        "d_head": layer.d_head,
+        "d_v": layer.d_v,
+        "d_model": record.config.d_model,
+    }
+    steps = [
+        (tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in outputs
+    ]
     steps[n_before:n_before] = _inside(call, attention, layer, record.of_layer(0).dims, theta)
     owners, trace = dict[int, str](), list[Step]()
     for tensor, step in steps:  # each is a view of the first whose memory it shares
         owner = owner_of(tensor, step.site, owners)
         summary = summarise(tensor) if values else None
-        trace.append(replace(step, layout="view" if owner else "copy", view_of=owner, values=summary))
+        trace.append(
+            replace(step, layout="view" if owner else "copy", view_of=owner, values=summary)
+        )
     return replace(
         record,
         layers=(layer,),
         heads=HeadTable(head for head in record.heads if head.attention == layer.name),
-        arrays={name: array for name, array in record.arrays.items() if name.startswith("layers.0.")},
+        arrays={
+            name: array for name, array in record.arrays.items() if name.startswith("layers.0.")
+        },
         trace=tuple(trace),
         cell=None if place is None else follow_call(call, attention, place, run.axes(layer.kind)),
-        timings={name: timing for name, timing in record.timings.items() if name != "total"},  # it includes other work
+        timings={
+            name: timing for name, timing in record.timings.items() if name != "total"
+        },  # it includes other work
     )
 
 
 @contextmanager
-def _listening(model: nn.Module, kind: AttentionKind | None, outputs: Outputs, taken: Sequence[Any]) -> Iterator[None]:
-    """A context in which `outputs` collects what enters an attention of this kind and its modules compute, of each anew, until
-    that of the `taken` one is complete. The outermost modules count, which include the output projection."""
+def _listening(
+    model: nn.Module, kind: AttentionKind | None, outputs: Outputs, taken: Sequence[Any]
+) -> Iterator[None]:
+    """A context in which `outputs` collects what enters an attention of this kind and its modules
+    compute, of each anew, until that of the `taken` one is complete. The outermost modules count,
+    which include the output projection.
+    """
     numbers, roots, names = LayerNumbers(model), dict[str, nn.Module](), dict[nn.Module, str]()
     for name, root in model.named_modules():
-        is_outermost = name and is_attention(name, root) and not any(name.startswith(f"{other}.") for other in roots)
-        runs_parts = any(root.children()) and not isinstance(root, nn.ModuleList)  # a norm has none, a list never runs
+        is_outermost = (
+            name
+            and is_attention(name, root)
+            and not any(name.startswith(f"{other}.") for other in roots)
+        )
+        runs_parts = any(root.children()) and not isinstance(
+            root, nn.ModuleList
+        )  # a norm has none, a list never runs
         if is_outermost and runs_parts and kind in (None, numbers.kind_of(name)):
             roots[name] = root
-            parts = [(part, name) for name, part in root.named_modules() if not any(part.children())]
+            parts = [
+                (part, name) for name, part in root.named_modules() if not any(part.children())
+            ]
             names |= {part: name for part, name in parts if type(part).__name__ not in _SILENT}
     attentions = set(roots.values())
 
@@ -114,12 +156,15 @@ def _listening(model: nn.Module, kind: AttentionKind | None, outputs: Outputs, t
         yield
 
 
-# ---------------------------------------------------------------------------------------------------------- the modules
+# -------------------------------------------------------------------------------------- the modules
 
 
-def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: Mapping[str, int]) -> Step:
-    """The step of a module's output, or of what enters the attention. Operations are counted as in the trace of a layer of mha:
-    2 per weight and row, 1 for other numbers."""
+def _step_of_module(
+    name: str, module: nn.Module | None, tensor: Tensor, sizes: Mapping[str, int]
+) -> Step:
+    """The step of a module's output, or of what enters the attention. Operations are counted as in
+    the trace of a layer of mha: 2 per weight and row, 1 for other numbers.
+    """
     axes = _axes(name, tuple(tensor.shape), sizes)
     if module is None:
         formula, meaning = "the input of the attention", "a row of numbers per token"
@@ -127,15 +172,22 @@ def _step_of_module(name: str, module: nn.Module | None, tensor: Tensor, sizes: 
     named, kind = dict(module.named_parameters()), type(module).__name__
     flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
     if matrix is not None:
-        flops = 2 * tensor.numel() // tensor.shape[-1] * matrix.numel() + (len(named) - 1) * tensor.numel()
+        flops = (
+            2 * tensor.numel() // tensor.shape[-1] * matrix.numel()
+            + (len(named) - 1) * tensor.numel()
+        )
     product, added = f"{kind}(x)", " + b" if "bias" in named else ""
     if kind == "Conv1D":
         product = f"x W{added}, W [d_in, d_out]"
     elif isinstance(module, nn.Linear):
         product = f"x Wᵀ{added}"
-    weights = tuple(WeightShape(f"{name}.{parameter}", tuple(p.shape)) for parameter, p in named.items())
+    weights = tuple(
+        WeightShape(f"{name}.{parameter}", tuple(p.shape)) for parameter, p in named.items()
+    )
     formula = f"{name.rpartition('.')[2]} = {product}"
-    return step_of(name, tensor, axes=axes, flops=flops, parameters=weights, formula=formula, meaning=kind)
+    return step_of(
+        name, tensor, axes=axes, flops=flops, parameters=weights, formula=formula, meaning=kind
+    )
 
 
 def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -145,8 +197,13 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
     fitting = {sizes[axis]: axis for axis in ("kv_head", "head", "key", length)}
     axes = [fitting.get(size, "width") for size in shape]
     if shape[0] == sizes["batch"]:
-        all_heads = {"q": "head d_head", "k": "kv_head d_head", "v": "kv_head d_v"}.get(short[:1], "d_model")
-        known = {**sizes, "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"]}  # q, k and v by one projection
+        all_heads = {"q": "head d_head", "k": "kv_head d_head", "v": "kv_head d_v"}.get(
+            short[:1], "d_model"
+        )
+        known = {
+            **sizes,
+            "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"],
+        }  # q, k and v by one projection
         words = (all_heads, "(head+2·kv_head) d_head", "d_model", "head d_v", "d_head")
         fits = [word for word in words if prod(known[axis] for axis in word.split()) == shape[-1]]
         axes[0], axes[-1] = "batch", "·".join(fits[0].split()) if fits else "width"
@@ -155,16 +212,21 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
     return tuple(axes)
 
 
-# ------------------------------------------------------------------------------------------------- the attention itself
+# ----------------------------------------------------------------------------- the attention itself
 
 
 def _inside(
     call: Call, attention: Attention, layer: InspectedLayer, dims: Dims, theta: float | None
 ) -> Iterator[tuple[Tensor, Step]]:
-    """The inputs of the attention and the matrices that follow from them, with their steps, which have the words of `SITES`
-    unless the model does otherwise. Matrices that the kernel does not compute are computed here. `theta` is the base of a
-    rotation."""
-    made, tensors, others = attention.matrices(), dict[str, Tensor](), defaultdict[str, dict[str, Any]](dict)
+    """The inputs of the attention and the matrices that follow from them, with their steps, which
+    have the words of `SITES` unless the model does otherwise. Matrices that the kernel does not
+    compute are computed here. `theta` is the base of a rotation.
+    """
+    made, tensors, others = (
+        attention.matrices(),
+        dict[str, Tensor](),
+        defaultdict[str, dict[str, Any]](dict),
+    )
     # positions are in q and k, or in the bias of the call
     plain = replace(dims.config, positions="none", score_bias=None)
     if call.q is not None:
@@ -175,24 +237,40 @@ def _inside(
                 others[name]["formula"] += f", rotated by its position (RoPE, base {theta:g})"
                 others[name]["flops"] = 3 * tensor.numel()
         if call.mask is not None:
-            formula = "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
+            formula = (
+                "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
+            )
             tensors["mask"] = call.mask
-            others["mask"] = {"axes": SITES["qk"].axes_for(dims), "formula": formula, "meaning": layer.mask, "flops": 0}
+            others["mask"] = {
+                "axes": SITES["qk"].axes_for(dims),
+                "formula": formula,
+                "meaning": layer.mask,
+                "flops": 0,
+            }
         if call.sinks is not None:
             axes = ("head",) if call.sinks.ndim == 1 else ("batch", "head", "query")
-            formula, meaning = f"a score per {axes[-1]}", "takes part in the softmax and gives nothing"
+            formula, meaning = (
+                f"a score per {axes[-1]}",
+                "takes part in the softmax and gives nothing",
+            )
             tensors["sinks"] = call.sinks
             others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
             formula = "pattern = softmax(scores and the sink) over keys"
-            meaning = "the attention weights: a row sums to less than 1, the sink logit takes the rest"
+            meaning = (
+                "the attention weights: a row sums to less than 1, the sink logit takes the rest"
+            )
             others["pattern"] = {"formula": formula, "meaning": meaning}
     others["scores"]["meaning"] = f"what a query sees: {layer.mask}"
     if not isinstance(attention, ScoredAttention):
         others["scores"]["formula"] = "scores as softmax reads them"
     elif attention.bias is not None:
         plain = replace(plain, score_bias="position bias")
-    tensors |= {"scores": made["scores"], "pattern": made["pattern"]} | ({} if call.z is None else {"z": call.z})
-    others["z"]["meaning"] = f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
+    tensors |= {"scores": made["scores"], "pattern": made["pattern"]} | (
+        {} if call.z is None else {"z": call.z}
+    )
+    others["z"]["meaning"] = (
+        f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
+    )
     for name, tensor in tensors.items():
         usual = SITES[name].described(replace(dims, config=plain)) if name in SITES else {}
         is_built = name not in made or layer.kernel in _BUILDING
@@ -200,10 +278,13 @@ def _inside(
 
 
 def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) -> Cell:
-    """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside, and if queries and keys
-    were not captured."""
+    """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside,
+    and if queries and keys were not captured.
+    """
     if call.q is None:
-        raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
+        raise UsageError(
+            "--cell needs the layer's queries and keys, and only its softmax could be captured"
+        )
     n_heads, (sequence, head, query, key), parts = call.shape[1], place, tuple[ScorePart, ...]()
     require_inside(place, n_heads, axes.queries.ids, axes.keys.ids)
     at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
@@ -218,28 +299,39 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
     return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
 
 
-# ------------------------------------------------------------------------------------------------------------- decoding
+# ----------------------------------------------------------------------------------------- decoding
 
 
 @torch.no_grad()
 def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
-    """The record of one layer, the first requested, with one trace entry per step and the pattern of the steps.
+    """The record of one layer, the first requested, with one trace entry per step and the pattern
+    of the steps.
 
-    The steps are a prefill of `prompt_len` tokens, if any, then one token at a time, with the model's own cache. The self-check
-    compares the steps' outputs after the last layer with those of one pass over the whole text.
-    Raises `UsageError` for texts of different lengths, and `MhaError` for a model that does not decode.
+    The steps are a prefill of `prompt_len` tokens, if any, then one token at a time, with the
+    model's own cache. The self-check compares the steps' outputs after the last layer with those of
+    one pass over the whole text. Raises `UsageError` for texts of different lengths, and `MhaError`
+    for a model that does not decode.
     """
     record = _recorded(run, prompt_len)
     assert record.model is not None
-    began, model, layer, config = perf_counter(), run.model, record.layers[0], record.of_layer(0).config
+    began, model, layer, config = (
+        perf_counter(),
+        run.model,
+        record.layers[0],
+        record.of_layer(0).config,
+    )
     full: Any = first_tensor(outputs_of(model, run.inputs.keywords))
     out: Any
     pattern = torch.zeros(full.shape[0], layer.n_heads, full.shape[1], full.shape[1])
     steps, cache = list[Step](), ""
-    for (start, end), call, outputs, seconds in _passes(run, layer, spans_of(prompt_len, full.shape[1])):
+    for (start, end), call, outputs, seconds in _passes(
+        run, layer, spans_of(prompt_len, full.shape[1])
+    ):
         out, cache = first_tensor(outputs), type(outputs["past_key_values"]).__name__
         rows = as_attention(call).matrices()["pattern"].float().cpu()
-        pattern[:, :, start:end, end - rows.shape[3] : end] = rows  # a cache with a window has dropped earlier keys
+        pattern[:, :, start:end, end - rows.shape[3] : end] = (
+            rows  # a cache with a window has dropped earlier keys
+        )
         step = decode_step(
             config,
             (start, end),
@@ -269,26 +361,37 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
 
 
 def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
-    """The record of the requested layer in one pass over the whole text, whose queries see no later token."""
+    """The record of the requested layer in one pass over the whole text, whose queries see no later
+    token.
+    """
     n = len(run.inputs.sequences[0].ids)
     if any(len(text.ids) != n for text in run.inputs.sequences):
-        raise UsageError("mha decode --model needs texts of one length", hint="decode each text in a run of its own")
+        raise UsageError(
+            "mha decode --model needs texts of one length",
+            hint="decode each text in a run of its own",
+        )
     if not 0 <= prompt_len <= n:
         raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {n} tokens")
     kind, number = (run.request.model.layers or ((None, 0),))[0]
     kind = kind or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
     keep = tuple(dict.fromkeys(("pattern", *(run.request.keep or ()))))
-    run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)), keep=keep)
+    run.request = replace(
+        run.request, model=replace(run.request.model, layers=((kind, number),)), keep=keep
+    )
     record = run.run()
     if record.not_kept:
         raise MhaError(
-            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {shown(run.request.keep_limit, 'bytes')}",
+            f"the pattern of {n} × {n} tokens takes more than --keep-limit,"
+            f" {shown(run.request.keep_limit, 'bytes')}",
             hint=f"--max-tokens {n // 2} takes a shorter text, a larger --keep-limit makes room",
             code="too-large",
         )
     layer, source = record.layers[0], run.loaded.source
     if kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
-        message = f"mha decode needs attention that sees no later token, but {layer.name} sees {layer.mask}"
+        message = (
+            f"mha decode needs attention that sees no later token, but {layer.name} sees"
+            f" {layer.mask}"
+        )
         hint = f"mha run TEXT --model {shlex.quote(source)} shows its attention"
         raise MhaError(message, hint=hint, code="not-causal")
     return record
@@ -297,13 +400,20 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
 def _passes(
     run: CheckpointRun, layer: InspectedLayer, spans: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], Call, Mapping[str, Any], float]]:
-    """For each step its span, the attention of the layer, the outputs of the model, and the seconds. An encoder runs once.
-    Raises `MhaError` for a model without a cache."""
+    """For each step its span, the attention of the layer, the outputs of the model, and the
+    seconds. An encoder runs once. Raises `MhaError` for a model without a cache.
+    """
     model, given, taken, cache = run.model, run.inputs.keywords, list[Call](), None
     name, others = "input_ids", dict[str, Any]()
     if "decoder_input_ids" in given:
-        name, masks = "decoder_input_ids", {key: mask for key, mask in given.items() if key == "attention_mask"}
-        others = {"encoder_outputs": model.get_encoder()(input_ids=given["input_ids"], **masks), **masks}
+        name, masks = (
+            "decoder_input_ids",
+            {key: mask for key, mask in given.items() if key == "attention_mask"},
+        )
+        others = {
+            "encoder_outputs": model.get_encoder()(input_ids=given["input_ids"], **masks),
+            **masks,
+        }
 
     def take(call: Call) -> None:
         if (call.layer, call.kind, call.title) == (layer.layer, layer.kind, layer.name):
@@ -315,6 +425,9 @@ def _passes(
             outputs = run_model(model, partial(model, **new, **others, use_cache=True))
         seconds, cache = perf_counter() - began, outputs.get("past_key_values")
         if cache is None:
-            message = f"mha decode needs a model with a KV cache, which {type(model).__name__} does not return"
+            message = (
+                f"mha decode needs a model with a KV cache, which {type(model).__name__} does not"
+                " return"
+            )
             raise MhaError(message, code="no-cache")
         yield (start, end), taken[0], outputs, seconds

@@ -18,12 +18,12 @@ _EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error with its tolerance. `error` is None if a number was not finite, and then `ok` is False. `ok` is None if the
-    check does not apply, for the reason in `note`.
+    """An error with its tolerance. `error` is None if a number was not finite, and then `ok` is
+    False. `ok` is None if the check does not apply, for the reason in `note`.
 
-    `rounding` of a check of head statistics is the part of its tolerance for scores too large for their dtype, or 0.
-    `n` removals were repeated by a second method, and `identical` says whether a pass in which every
-    attention output is replaced by itself gives the same bits as a plain pass.
+    `rounding` of a check of head statistics is the part of its tolerance for scores too large for
+    their dtype, or 0. `n` removals were repeated by a second method, and `identical` says whether a
+    pass in which every attention output is replaced by itself gives the same bits as a plain pass.
     """
 
     name: str = ""
@@ -37,8 +37,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: float, tolerance: float, *, holds: bool = True, **details: Any) -> Self:
-        """The check of an error. `holds` is what must be true besides, and `details` are fields of the class."""
-        return cls(error=finite(error), tolerance=tolerance, ok=holds and error <= tolerance, **details)
+        """The check of an error. `holds` is what must be true besides, and `details` are fields of
+        the class.
+        """
+        return cls(
+            error=finite(error), tolerance=tolerance, ok=holds and error <= tolerance, **details
+        )
 
     @property
     def severity(self) -> tuple[bool, float]:
@@ -56,8 +60,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SelfCheck(Check, frozen=True, kw_only=True):
-    """A check whose error has another name in JSON. Of a run: the difference of the output from a float64 recomputation
-    from the pattern shown; for decoding, the larger of this and the difference from a full recomputation."""
+    """A check whose error has another name in JSON. Of a run: the difference of the output from a
+    float64 recomputation from the pattern shown; for decoding, the larger of this and the
+    difference from a full recomputation.
+    """
 
     error: float | None = msgspec.field(name="max_abs_error")
 
@@ -75,16 +81,17 @@ def worst_check(same: Sequence[Check]) -> Check:
     return msgspec.structs.replace(worst, rounding=max(check.rounding or 0.0 for check in same))
 
 
-# ----------------------------------------------------------------------------------------------------------- tolerances
+# --------------------------------------------------------------------------------------- tolerances
 
 
 class Tolerance(NamedTuple):
     """The largest differences that rounding explains in a dtype.
 
-    `output`: of an output, relative to the sum of the magnitudes behind it; about twice the measured error for normal
-    numbers, for up to `MEASURED_KEYS` keys of 128 columns. `stored_row_sum`: of the sum of a stored row, whose weights are
-    rounded to the dtype; twice the rounding of 16 bits, and room for sums over many keys in wider dtypes. `runs`: between
-    two runs, relative to the largest number of a site.
+    `output`: of an output, relative to the sum of the magnitudes behind it; about twice the
+    measured error for normal numbers, for up to `MEASURED_KEYS` keys of 128 columns.
+    `stored_row_sum`: of the sum of a stored row, whose weights are rounded to the dtype; twice the
+    rounding of 16 bits, and room for sums over many keys in wider dtypes. `runs`: between two runs,
+    relative to the largest number of a site.
     """
 
     output: float
@@ -106,7 +113,9 @@ MEASURED_KEYS = 512
 
 
 def growth(n_keys: int) -> float:
-    """How many times further a sum over so many keys may round: repeated tokens round in the same direction, as with 40 distinct
-    tokens of 2 columns on a processor without AVX-512, 0.6 × `output` for 512 keys and 7 × for 8,192. Source: Higham 2002,
-    Accuracy and Stability of Numerical Algorithms, section 4.2."""
+    """How many times further a sum over so many keys may round: repeated tokens round in the same
+    direction, as with 40 distinct tokens of 2 columns on a processor without AVX-512, 0.6 ×
+    `output` for 512 keys and 7 × for 8,192. Source: Higham 2002, Accuracy and Stability of
+    Numerical Algorithms, section 4.2.
+    """
     return max(1.0, n_keys / MEASURED_KEYS)

@@ -19,8 +19,8 @@ MAX_LISTED_BAD = 1000
 class Spread(Struct, frozen=True):
     """The distribution of a head's statistic over the `n` documents in which it has a value.
 
-    `std` is the sample's. `low` and `high` are the bootstrap interval of the mean with probability `CONFIDENCE`.
-    `quantiles` are at `QUANTILES`. Numbers that `n` documents cannot give are None.
+    `std` is the sample's. `low` and `high` are the bootstrap interval of the mean with probability
+    `CONFIDENCE`. `quantiles` are at `QUANTILES`. Numbers that `n` documents cannot give are None.
     """
 
     statistic: str
@@ -33,7 +33,9 @@ class Spread(Struct, frozen=True):
 
 
 class TokenSink(Struct, frozen=True):
-    """A token that is a sink of a head in `documents` documents. `share` is its mean fraction of all attention there."""
+    """A token that is a sink of a head in `documents` documents. `share` is its mean fraction of
+    all attention there.
+    """
 
     token: str
     documents: int
@@ -41,8 +43,9 @@ class TokenSink(Struct, frozen=True):
 
 
 class CorpusCell(Struct, frozen=True):
-    """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight. A packed text is named by
-    the first of its `n_documents` documents."""
+    """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform
+    weight. A packed text is named by the first of its `n_documents` documents.
+    """
 
     file: str
     place: int
@@ -56,7 +59,9 @@ class CorpusCell(Struct, frozen=True):
 
 
 class BadEntry(Struct, frozen=True):
-    """A document that was skipped, and the reason. `place` is its line or row from 1, or 0 for a whole file."""
+    """A document that was skipped, and the reason. `place` is its line or row from 1, or 0 for a
+    whole file.
+    """
 
     file: str
     place: int
@@ -70,17 +75,20 @@ class BadEntry(Struct, frozen=True):
 
 
 def named(file: str, place: int, n_documents: int = 1) -> str:
-    """A document's name in messages: `corpus.jsonl:17`, the file's for a whole file, `corpus.jsonl:17 and 3 more` for a packed
-    text."""
-    return (f"{file}:{place}" if place else file) + (f" and {n_documents - 1} more" if n_documents > 1 else "")
+    """A document's name in messages: `corpus.jsonl:17`, the file's for a whole file,
+    `corpus.jsonl:17 and 3 more` for a packed text.
+    """
+    return (f"{file}:{place}" if place else file) + (
+        f" and {n_documents - 1} more" if n_documents > 1 else ""
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusHead:
     """One head over all documents.
 
-    `kinds` counts the documents by head type. `agree` is the fraction with the type of the mean statistics. The unit of a scan
-    has the sinks and cells of its documents alone.
+    `kinds` counts the documents by head type. `agree` is the fraction with the type of the mean
+    statistics. The unit of a scan has the sinks and cells of its documents alone.
     """
 
     layer: int
@@ -101,9 +109,10 @@ class CorpusHead:
 class CorpusSummary:
     """The scanned documents, and the heads over them, in the order of the record's `heads`.
 
-    `n_tokens` and `longest` are the total and the largest length of good documents. `bad` has the first
-    `MAX_LISTED_BAD` of the `n_bad` skipped documents. `example_file` and `example_place` name the document of the
-    record's arrays; `example_documents` is above 1 for a packed text. `devices` are the types of devices used.
+    `n_tokens` and `longest` are the total and the largest length of good documents. `bad` has the
+    first `MAX_LISTED_BAD` of the `n_bad` skipped documents. `example_file` and `example_place` name
+    the document of the record's arrays; `example_documents` is above 1 for a packed text. `devices`
+    are the types of devices used.
     """
 
     n_documents: int

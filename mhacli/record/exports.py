@@ -1,5 +1,7 @@
-"""What results become outside of mha: HTML of notebooks and pages, views of terminals, tables of other libraries, and attention
-patterns with their tokens. Renderers and libraries are imported on use."""
+"""What results become outside of mha: HTML of notebooks and pages, views of terminals, tables of
+other libraries, and attention patterns with their tokens. Renderers and libraries are imported on
+use.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """The HTML for a notebook: static, without a script, below 200 kB, for light and dark themes."""
+        """The HTML for a notebook: static, without a script, below 200 kB, for light and dark
+        themes.
+        """
         return str(renderers().html_of(self))
 
     def view(self, screen: Any) -> Any:
@@ -39,11 +43,15 @@ class Shown:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """The parts of its view, which adapts to the width and the colours of the console."""
-        yield from renderers().views_of(self, options.max_width, colour=console.color_system is not None)
+        yield from renderers().views_of(
+            self, options.max_width, colour=console.color_system is not None
+        )
 
 
 def renderers() -> Any:
-    """The module that draws results, which is imported on first use: records know nothing of views."""
+    """The module that draws results, which is imported on first use: records know nothing of
+    views.
+    """
     return import_module("mhacli.render.notebook")
 
 
@@ -58,14 +66,22 @@ class Page:
         from html import escape
 
         style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
+        return (
+            f'<iframe sandbox="allow-scripts" style="{style}"'
+            f' srcdoc="{escape(self.html)}"></iframe>'
+        )
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 Columns = dict[str, tuple[type, Sequence[Any] | Array]]
 """Columns by name: the type of the values, and the values, None for a missing one."""
-_TYPES = {int: ("Int64", "int64"), float: ("float64", "float64"), str: ("str", "string"), bool: ("bool", "bool_")}
+_TYPES = {
+    int: ("Int64", "int64"),
+    float: ("float64", "float64"),
+    str: ("str", "string"),
+    bool: ("bool", "bool_"),
+}
 """The types of columns in pandas and pyarrow; polars takes those of Python."""
 
 
@@ -84,13 +100,19 @@ class Table:
         """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
         columns, new = self.columns(), library("polars", "to_polars").DataFrame
         kinds = {name: kind for name, (kind, _) in columns.items()}
-        frame: polars.DataFrame = new({name: values for name, (_, values) in columns.items()}, kinds)
+        frame: polars.DataFrame = new(
+            {name: values for name, (_, values) in columns.items()}, kinds
+        )
         return frame
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
+        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is
+        missing.
+        """
         pandas, columns = library("pandas", "to_pandas"), self.columns().items()
-        series = {name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns}
+        series = {
+            name: pandas.Series(values, dtype=_TYPES[kind][0]) for name, (kind, values) in columns
+        }
         return pandas.DataFrame(series)
 
     def to_arrow(self) -> pyarrow.Table:
@@ -100,7 +122,10 @@ class Table:
 
 def dicts_of(columns: Columns) -> list[dict[str, Any]]:
     """A dict for each row."""
-    lists = (values if isinstance(values, Sequence) else values.tolist() for _, values in columns.values())
+    lists = (
+        values if isinstance(values, Sequence) else values.tolist()
+        for _, values in columns.values()
+    )
     return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
@@ -108,7 +133,10 @@ def arrow_of(columns: Columns) -> pyarrow.Table:
     """An Arrow table; null for a missing value."""
     pyarrow = library("pyarrow", "an Arrow table")
     return pyarrow.table(
-        {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][1])()) for name, (kind, values) in columns.items()}
+        {
+            name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][1])())
+            for name, (kind, values) in columns.items()
+        }
     )
 
 
@@ -123,7 +151,10 @@ class EffectTable(tuple[Effect, ...], Table):
 
     def __repr__(self) -> str:
         """The number of removals, and how to make a table."""
-        return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
+        return (
+            f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others"
+            " make a table>"
+        )
 
     def columns(self) -> Columns:
         """The columns by name."""
@@ -133,11 +164,13 @@ class EffectTable(tuple[Effect, ...], Table):
 class HeadTable(tuple[HeadStatistics, ...], Table):
     """Head statistics by layer: a tuple, and a table with a row per head.
 
-    Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
-    type), then the statistics of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
-    tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
-    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions. If they were requested, `d_logit`,
-    `d_output` and `floor` say what the removal of the head changes, and `control_kind` … are its statistics on random tokens.
+    Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint),
+    `head`, `kind` (the type), then the statistics of `mha explain`. `entropy` is in nats;
+    `distance`, `window_50` … and `offset` are in tokens; `effective_keys` and `participation` count
+    keys; `max_score` is a score before softmax; the others are attention weights or fractions from
+    0 to 1. `pattern_1` … are the user's conditions. If they were requested, `d_logit`, `d_output`
+    and `floor` say what the removal of the head changes, and `control_kind` … are its statistics on
+    random tokens.
     """
 
     __slots__ = ()
@@ -145,7 +178,10 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
     def __repr__(self) -> str:
         """The number of heads, and how to make a table."""
         n_layers = len({(head.layer, head.attention) for head in self})
-        return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
+        return (
+            f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars()"
+            " and others make a table>"
+        )
 
     def columns(self, *, has_uniform: bool = False) -> Columns:
         """The columns by name; with those of uniform attention, `uniform_entropy` …, on request."""
@@ -161,35 +197,46 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
 
 def _statistics(rows: Sequence[Averages], names: Sequence[str], prefix: str = "") -> Columns:
     """Statistics and conditions as columns."""
-    columns = {prefix + name: column for name, column in _columns(rows, HeadStatistics, names).items()}
+    columns = {
+        prefix + name: column for name, column in _columns(rows, HeadStatistics, names).items()
+    }
     for index in range(max((len(row.patterns) for row in rows), default=0)):
-        columns[f"{prefix}pattern_{index + 1}"] = float, [row.patterns[index] if row.patterns else None for row in rows]
+        columns[f"{prefix}pattern_{index + 1}"] = (
+            float,
+            [row.patterns[index] if row.patterns else None for row in rows],
+        )
     return columns
 
 
 def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
-    """Fields of rows as columns: optional numbers with the type of their values, words and lists as text, which is JSON of
-    lists."""
+    """Fields of rows as columns: optional numbers with the type of their values, words and lists as
+    text, which is JSON of lists.
+    """
     columns, hints = Columns(), get_type_hints(row_type)
     for name in names:
         numbers = {int, float, bool} & {hints[name], *get_args(hints[name])}
         kind = numbers.pop() if numbers and get_origin(hints[name]) is not tuple else str
         cells = (getattr(row, name) for row in rows)
-        columns[name] = kind, [json.dumps(cell) if isinstance(cell, tuple) else cell for cell in cells]
+        columns[name] = (
+            kind,
+            [json.dumps(cell) if isinstance(cell, tuple) else cell for cell in cells],
+        )
     return columns
 
 
-# --------------------------------------------------------------------------------------------------- attention patterns
+# ------------------------------------------------------------------------------- attention patterns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern(Table):
-    """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives the weights.
+    """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives
+    the weights.
 
-    `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query key` for all layers.
-    `layers` and `heads` are their numbers, `batch` is the text's number, and `queries` and `keys` are the texts of the
-    axes. As a table it has a row per cell: `layer`, `sequence`, `head`, `query` and `key` (positions), `query_token`,
-    `key_token`, `allowed`, and `pattern`, the attention weight from 0 to 1.
+    `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query
+    key` for all layers. `layers` and `heads` are their numbers, `batch` is the text's number, and
+    `queries` and `keys` are the texts of the axes. As a table it has a row per cell: `layer`,
+    `sequence`, `head`, `query` and `key` (positions), `query_token`, `key_token`, `allowed`, and
+    `pattern`, the attention weight from 0 to 1.
     """
 
     values: Array
@@ -229,8 +276,14 @@ class Pattern(Table):
 
     def __repr__(self) -> str:
         """The layer and head, and the axes."""
-        sizes = " ".join(f"{name}={size}" for name, size in zip(self.dims, self.values.shape, strict=True))
-        numbers = [f"{name}={n}" for name, n in (("layer", self.layer), ("head", self.head)) if n is not None]
+        sizes = " ".join(
+            f"{name}={size}" for name, size in zip(self.dims, self.values.shape, strict=True)
+        )
+        numbers = [
+            f"{name}={n}"
+            for name, n in (("layer", self.layer), ("head", self.head))
+            if n is not None
+        ]
         return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
 
     def _repr_html_(self) -> str:
@@ -256,12 +309,18 @@ class Pattern(Table):
         }
 
     def to_xarray(self) -> xarray.DataArray:
-        """An xarray DataArray with the axes `dims`. Coordinates of `query` and `key` are tokens, the others numbers.
+        """An xarray DataArray with the axes `dims`. Coordinates of `query` and `key` are tokens,
+        the others numbers.
 
-        Select by position with `isel`, since a repeated token names several positions. Raises `MhaError` if xarray is
-        missing.
+        Select by position with `isel`, since a repeated token names several positions. Raises
+        `MhaError` if xarray is missing.
         """
-        coordinates_of = {"layer": self.layers, "head": self.heads, "query": self.query_tokens, "key": self.key_tokens}
+        coordinates_of = {
+            "layer": self.layers,
+            "head": self.heads,
+            "query": self.query_tokens,
+            "key": self.key_tokens,
+        }
         coordinates = {name: list(coordinates_of[name]) for name in self.dims}
         new = library("xarray", "to_xarray").DataArray
         array: xarray.DataArray = new(self.values, coordinates, self.dims, name="pattern")
@@ -271,28 +330,46 @@ class Pattern(Table):
 def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) -> Pattern:
     """The pattern of all heads of a layer, or of one of them, without padding.
 
-    `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head does not exist.
+    `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head
+    does not exist.
     """
     arrays, texts = view.arrays, (view.sequences[batch], view.keys[batch])
-    heads = range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
+    heads = (
+        range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
+    )
     if "pattern" not in arrays:
-        hint = 'mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has keep=("pattern",)'
-        raise MhaError(f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept")
+        hint = (
+            "mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has"
+            ' keep=("pattern",)'
+        )
+        raise MhaError(
+            f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept"
+        )
     if head is not None and head not in heads:
         listed = ", ".join(map(str, heads))
-        raise UsageError(f"head {head} is not in layer {layer} of the record, which has the heads {listed}")
+        raise UsageError(
+            f"head {head} is not in layer {layer} of the record, which has the heads {listed}"
+        )
     begins = view.first_query(batch), view.first_key(batch)
     rows, columns = (slice(i, i + len(text.tokens)) for i, text in zip(begins, texts, strict=True))
     values = arrays["pattern"][batch, :, rows, columns]
-    allowed = arrays["allowed"][batch, :, rows, columns].repeat(len(values) // arrays["allowed"].shape[1], axis=0)
+    allowed = arrays["allowed"][batch, :, rows, columns].repeat(
+        len(values) // arrays["allowed"].shape[1], axis=0
+    )
     if head is None:
-        return Pattern(values, allowed, ("head", "query", "key"), (layer,), tuple(heads), batch, *texts)
+        return Pattern(
+            values, allowed, ("head", "query", "key"), (layer,), tuple(heads), batch, *texts
+        )
     place = heads.index(head)
-    return Pattern(values[place], allowed[place], ("query", "key"), (layer,), (head,), batch, *texts)
+    return Pattern(
+        values[place], allowed[place], ("query", "key"), (layer,), (head,), batch, *texts
+    )
 
 
 def stacked(patterns: Sequence[Pattern]) -> Pattern:
-    """The patterns of several layers as one. Raises `UsageError` if their heads or tokens differ."""
+    """The patterns of several layers as one. Raises `UsageError` if their heads or tokens
+    differ.
+    """
     import numpy as np
 
     first = patterns[0]
@@ -300,7 +377,20 @@ def stacked(patterns: Sequence[Pattern]) -> Pattern:
         if other.values.shape != first.values.shape or other.heads != first.heads:
             shapes = f"{first.values.shape} and {other.values.shape}"
             both = f"layers {first.layers[0]} and {other.layers[0]}"
-            raise UsageError(f"{both} do not fit into one array: {shapes}", hint="choose with layer= or kind=")
-    values, allowed = (np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed"))
+            raise UsageError(
+                f"{both} do not fit into one array: {shapes}", hint="choose with layer= or kind="
+            )
+    values, allowed = (
+        np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed")
+    )
     layers = tuple(pattern.layers[0] for pattern in patterns)
-    return Pattern(values, allowed, ("layer", *first.dims), layers, first.heads, first.batch, first.queries, first.keys)
+    return Pattern(
+        values,
+        allowed,
+        ("layer", *first.dims),
+        layers,
+        first.heads,
+        first.batch,
+        first.queries,
+        first.keys,
+    )

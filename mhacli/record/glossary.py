@@ -1,8 +1,8 @@
 """The words of the screens: headings, names, explanations, formulas and sources.
 
-They stand beside this file, one word a line: columns.toml has those of tables, glossary.toml all others, mistakes.toml
-those of `mha check`. Each file is read once, when the first of its words is needed. Screens, legends, tooltips, `mha
-explain` and docs/READING.md take their words from here.
+They stand beside this file, one word a line: columns.toml has those of tables, glossary.toml all
+others, mistakes.toml those of `mha check`. Each file is read once, when the first of its words is
+needed. Screens, legends, tooltips, `mha explain` and docs/READING.md take their words from here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ TABLES = ("bench", "decode", "effect", "diff", "doctor")
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A word with its explanation. `also` are further names, those of JSON fields included.
 
-    A column has a `heading` (a statistic without one has no column), a `name` elsewhere, and a `legend`; a head type has a
-    `name` and a `short` one. The texts of sites and variants are templates; `general` is the formula of a site for any
-    run, if it differs, and `why` the use of a variant. A mistake has an `effect`, a `wrong` and the `right` expression,
-    and that of torch's fused function, `in_torch`; a failure of a model has an `effect`, and `advice` what to do. `group`
-    is set for `mha explain`.
+    A column has a `heading` (a statistic without one has no column), a `name` elsewhere, and a
+    `legend`; a head type has a `name` and a `short` one. The texts of sites and variants are
+    templates; `general` is the formula of a site for any run, if it differs, and `why` the use of a
+    variant. A mistake has an `effect`, a `wrong` and the `right` expression, and that of torch's
+    fused function, `in_torch`; a failure of a model has an `effect`, and `advice` what to do.
+    `group` is set for `mha explain`.
     """
 
     group: str = ""
@@ -47,8 +48,9 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:
-    """The words of a table of a file, by name: of a column its field, and of a mistake its code, or `code, form` for its
-    further forms."""
+    """The words of a table of a file, by name: of a column its field, and of a mistake its code, or
+    `code, form` for its further forms.
+    """
     return tables_of(file)[table]
 
 

@@ -1,4 +1,6 @@
-"""Head statistics in a record: the statistics, the head types that follow from them, and how they were computed."""
+"""Head statistics in a record: the statistics, the head types that follow from them, and how they
+were computed.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,23 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.settings import SINK_TOKENS
 
 Kind = Literal[
-    "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
+    "previous-token",
+    "sink",
+    "diagonal",
+    "duplicate-token",
+    "induction",
+    "local",
+    "positional",
+    "uniform",
+    "mixed",
 ]
 """The head types. `mixed` is any head without another type."""
 
 # columns.toml and glossary.toml state these numbers in words.
 CERTAIN_ENOUGH = 0.4
-"""The least excess over uniform attention for a head type. Voita et al. 2019 call a head positional from 0.9 of its
-largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
+"""The least excess over uniform attention for a head type. Voita et al. 2019 call a head positional
+from 0.9 of its largest weights on, Clark et al. 2019 describe such heads from about half of all
+attention on."""
 NEARLY_UNIFORM = 0.9
 """H/max from which a head without another type is uniform."""
 WORTH_NAMING = 0.05
@@ -30,26 +41,29 @@ WORTH_NAMING = 0.05
 NEAR = 8
 """The distance in tokens up to which attention counts as local."""
 SINK_LIFT, SINK_PART, SINK_QUERIES = 3.0, 0.5, 8
-"""The thresholds of `is_sink`: `SINK_SHARE` of all attention, the least multiple of uniform attention, the
-fraction of the queries seeing a key that must give it that much, and the least number of such queries. Source: Gu et
-al. 2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
-a threshold); here relative to uniform attention, which is large for early keys of a causal text; Xiao et al. 2023,
-section 3.1."""
+"""The thresholds of `is_sink`: `SINK_SHARE` of all attention, the least multiple of uniform
+attention, the fraction of the queries seeing a key that must give it that much, and the least
+number of such queries. Source: Gu et al. 2024, "When Attention Sink Emerges in Language Models"
+(the mean weight of a key over the queries that see it, above a threshold); here relative to uniform
+attention, which is large for early keys of a causal text; Xiao et al. 2023, section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Averages:
-    """Means over all queries with a visible key, of all sequences; None if there is none, or a number is not finite.
+    """Means over all queries with a visible key, of all sequences; None if there is none, or a
+    number is not finite.
 
-    `entropy` is in nats; `entropy_share` divides it by the log of the number of visible keys, over queries that see
-    more than one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in
-    tokens; `window_50` … are the least distances that cover that percentage of all attention. The others are weights:
-    on the first token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token
-    before it, on tokens equal to the query (`duplicate`), on tokens after such a token (`induction`), within `NEAR`
-    tokens, and on the cells of each user condition (`patterns`). `at_offset` is the weight at the signed distance
-    `offset`, neither 0 nor −1, whose excess over uniform attention is largest; both are None if no distance has one.
-    `learned_sink` is the weight of a sink logit; None without one.
+    `entropy` is in nats; `entropy_share` divides it by the log of the number of visible keys, over
+    queries that see more than one. `effective_keys` is the mean of exp(entropy), `participation`
+    that of 1/Σp². `distance` is |i − j| in tokens; `window_50` … are the least distances that cover
+    that percentage of all attention. The others are weights: on the first token of each text or
+    document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on
+    tokens equal to the query (`duplicate`), on tokens after such a token (`induction`), within
+    `NEAR` tokens, and on the cells of each user condition (`patterns`). `at_offset` is the weight
+    at the signed distance `offset`, neither 0 nor −1, whose excess over uniform attention is
+    largest; both are None if no distance has one. `learned_sink` is the weight of a sink logit;
+    None without one.
     """
 
     entropy: float | None = None
@@ -75,11 +89,11 @@ class Averages:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A key that receives much attention. `share` is its fraction of its sequence's attention, `uniform` its uniform
-    fraction.
+    """A key that receives much attention. `share` is its fraction of its sequence's attention,
+    `uniform` its uniform fraction.
 
-    `n_queries` see it, and the fraction `often` of them give it at least `SINK_LIFT` times their uniform weight. Both
-    are None in older records.
+    `n_queries` see it, and the fraction `often` of them give it at least `SINK_LIFT` times their
+    uniform weight. Both are None in older records.
     """
 
     sequence: int
@@ -93,10 +107,10 @@ class Sink:
 def is_sink(key: Sink, least: float = 0.0) -> bool:
     """Whether a key is a sink.
 
-    It gets at least the fraction `least` of all attention and at least `SINK_LIFT` times the uniform fraction. It is
-    visible to at least `SINK_QUERIES` queries, and more than `SINK_PART` of them give it at least `SINK_LIFT` times
-    their uniform weight. Conditions on numbers that an older record lacks are skipped. This is the only definition of a
-    sink key.
+    It gets at least the fraction `least` of all attention and at least `SINK_LIFT` times the
+    uniform fraction. It is visible to at least `SINK_QUERIES` queries, and more than `SINK_PART` of
+    them give it at least `SINK_LIFT` times their uniform weight. Conditions on numbers that an
+    older record lacks are skipped. This is the only definition of a sink key.
     """
     is_led = key.share >= max(least, SINK_LIFT * key.uniform)
     is_usual = key.often is None or key.often > SINK_PART
@@ -104,7 +118,9 @@ def is_sink(key: Sink, least: float = 0.0) -> bool:
 
 
 class StrongCell(Struct, frozen=True):
-    """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's uniform weight."""
+    """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's
+    uniform weight.
+    """
 
     sequence: int
     query: int
@@ -115,17 +131,18 @@ class StrongCell(Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadStatistics(Averages):
-    """The statistics of one head of one layer: its type with the excess (`certainty`), means over queries, and
-    extremes.
+    """The statistics of one head of one layer: its type with the excess (`certainty`), means over
+    queries, and extremes.
 
-    `attention` is the module's name in a checkpoint. `max_score` is the largest score before softmax, at `max_score_at`
-    (sequence, query, key). `sinks` are sink keys (see `is_sink`). `largest` are the cells with the greatest ratio to
-    uniform, because the largest weights of any causal head are in its first rows. `uniform` are the same means under
-    uniform attention.
+    `attention` is the module's name in a checkpoint. `max_score` is the largest score before
+    softmax, at `max_score_at` (sequence, query, key). `sinks` are sink keys (see `is_sink`).
+    `largest` are the cells with the greatest ratio to uniform, because the largest weights of any
+    causal head are in its first rows. `uniform` are the same means under uniform attention.
 
-    `d_logit` and `d_output` are what the removal of the head changes (see `Effect`), as means over the texts, and `floor` is the
-    largest noise floor of the first of them that is known; changes up to it are 0. `control` are the statistics of the head on
-    random tokens. All are None unless requested.
+    `d_logit` and `d_output` are what the removal of the head changes (see `Effect`), as means over
+    the texts, and `floor` is the largest noise floor of the first of them that is known; changes up
+    to it are 0. `control` are the statistics of the head on random tokens. All are None unless
+    requested.
     """
 
     layer: int = 0
@@ -153,19 +170,20 @@ HeadKey = tuple[int, str, int]
 """The layer, the module and the number of a head."""
 
 
-# ---------------------------------------------------------------------------------------------------- the table of statistics
+# -------------------------------------------------------------------------- the table of statistics
 
 Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score", "change"]
-"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, scores, or that of what a
-removal changes."""
+"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance,
+keys, scores, or that of what a removal changes."""
 
 
 class Statistic(Struct, frozen=True):
     """One statistic of a head: a field of `HeadStatistics`, whose words stand in columns.toml.
 
-    The overview has a column for it unless `priority` is None. On narrow screens, columns with the largest `priority`
-    are dropped first. An `optional` column appears only if a head has a value. A statistic `of` another field is
-    comparable only if that field is equal. Its words stand in a `table`.
+    The overview has a column for it unless `priority` is None. On narrow screens, columns with the
+    largest `priority` are dropped first. An `optional` column appears only if a head has a value. A
+    statistic `of` another field is comparable only if that field is equal. Its words stand in a
+    `table`.
     """
 
     field: str
@@ -182,7 +200,9 @@ class Statistic(Struct, frozen=True):
 
     @property
     def is_change(self) -> bool:
-        """Whether its difference between two heads measures change: it is from 0 to 1 in every head."""
+        """Whether its difference between two heads measures change: it is from 0 to 1 in every
+        head.
+        """
         return self.unit in ("weight", "fraction") and not self.of
 
 
@@ -210,17 +230,20 @@ STATISTICS = (
 )
 """Every head statistic in display order."""
 OF_REMOVAL = tuple(
-    Statistic(name, "change", 0, optional=True, table="effect") for name in ("d_logit", "d_output", "floor")
+    Statistic(name, "change", 0, optional=True, table="effect")
+    for name in ("d_logit", "d_output", "floor")
 )
 """The columns of what the removal of a head changes."""
 
 
 def removal_columns(heads: Sequence[HeadStatistics]) -> tuple[Statistic, ...]:
     """The columns of `OF_REMOVAL` in which a head has a value."""
-    return tuple(row for row in OF_REMOVAL if any(getattr(head, row.field) is not None for head in heads))
+    return tuple(
+        row for row in OF_REMOVAL if any(getattr(head, row.field) is not None for head in heads)
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ head types
+# --------------------------------------------------------------------------------------- head types
 
 
 HEAD_TYPES: Mapping[Kind, str] = {
@@ -244,13 +267,15 @@ def words_of_type(kind: Kind) -> Word:
     return words_of("columns", "head_type")[kind]
 
 
-# --------------------------------------------------------------------------------------------------------------- kind and order
+# ----------------------------------------------------------------------------------- kind and order
 
 
 def with_kind(head: HeadStatistics) -> HeadStatistics:
-    """The head with its type: that of the largest excess if it is large enough, else uniform or mixed.
+    """The head with its type: that of the largest excess if it is large enough, else uniform or
+    mixed.
 
-    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for all attention.
+    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for
+    all attention.
     """
     excess = _excesses(head)
     certain = [kind for kind in excess if excess[kind] >= CERTAIN_ENOUGH]
@@ -267,7 +292,11 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
     """The nearest type of a mixed head with its excess; None if none is near."""
     excess = _excesses(head)
     nearest = max(excess, key=lambda kind: excess[kind])
-    return (nearest, excess[nearest]) if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING else None
+    return (
+        (nearest, excess[nearest])
+        if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING
+        else None
+    )
 
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
@@ -275,7 +304,9 @@ def _excesses(head: HeadStatistics) -> dict[Kind, float]:
     for kind, name in HEAD_TYPES.items():
         if kind not in UNTYPED:
             weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
-            if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # no room for an excess
+            if (
+                weight is None or uniform is None or uniform > 1 - _ROUNDING
+            ):  # no room for an excess
                 excesses[kind] = 0.0
             else:
                 excesses[kind] = min(1.0, (weight - uniform) / (1 - uniform))
@@ -292,7 +323,9 @@ SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS))
 
 
 def require_order(sort: str) -> tuple[str, bool]:
-    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
+    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for
+    others than `SORTS`.
+    """
     word, colon, direction = sort.partition(":")
     headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
     name = headings.get(word, word)
@@ -303,8 +336,8 @@ def require_order(sort: str) -> tuple[str, bool]:
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
-    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last; changes by their
-    size.
+    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing
+    values last; changes by their size.
 
     `head` and `kind` ascend by default. Raises `UsageError` for another key.
     """
@@ -314,16 +347,23 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     is_change = name in {row.field for row in OF_REMOVAL}
     known = [head for head in heads if getattr(head, name) is not None]
     if heads and not known and any(row.optional for row in _COLUMNS if row.field == name):
-        raise UsageError(f"--sort {sort} orders by a number that no head here has", hint="mha explain " + name)
-    known.sort(key=lambda head: abs(getattr(head, name)) if is_change else getattr(head, name), reverse=not rises)
+        raise UsageError(
+            f"--sort {sort} orders by a number that no head here has", hint="mha explain " + name
+        )
+    known.sort(
+        key=lambda head: abs(getattr(head, name)) if is_change else getattr(head, name),
+        reverse=not rises,
+    )
     return (*known, *(head for head in heads if getattr(head, name) is None))
 
 
-# ----------------------------------------------------------------------------------------- statistics without matrices
+# ---------------------------------------------------------------------- statistics without matrices
 
 
 class Corner(Struct, frozen=True):
-    """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
+    """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key`
+    on.
+    """
 
     first_query: int
     n_queries: int
@@ -332,7 +372,9 @@ class Corner(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and z."""
+    """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and
+    z.
+    """
 
     queries: tuple[int, ...] = ()
     top: int = 0
@@ -344,18 +386,21 @@ class Kept(Struct, frozen=True):
 class HeadsSummary:
     """How head statistics were computed without matrices.
 
-    `block` queries and keys make a cell of the maps. `steps` are the upper ends of the profile's distances. `patterns`
-    are the user's conditions. `kernel` computed z, `blocks` with the statistics. `reducer` computed the statistics: torch, or
-    the compiled block (`c`); `torch_because` is the reason for torch. `peak_bytes` was predicted;
-    `full_bytes` is the size of the matrices that were not built.
+    `block` queries and keys make a cell of the maps. `steps` are the upper ends of the profile's
+    distances. `patterns` are the user's conditions. `kernel` computed z, `blocks` with the
+    statistics. `reducer` computed the statistics: torch, or the compiled block (`c`);
+    `torch_because` is the reason for torch. `peak_bytes` was predicted; `full_bytes` is the size of
+    the matrices that were not built.
 
-    The record's arrays then are, per query `[batch, head, query]`: `entropy` (nats), `participation` (1/Σp²),
-    `distance` (tokens), `sink` (weight on the first token), `max_score`, `lse`; NaN without a visible key. Per key
-    `[batch, head, key]`: `received`. `map` `[batch, head, query block, key block]`: the mean weight from a block of
-    queries to a block of keys. `profile` `[batch, head, step]`: the fraction of all attention at distances up to each
-    of `steps`. On request: `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested
-    queries, and `z`. For a checkpoint also `span_mass`, the mean weight from the queries of a span to another span, and
-    the kept matrices, with `strongest_key` and the mask `allowed`. In `FOR_ALL_HEADS`, a head axis of 1 means all heads.
+    The record's arrays then are, per query `[batch, head, query]`: `entropy` (nats),
+    `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token), `max_score`,
+    `lse`; NaN without a visible key. Per key `[batch, head, key]`: `received`. `map` `[batch, head,
+    query block, key block]`: the mean weight from a block of queries to a block of keys. `profile`
+    `[batch, head, step]`: the fraction of all attention at distances up to each of `steps`. On
+    request: `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested
+    queries, and `z`. For a checkpoint also `span_mass`, the mean weight from the queries of a span
+    to another span, and the kept matrices, with `strongest_key` and the mask `allowed`. In
+    `FOR_ALL_HEADS`, a head axis of 1 means all heads.
     """
 
     block: int
@@ -374,4 +419,11 @@ class HeadsSummary:
 
 PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
 
-FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map", "uniform_span_mass", "allowed")
+FOR_ALL_HEADS = (
+    "visible",
+    "uniform_received",
+    "uniform_profile",
+    "uniform_map",
+    "uniform_span_mass",
+    "allowed",
+)

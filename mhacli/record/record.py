@@ -1,7 +1,8 @@
-"""The record: the results and measurements of one run, frozen, in numpy, without torch. Every view is computed from it.
+"""The record: the results and measurements of one run, frozen, in numpy, without torch. Every view
+is computed from it.
 
-On disk it is one safetensors file with the arrays, and the rest as one JSON string in the header, schema
-`mha.record/1`.
+On disk it is one safetensors file with the arrays, and the rest as one JSON string in the header,
+schema `mha.record/1`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,29 @@ from mhacli.io.files import write_whole
 from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.effect import Effect, EffectSummary
-from mhacli.record.exports import EffectTable, HeadTable, Page, Pattern, Shown, pattern_of_layer, renderers, stacked
+from mhacli.record.exports import (
+    EffectTable,
+    HeadTable,
+    Page,
+    Pattern,
+    Shown,
+    pattern_of_layer,
+    renderers,
+    stacked,
+)
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, LayerChoice, Sequences, Texts, TokenSequence, behind, places
+from mhacli.text.tokens import (
+    AttentionKind,
+    LayerChoice,
+    Sequences,
+    Texts,
+    TokenSequence,
+    behind,
+    places,
+)
 
 if TYPE_CHECKING:
     Heads = HeadTable
@@ -45,21 +63,24 @@ NOT_SEEN = ", not seen"
 class Record(Shown):
     """The complete result of one run.
 
-    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has what `HeadsSummary`
-    describes. Otherwise it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy`
-    (nats) and `strongest_key` `[batch, head, query]`. Padding is on the config's side; `first_query` and `first_key`
-    are the indices of a sequence's first tokens.
+    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has what
+    `HeadsSummary` describes. Otherwise it is keyed by site, plus `allowed` `[batch, head or 1,
+    query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding
+    is on the config's side; `first_query` and `first_key` are the indices of a sequence's first
+    tokens.
 
-    A record of a checkpoint has a `model` and `layers`, and each layer's arrays under `layers.INDEX.`; `of_layer` is
-    the record of one layer. Its `heads` are those of all layers, in the order of `layers`, and `spans` are named parts
-    of the texts. A record of user code has its `module` and no arrays, only steps. `effects` are the effects of
-    removals, and `effect` describes their measurement. A record of a `corpus` is that of one example document, with the
+    A record of a checkpoint has a `model` and `layers`, and each layer's arrays under
+    `layers.INDEX.`; `of_layer` is the record of one layer. Its `heads` are those of all layers, in
+    the order of `layers`, and `spans` are named parts of the texts. A record of user code has its
+    `module` and no arrays, only steps. `effects` are the effects of removals, and `effect`
+    describes their measurement. A record of a `corpus` is that of one example document, with the
     heads of the whole corpus: `heads`, and the arrays `profile`, `uniform_profile`, `span_mass` and
     `uniform_span_mass`, are means over documents, and checks are the worst.
 
-    `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from the seed. `not_kept`
-    names the arrays left out by the size limit, and, with the suffix `NOT_SEEN`, those that a checkpoint did not
-    reveal. `routes`, in files of version 0.1.0, compares three formulations of the layer.
+    `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from
+    the seed. `not_kept` names the arrays left out by the size limit, and, with the suffix
+    `NOT_SEEN`, those that a checkpoint did not reveal. `routes`, in files of version 0.1.0,
+    compares three formulations of the layer.
     """
 
     command: tuple[str, ...]
@@ -94,11 +115,21 @@ class Record(Shown):
 
     def __repr__(self) -> str:
         """One line on what was inspected."""
-        model = "" if self.model is None else f" of {visible(self.model.path)}, {len(self.layers)} layers"
+        model = (
+            ""
+            if self.model is None
+            else f" of {visible(self.model.path)}, {len(self.layers)} layers"
+        )
         n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
-        parts = [f"{len(self.heads)} heads", f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens"]
+        parts = [
+            f"{len(self.heads)} heads",
+            f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens",
+        ]
         parts += [f"{len(self.effects)} effects"] if self.effects else []
-        return f"<Record{model}: {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
+        return (
+            f"<Record{model}:"
+            f" {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
+        )
 
     @property
     def keys(self) -> tuple[TokenSequence, ...]:
@@ -115,7 +146,9 @@ class Record(Shown):
     @property
     def lengths(self) -> tuple[list[int], list[int] | None]:
         """The numbers of tokens of the texts, and those of their context if there is one."""
-        queries, keys = ([len(text.tokens) for text in texts] for texts in (self.sequences, self.keys))
+        queries, keys = (
+            [len(text.tokens) for text in texts] for texts in (self.sequences, self.keys)
+        )
         return queries, None if self.context is None else keys
 
     @cached_property
@@ -135,13 +168,20 @@ class Record(Shown):
         """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context, layer.positions)
-        sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
+        sizes = {
+            name: getattr(layer, name)
+            for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")
+        }
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, **sizes),
             sequences=queries,
             context=None if keys is queries else keys,
-            heads=HeadTable(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
+            heads=HeadTable(
+                head
+                for head in self.heads
+                if (head.layer, head.attention) == (layer.layer, layer.name)
+            ),
             self_check=layer.self_check,
             survey=layer.survey,
             layers=(),
@@ -149,29 +189,52 @@ class Record(Shown):
         )
 
     def pattern(
-        self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
+        self,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        batch: int = 0,
+        kind: AttentionKind | None = None,
     ) -> Pattern:
-        """The attention weights of a head with their tokens; without `head` of all heads, without `layer` of all
-        layers.
+        """The attention weights of a head with their tokens; without `head` of all heads, without
+        `layer` of all layers.
 
-        `batch` is the number of the text. In a model with several kinds of attention, `kind` selects one; without it,
-        that is the attention of a text to itself if the model has an encoder besides. Raises `MhaError` if the record
-        lacks the pattern, or has several that do not fit into one array.
+        `batch` is the number of the text. In a model with several kinds of attention, `kind`
+        selects one; without it, that is the attention of a text to itself if the model has an
+        encoder besides. Raises `MhaError` if the record lacks the pattern, or has several that do
+        not fit into one array.
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
-        attentions = [(each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)]
+        attentions = [
+            (each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)
+        ]
         attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
-        if kind is None and any(its_kind == "self" and layer in (None, n) for n, its_kind, _ in attentions):
+        if kind is None and any(
+            its_kind == "self" and layer in (None, n) for n, its_kind, _ in attentions
+        ):
             kind = "self"
-        chosen = [(n, view) for n, its_kind, view in attentions if layer in (None, n) and kind in (None, its_kind)]
+        chosen = [
+            (n, view)
+            for n, its_kind, view in attentions
+            if layer in (None, n) and kind in (None, its_kind)
+        ]
         if not chosen:
-            listed = ", ".join(dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions))
-            raise UsageError(f"no attention with layer={layer} and kind={kind} is in the record, which has {listed}")
+            listed = ", ".join(
+                dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions)
+            )
+            raise UsageError(
+                f"no attention with layer={layer} and kind={kind} is in the record, which has"
+                f" {listed}"
+            )
         if len(chosen) > len({number for number, _ in chosen}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            raise UsageError(f"the record has several attentions of layer {chosen[0][0]}", hint=hint)
-        patterns = [pattern_of_layer(view, number, head=head, batch=batch) for number, view in chosen]
+            raise UsageError(
+                f"the record has several attentions of layer {chosen[0][0]}", hint=hint
+            )
+        patterns = [
+            pattern_of_layer(view, number, head=head, batch=batch) for number, view in chosen
+        ]
         return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def document(self) -> dict[str, Any]:
@@ -179,11 +242,15 @@ class Record(Shown):
         document = {"schema": SCHEMA, **plain(dataclasses.replace(self, arrays={}))}
         del document["arrays"]
         names = ("layer", "attention", "head", "kind", "certainty")
-        document["heads"] = [{name: head[name] for name in (*names, *head)} for head in document["heads"]]
+        document["heads"] = [
+            {name: head[name] for name in (*names, *head)} for head in document["heads"]
+        ]
         return document
 
     def page(self) -> Page:
-        """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in a frame."""
+        """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in
+        a frame.
+        """
         return Page(renderers().page_of(self))
 
     def save(self, path: str, *, force: bool = False) -> None:
@@ -224,23 +291,33 @@ def layer_prefix(index: int) -> str:
     return f"layers.{index}."
 
 
-# --------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 Positions = tuple[int, int | None, int | None]
-"""The numbers of sequences, of query positions and of key positions of an attention whose axes are not the tokens of the texts;
-None for an axis of tokens."""
+"""The numbers of sequences, of query positions and of key positions of an attention whose axes are
+not the tokens of the texts; None for an axis of tokens."""
 
 
 def texts_of(
-    kind: AttentionKind, sequences: Sequences, context: Sequences | None, positions: Positions | None = None
+    kind: AttentionKind,
+    sequences: Sequences,
+    context: Sequences | None,
+    positions: Positions | None = None,
 ) -> tuple[Sequences, Sequences]:
-    """The texts of an attention's queries and of its keys, or bare positions. `context` is the encoder's input."""
+    """The texts of an attention's queries and of its keys, or bare positions. `context` is the
+    encoder's input.
+    """
     encoder = context or sequences
-    queries, keys = encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+    queries, keys = (
+        encoder if kind == "encoder" else sequences,
+        encoder if kind in ("encoder", "cross") else sequences,
+    )
     if positions is not None:
         n_texts, n_queries, n_keys = positions
-        if kind != "cross" and n_queries is None and n_keys is not None:  # the first keys were in a cache
+        if (
+            kind != "cross" and n_queries is None and n_keys is not None
+        ):  # the first keys were in a cache
             return queries, tuple(behind(n_keys - len(text.ids), text) for text in queries)
         is_self = kind != "cross" and n_queries == n_keys
         queries = queries if n_queries is None else (places(n_queries),) * n_texts
@@ -250,7 +327,9 @@ def texts_of(
 
 def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
     """The kinds of attention among the requested layers (None: all), in the order of execution."""
-    attentions: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
+    attentions: tuple[AttentionKind, ...] = (
+        ("encoder", "decoder", "cross") if is_pair else ("self",)
+    )
     chosen = {None} if layers is None else {kind for kind, _ in layers}
     return tuple(attention for attention in attentions if not chosen.isdisjoint((None, attention)))
 
@@ -265,7 +344,8 @@ class NonAttentionLayer(Struct, frozen=True):
 class Generated(Struct, frozen=True):
     """Tokens generated greedily by the model, from `prompt_lens` on in each sequence.
 
-    `repeated` counts those that one pass over the whole text also predicts. The others are ties decided by rounding.
+    `repeated` counts those that one pass over the whole text also predicts. The others are ties
+    decided by rounding.
     """
 
     prompt_lens: tuple[int, ...]
@@ -277,9 +357,9 @@ class Generated(Struct, frozen=True):
 class Model:
     """The inspected checkpoint, and which of its implementations of attention was inspected.
 
-    `identical_outputs` says whether the first `compared_len` tokens gave equal bits without inspection; None if not
-    tried. `implementation` is transformers' name, `path_inspected` the path that ran. `without` are the layers without
-    an attention matrix.
+    `identical_outputs` says whether the first `compared_len` tokens gave equal bits without
+    inspection; None if not tried. `implementation` is transformers' name, `path_inspected` the path
+    that ran. `without` are the layers without an attention matrix.
     """
 
     path: str
@@ -304,13 +384,14 @@ class Model:
 class InspectedLayer:
     """One attention of a checkpoint.
 
-    `name` is its module's, and `captured_by` the interception: "registry", "module", "sdpa" or "softmax"
-    (`InterceptionLevel` in `mhacli.models.capture`). `mask` describes the mask in words. `bias`: scores have an
-    additive bias; `sinks`: sink logits take part. `verified`: the pattern times the values is the layer's output,
-    within the tolerance, and every argument is understood; else `unverified` has the reasons. If a module computes
-    several attentions in one layer, `call` counts them from 1, and the `name` of later ones includes it. `extras`
-    describes other changes to the scores, by the keyword of the attention function. `positions` are the sizes of axes
-    that are not the tokens of the texts, such as the patches of an image; None where they are.
+    `name` is its module's, and `captured_by` the interception: "registry", "module", "sdpa" or
+    "softmax" (`InterceptionLevel` in `mhacli.models.capture`). `mask` describes the mask in words.
+    `bias`: scores have an additive bias; `sinks`: sink logits take part. `verified`: the pattern
+    times the values is the layer's output, within the tolerance, and every argument is understood;
+    else `unverified` has the reasons. If a module computes several attentions in one layer, `call`
+    counts them from 1, and the `name` of later ones includes it. `extras` describes other changes
+    to the scores, by the keyword of the attention function. `positions` are the sizes of axes that
+    are not the tokens of the texts, such as the patches of an image; None where they are.
     """
 
     layer: int
@@ -337,7 +418,9 @@ class InspectedLayer:
 
     @property
     def label(self) -> str:
-        """`layer 5`, with the kind in encoder-decoder models (`decoder layer 5`), and with the call if not the first."""
+        """`layer 5`, with the kind in encoder-decoder models (`decoder layer 5`), and with the call
+        if not the first.
+        """
         text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
         return text if self.call == 1 else f"{text}, call {self.call}"
 
@@ -349,18 +432,19 @@ class SpanTokens(Struct, frozen=True):
     tokens: tuple[tuple[int, ...], ...]
 
 
-# --------------------------------------------------------------------------------------------------------------- trace
+# -------------------------------------------------------------------------------------------- trace
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The observation of one site. `layout` says whether the tensor shares memory with `view_of`; strides count
-    numbers.
+    """The observation of one site. `layout` says whether the tensor shares memory with `view_of`;
+    strides count numbers.
 
-    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None if not timed. A tensor that
-    is not `built` was computed for inspection only; the kernel that ran never makes it. In user code, `operation` is
-    torch's name, `file`, `line` and `source` give the location, and `remark` notes oddities. A line that ran `repeats`
-    times is one step: flops and bytes are totals, the rest is of the first run; `repeats_of` names what was repeated.
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None if not
+    timed. A tensor that is not `built` was computed for inspection only; the kernel that ran never
+    makes it. In user code, `operation` is torch's name, `file`, `line` and `source` give the
+    location, and `remark` notes oddities. A line that ran `repeats` times is one step: flops and
+    bytes are totals, the rest is of the first run; `repeats_of` names what was repeated.
     """
 
     site: str
@@ -388,16 +472,17 @@ class Step:
     repeats_of: str = ""
 
 
-# ------------------------------------------------------------------------------------------------------ optional parts
+# ----------------------------------------------------------------------------------- optional parts
 
 
 class CacheStep(Struct, frozen=True):
     """One decoding step: new tokens come in, attend to the cache, and are added to it.
 
-    `start` is the position of the first new token; `tokens` names the new tokens of each sequence (empty for padding).
-    Shapes are those of the new queries, keys and values. `read_bytes` are the keys and values that attention reads,
-    `appended_bytes` those that the step adds, `moved_bytes` all that this kind of cache reads and writes, and
-    `cache_bytes` its storage. `max_abs_difference` compares the output with a full recomputation; None if not finite.
+    `start` is the position of the first new token; `tokens` names the new tokens of each sequence
+    (empty for padding). Shapes are those of the new queries, keys and values. `read_bytes` are the
+    keys and values that attention reads, `appended_bytes` those that the step adds, `moved_bytes`
+    all that this kind of cache reads and writes, and `cache_bytes` its storage.
+    `max_abs_difference` compares the output with a full recomputation; None if not finite.
     """
 
     phase: Literal["prefill", "decode"]
@@ -417,8 +502,9 @@ class CacheStep(Struct, frozen=True):
 class DecodeSummary(Struct, frozen=True):
     """A decoded sequence: its kind of cache, its prompt length, and the sizes that its steps read.
 
-    `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are equal at `crossing_len`
-    tokens. `full_token_bytes` would be a token's size with a kv head for every query head.
+    `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are
+    equal at `crossing_len` tokens. `full_token_bytes` would be a token's size with a kv head for
+    every query head.
     """
 
     cache: str
@@ -434,8 +520,8 @@ class DecodeSummary(Struct, frozen=True):
 class ScorePart(Struct, frozen=True):
     """One of the terms that add up to a score, and its origin: content, position, or both.
 
-    `value` is None if not finite; for a `given` bias it then is −∞, and the cell is masked. `added` terms come after
-    scale and softcap.
+    `value` is None if not finite; for a `given` bias it then is −∞, and the cell is masked. `added`
+    terms come after scale and softcap.
     """
 
     name: str
@@ -447,9 +533,10 @@ class ScorePart(Struct, frozen=True):
 class Cell(Struct, frozen=True):
     """All numbers behind one cell: how a query of a head came to give a key its weight.
 
-    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked), `share`
-    the weight that multiplies `v` (after any dropout), and `z` the head's output for the query. `qk` is the dot product
-    before scaling, after any rotation; `parts` are the terms of the score.
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where
+    masked), `share` the weight that multiplies `v` (after any dropout), and `z` the head's output
+    for the query. `qk` is the dot product before scaling, after any rotation; `parts` are the terms
+    of the score.
     """
 
     sequence: int
@@ -482,10 +569,12 @@ class Argument(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UserModule:
-    """The user's attention that was traced: the `target` that names it, its `arguments`, and how it was `called`.
+    """The user's attention that was traced: the `target` that names it, its `arguments`, and how it
+    was `called`.
 
-    `sizes` are the sizes of its axes as `(word, size)`; `n_runs` is 1, and more in a record of an earlier version. `result`
-    is its output shape, `expected` the shape that attention must give, and `printed` its printed text.
+    `sizes` are the sizes of its axes as `(word, size)`; `n_runs` is 1, and more in a record of an
+    earlier version. `result` is its output shape, `expected` the shape that attention must give,
+    and `printed` its printed text.
     """
 
     target: str
@@ -498,13 +587,15 @@ class UserModule:
     printed: str = ""
 
 
-# -------------------------------------------------------------------------------------------------------- measurements
+# ------------------------------------------------------------------------------------- measurements
 
 
 class TensorSummary(Struct, frozen=True):
-    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and non-finite counts.
+    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and
+    non-finite counts.
 
-    `numbers` is a small tensor's content, flat in row-major order, with None for non-finite numbers.
+    `numbers` is a small tensor's content, flat in row-major order, with None for non-finite
+    numbers.
     """
 
     min: float | None
@@ -525,7 +616,9 @@ class WeightShape(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """The seconds of one stage: the first run separately, then samples with their median and interquartile range."""
+    """The seconds of one stage: the first run separately, then samples with their median and
+    interquartile range.
+    """
 
     first_s: float
     samples_s: tuple[float, ...]
@@ -535,7 +628,9 @@ class Timing(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Versions and device of a run. `device_asked` is the user's option, `device` the chosen device."""
+    """Versions and device of a run. `device_asked` is the user's option, `device` the chosen
+    device.
+    """
 
     mha: str
     torch: str

@@ -1,4 +1,5 @@
-"""Reads a record from its file. A changed or damaged file is refused: its JSON and every array have a checksum.
+"""Reads a record from its file. A changed or damaged file is refused: its JSON and every array have
+a checksum.
 
 Files of earlier versions have none, and are read as they are.
 """
@@ -23,14 +24,16 @@ _CHANGED = "was changed or damaged after it was saved"
 
 
 def load(path: str | os.PathLike[str]) -> Record:
-    """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
-    no record, or was changed."""
+    """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError`
+    for a file that is no record, or was changed.
+    """
     record = load_late(os.fspath(path))
     return replace(record, arrays=dict(record.arrays))
 
 
 def load_late(path: str) -> Record:
-    """The record in a file or in the folder of a scan. An array is read, and numpy imported, when it is used.
+    """The record in a file or in the folder of a scan. An array is read, and numpy imported, when
+    it is used.
 
     Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
@@ -38,13 +41,20 @@ def load_late(path: str) -> Record:
         path, scan = os.path.join(path, SUMMARY), path
         if not os.path.lexists(path):
             hint = "the same mha scan command resumes the scan"
-            raise MhaError(f"{scan} has no summary: its scan is not finished", hint=hint, code="unfinished", path=scan)
+            raise MhaError(
+                f"{scan} has no summary: its scan is not finished",
+                hint=hint,
+                code="unfinished",
+                path=scan,
+            )
     file = read_tensor_header(path)
     document = file.metadata if isinstance(file.metadata, dict) else {}
     if document.get("schema") != SCHEMA:
         found = document.get("schema") or document.get("format") or "no schema"
         hint = "mha run TEXT --save FILE writes a record"
-        raise bad_file(path, f"{path} is not a record of schema {SCHEMA}: it has {found}", hint=hint)
+        raise bad_file(
+            path, f"{path} is not a record of schema {SCHEMA}: it has {found}", hint=hint
+        )
     written = {name: value for name, value in document.items() if name != "checksum"}
     if document.get("checksum") not in (None, json_checksum(written)):
         raise bad_file(path, f"{path}: its JSON {_CHANGED}")
@@ -57,7 +67,9 @@ def load_late(path: str) -> Record:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise bad_file(file.path, f"{file.path}: {fault.message}") from None
-    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
+    readers = {
+        name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors
+    }
     return replace(record, arrays=StoredArrays(readers))
 
 
@@ -67,14 +79,17 @@ def is_scan(path: str) -> bool:
 
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:
-    """An array of the file, which is read and not mapped: a mapped file that is cut ends the process. Raises `MhaError` if
-    it is not what was written."""
+    """An array of the file, which is read and not mapped: a mapped file that is cut ends the
+    process. Raises `MhaError` if it is not what was written.
+    """
     import numpy as np
 
     path, info = file.path, file.tensors[name]
     dtype = DTYPES.get(info.dtype)
     if dtype in (None, "bfloat16"):  # which numpy does not have
-        raise bad_file(path, f"{path}: its array {name} has the dtype {info.dtype}, which no record has")
+        raise bad_file(
+            path, f"{path}: its array {name} has the dtype {info.dtype}, which no record has"
+        )
     if not memory.fits(info.n_bytes, memory.available_bytes()):
         message = f"{path} is too large to read: an array of {shown(info.n_bytes, 'bytes')}"
         raise MhaError(message, code="too-large", path=path)

@@ -1,1 +1,3 @@
-"""Renders records as text, JSON, CSV, HTML and SVG. No module here computes attention, opens files or prints."""
+"""Renders records as text, JSON, CSV, HTML and SVG. No module here computes attention, opens files
+or prints.
+"""

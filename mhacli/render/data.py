@@ -1,4 +1,5 @@
-"""A record for programs: as one JSON document, schema `mha.record/1`, and as CSV, a row for each sequence, head, query and key.
+"""A record for programs: as one JSON document, schema `mha.record/1`, and as CSV, a row for each
+sequence, head, query and key.
 
 Both come in pieces, so that no copy of a large record is held.
 """
@@ -31,10 +32,11 @@ _RENAMED = {"context": "context_array"}
 
 
 def json_pieces(record: Record) -> Iterator[str]:
-    """The document with one top-level field per line, in ASCII. Masked and non-finite numbers are null.
+    """The document with one top-level field per line, in ASCII. Masked and non-finite numbers are
+    null.
 
-    Numbers are the shortest that parse to the same number of their dtype. `nonfinite` counts NaN and infinities per
-    array, masked cells excepted. Arrays that were not kept are null.
+    Numbers are the shortest that parse to the same number of their dtype. `nonfinite` counts NaN
+    and infinities per array, masked cells excepted. Arrays that were not kept are null.
     """
     document = record.document()
     yield "{" + ",\n".join(f'"{name}":{_compact(document.pop(name))}' for name in _FIRST)
@@ -42,7 +44,9 @@ def json_pieces(record: Record) -> Iterator[str]:
     if layers:
         yield ',\n"layers":['
         for index, layer in enumerate(layers):
-            yield ("," if index else "") + "\n" + _compact(layer)[:-1]  # its arrays precede the closing brace
+            yield (
+                ("," if index else "") + "\n" + _compact(layer)[:-1]
+            )  # its arrays precede the closing brace
             yield from _arrays(under(record.arrays, layer_prefix(index)))
             yield "}"
         yield "]"
@@ -65,11 +69,19 @@ def _arrays(arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def nonfinite(arrays: Mapping[str, Array], n_layers: int) -> dict[str, int]:
-    """The number of NaN and infinite values per array, masked cells excepted; only arrays with any. Those of a checkpoint are
-    in `n_layers`."""
+    """The number of NaN and infinite values per array, masked cells excepted; only arrays with any.
+    Those of a checkpoint are in `n_layers`.
+    """
     if n_layers:
-        by_layer = {prefix: nonfinite(under(arrays, prefix), 0) for prefix in map(layer_prefix, range(n_layers))}
-        return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
+        by_layer = {
+            prefix: nonfinite(under(arrays, prefix), 0)
+            for prefix in map(layer_prefix, range(n_layers))
+        }
+        return {
+            prefix + name: count
+            for prefix, counts in by_layer.items()
+            for name, count in counts.items()
+        }
     counts = {}
     for name in sorted(arrays):  # the order in files is arbitrary
         values, has_meaning = _values(arrays, name)
@@ -107,22 +119,25 @@ def _nested(values: Array, has_meaning: Array) -> Iterator[str]:
 def _numbers(values: Array, has_meaning: Array) -> list[str]:
     if values.dtype.kind != "f":
         return [json.dumps(value) for value in values.tolist()]
-    words: list[str] = np.where(np.isfinite(values) & has_meaning, values.astype("U32"), "null").tolist()
+    words: list[str] = np.where(
+        np.isfinite(values) & has_meaning, values.astype("U32"), "null"
+    ).tolist()
     return words
 
 
-# ----------------------------------------------------------------------------------------------------------------- CSV
+# ---------------------------------------------------------------------------------------------- CSV
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 
 
 def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
-    """CSV rows (RFC 4180) with a header: for head statistics a row per head, otherwise a row per cell without padding. They
-    are those of the chosen layers, sequences and heads, or of all.
+    """CSV rows (RFC 4180) with a header: for head statistics a row per head, otherwise a row per
+    cell without padding. They are those of the chosen layers, sequences and heads, or of all.
 
-    For effects, a row per removal; none if they are not proven. For a checkpoint, a row per cell of every layer whose
-    pattern was kept, or else a row per head, with the layer's number and the attention's name. Headings are the JSON
-    names. Raises `MhaError` if the record has no pattern, and `UsageError` for a layer or head that it lacks.
+    For effects, a row per removal; none if they are not proven. For a checkpoint, a row per cell of
+    every layer whose pattern was kept, or else a row per head, with the layer's number and the
+    attention's name. Headings are the JSON names. Raises `MhaError` if the record has no pattern,
+    and `UsageError` for a layer or head that it lacks.
     """
     if record.effect is not None:
         yield from rows_csv(record.effects.to_dicts()) if record.effect.verified.ok else ()
@@ -133,11 +148,15 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
         require_inspected_heads(layers, options.heads or ())
         yield _lines([("layer", "attention", *HEADER)])
         for layer in kept:
-            yield from _cells(layer.record, options, (layer.inspected.layer, cell_text(layer.inspected.name)))
+            yield from _cells(
+                layer.record, options, (layer.inspected.layer, cell_text(layer.inspected.name))
+            )
     elif layers:
         yield from _heads(chosen_heads(layers, options), has_layers=True)
     elif record.survey is not None:
-        yield from _heads([head for head in record.heads if options.shows_head(head.head)], has_layers=False)
+        yield from _heads(
+            [head for head in record.heads if options.shows_head(head.head)], has_layers=False
+        )
     elif "pattern" in record.arrays:
         yield _lines([HEADER])
         yield from _cells(record, options)
@@ -156,12 +175,18 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
             for i, query in enumerate(queries if options.shows_head(h) else ()):
                 weights, allowed = of.values[place, i], of.allowed[place, i].astype(int).tolist()
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                yield _lines([(*begin, b, h, i, query, j, key, allowed[j], words[j]) for j, key in enumerate(keys)])
+                yield _lines(
+                    [
+                        (*begin, b, h, i, query, j, key, allowed[j], words[j])
+                        for j, key in enumerate(keys)
+                    ]
+                )
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
-    """A row per head: its type, its statistics, and those of uniform attention. If they were requested, also what its removal
-    changes, and its type and statistics on random tokens."""
+    """A row per head: its type, its statistics, and those of uniform attention. If they were
+    requested, also what its removal changes, and its type and statistics on random tokens.
+    """
     columns = HeadTable(heads).columns(has_uniform=True)
     if not has_layers:
         del columns["attention"]
@@ -169,7 +194,9 @@ def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rows as CSV (RFC 4180) under the JSON names of all their fields. Missing values are empty; lists and objects are JSON."""
+    """Rows as CSV (RFC 4180) under the JSON names of all their fields. Missing values are empty;
+    lists and objects are JSON.
+    """
     names = [*dict.fromkeys(name for row in rows for name in row)]
     yield _lines([tuple(names), *(tuple(_cell(row.get(name)) for name in names) for row in rows)])
 
@@ -181,8 +208,8 @@ def _cell(value: Any) -> Any:
 
 
 def cell_text(text: str) -> str:
-    """Untrusted text as a cell. It becomes a JSON string if it looks like a formula, has invisible characters, or
-    begins with a quotation mark.
+    """Untrusted text as a cell. It becomes a JSON string if it looks like a formula, has invisible
+    characters, or begins with a quotation mark.
 
     So a cell that begins with a quotation mark is always a JSON string.
 

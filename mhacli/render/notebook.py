@@ -1,8 +1,10 @@
-"""A result in a notebook, as HTML: no script, no network, and a size limit. And what else results become through
-`mhacli.record.exports`: a terminal view, the page of a record, and the page and the picture of a report that is no record.
+"""A result in a notebook, as HTML: no script, no network, and a size limit. And what else results
+become through `mhacli.record.exports`: a terminal view, the page of a record, and the page and the
+picture of a report that is no record.
 
-GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign that is readable
-without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer/issues/450.
+GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign
+that is readable without colour; the style sheet is optional. Source:
+github.com/jupyter/nbviewer/issues/450.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
 from mhacli.render.figures.svg import Piece, document, printed
 from mhacli.render.heads.head_map import HeadMap, cell_map, grid_of, head_map
 from mhacli.render.page.document import most_certain, page
-from mhacli.render.page.elements import STATIC, Html, joined, page_part, preformatted, tag, text, whole
+from mhacli.render.page.elements import (
+    STATIC,
+    Html,
+    joined,
+    page_part,
+    preformatted,
+    tag,
+    text,
+    whole,
+)
 from mhacli.render.page.tables import effect_pictures, legend
 from mhacli.render.page.tables import grid as grid_table
 from mhacli.render.run.view import record_views
@@ -49,7 +60,11 @@ def html_of(result: Shown | Pattern) -> str:
 def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
     """The parts of the terminal view of a result."""
     screen = Screen(width, colour)
-    return record_views(result, ViewOptions(), screen) if isinstance(result, Record) else iter([result.view(screen)])
+    return (
+        record_views(result, ViewOptions(), screen)
+        if isinstance(result, Record)
+        else iter([result.view(screen)])
+    )
 
 
 def page_of(record: Record) -> str:
@@ -58,7 +73,9 @@ def page_of(record: Record) -> str:
 
 
 def record_html(record: Record) -> str:
-    """What the terminal shows of a record, with its effects as coloured tables, or with the head of the largest excess."""
+    """What the terminal shows of a record, with its effects as coloured tables, or with the head of
+    the largest excess.
+    """
     parts = [("what mha show prints", terminal_part(record_views(record, _OPTIONS, _SCREEN)))]
     if record.effect is not None and record.effect.verified.ok:
         return fragment([("the pictures of effects", joined(effect_pictures(record))), *parts])
@@ -66,7 +83,9 @@ def record_html(record: Record) -> str:
     if heads:
         head = heads[most_certain(heads)]
         title = f"{head.label}: {type_text(head.statistics)}"
-        parts.append(("the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title)))
+        parts.append(
+            ("the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title))
+        )
         parts.append(("", tag("p", text(_ELSEWHERE), class_="dim")))
     return fragment(parts)
 
@@ -92,12 +111,14 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
         columns=[fitted(name, _NAME) for name in columns],
         corner="query ↓ key →",
         meaning=of.meaning + " · 0 is masked" * (not of.allowed.all()),
-        about=lambda row, key: f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}",
+        about=lambda row, key: (
+            f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}"
+        ),
     )
     return joined([tag("p", tag("b", text(title))), grid_table(of), legend([of])])
 
 
-# -------------------------------------------------------------------------------------------------------------- the frame
+# ---------------------------------------------------------------------------------------- the frame
 
 LIMIT_BYTES = 200_000
 """The largest output. A notebook stores every output."""
@@ -119,7 +140,9 @@ font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
 
 
 def fragment(parts: Iterable[tuple[str, Html]]) -> str:
-    """The parts, each with its name, in one element. Parts above the limit are left out and listed."""
+    """The parts, each with its name, in one element. Parts above the limit are left out and
+    listed.
+    """
     included, left_out = [tag("style", Html(_STYLE.strip()))], []
     n_bytes = len(_STYLE.encode()) + _FRAME
     for name, part in parts:
@@ -144,19 +167,22 @@ def terminal_part(views: Iterable[RenderableType]) -> Html:
     return joined(preformatted(view, COLUMNS) for view in views)
 
 
-# ------------------------------------------------------------------------------------------------------------- reports
+# ------------------------------------------------------------------------------------------ reports
 
 PAPER, PHONE = Screen(width=110, colour=False), Screen(width=42, colour=False)
-"""The screens whose view a picture and a page show, and a page on a narrow screen; cells have signs in place of shades."""
+"""The screens whose view a picture and a page show, and a page on a narrow screen; cells have signs
+in place of shades."""
 _BY_WIDTH = (
-    ".narrow { display: none } @media (max-width: 700px) { .narrow { display: block } .wide { display: none } }\n"
+    ".narrow { display: none } @media (max-width: 700px) { .narrow { display: block } .wide {"
+    " display: none } }\n"
 )
 View = Callable[[Screen], RenderableType]
 
 
 def report_page(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
-    """A page without script: what the terminal prints, in its colours, below the `name` of the report and its command; then
-    `figures`."""
+    """A page without script: what the terminal prints, in its colours, below the `name` of the
+    report and its command; then `figures`.
+    """
 
     def section(screen: Screen, kind: str) -> Html:
         return tag("section", preformatted(view(screen), screen.width), class_=kind)
@@ -165,11 +191,15 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
         drawn = document(name, figures, {})
-        sections.append(tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll")))
+        sections.append(
+            tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll"))
+        )
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 
 
 def report_figure(view: View, name: str, command: Sequence[str], figures: Sequence[Piece]) -> str:
-    """An SVG picture of what the terminal prints, in its colours, with `figures` below and the command in its metadata."""
+    """An SVG picture of what the terminal prints, in its colours, with `figures` below and the
+    command in its metadata.
+    """
     return document(name, [printed(view(PAPER), PAPER.width), *figures], {"command": [*command]})

@@ -1,1 +1,3 @@
-"""Reads texts within limits, cuts them into tokens, builds vocabularies, and escapes text for display."""
+"""Reads texts within limits, cuts them into tokens, builds vocabularies, and escapes text for
+display.
+"""

@@ -1,16 +1,18 @@
-"""Conditions on a query position `q` and a key position `k`, which select cells of the pattern (`--where`).
+"""Conditions on a query position `q` and a key position `k`, which select cells of the pattern
+(`--where`).
 
 A condition is written in a part of Python's notation:
 
-- `q` and `k` are positions, counted from 0 in their own texts; whole numbers; `a + b`, `a - b`, `a * b`, `a // b`, `a % b`
-  (rounded down, as in Python), `-a`, `abs(a)`;
-- `tok[k]`, `tok[q - 1]`, `tok[0]` are tokens: of the queries' text if the position depends on `q`, else of the keys' text;
-  `"the"` is the token with that text;
-- `== != < <= > >=` compare numbers, and may be chained; `==` and `!=` compare tokens; `tok[k] in ("a", "b")`, `not in`;
+- `q` and `k` are positions, counted from 0 in their own texts; whole numbers; `a + b`, `a - b`, `a
+  * b`, `a // b`, `a % b` (rounded down, as in Python), `-a`, `abs(a)`;
+- `tok[k]`, `tok[q - 1]`, `tok[0]` are tokens: of the queries' text if the position depends on `q`,
+  else of the keys' text; `"the"` is the token with that text;
+- `== != < <= > >=` compare numbers, and may be chained; `==` and `!=` compare tokens; `tok[k] in
+  ("a", "b")`, `not in`;
 - `and`, `or`, `not` and parentheses.
 
-The text is parsed, never executed. A token outside the text and a division by zero have no value, and every comparison
-with them is false. `mhacli.attention.axes` finds the cells of a condition.
+The text is parsed, never executed. A token outside the text and a division by zero have no value,
+and every comparison with them is false. `mhacli.attention.axes` finds the cells of a condition.
 """
 
 from __future__ import annotations
@@ -26,31 +28,45 @@ from typing import Any, Final, Literal
 from mhacli.errors import UsageError
 
 INDUCTION: Final = "tok[k - 1] == tok[q] and k - 1 != q"
-"""The token after the same token elsewhere. Source: Olsson et al. 2022, "In-context Learning and Induction Heads"."""
+"""The token after the same token elsewhere. Source: Olsson et al. 2022, "In-context Learning and
+Induction Heads"."""
 
 MAX_CHARACTERS: Final = 500
 MAX_DEPTH: Final = 50
 LITERALS_BELOW: Final = 10**9
 PLACES_BELOW: Final = 2**31
 NUMBERS_BELOW: Final = 2**63
-"""The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
+"""The bound of int64. A condition that could exceed it at any position is refused, so that no
+number overflows."""
 
 Kind = Literal["condition", "whole number", "token", "list of words"]
 Operations = Mapping[type[ast.AST], Callable[[Any, Any], Any]]
 OPERATIONS: Final[Operations] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod
-}  # fmt: skip
-_BOUNDS: Operations = {**OPERATIONS, ast.Sub: operator.add, ast.FloorDiv: lambda a, b: a, ast.Mod: lambda a, b: b}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_BOUNDS: Operations = {
+    **OPERATIONS,
+    ast.Sub: operator.add,
+    ast.FloorDiv: lambda a, b: a,
+    ast.Mod: lambda a, b: b,
+}
 """The bounds of the magnitudes of results, by those of their operands."""
 _COMPARABLE: Mapping[tuple[Kind, Kind], Collection[type[ast.AST]]] = {
     ("whole number", "whole number"): (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
     ("token", "token"): (ast.Eq, ast.NotEq),
     ("token", "list of words"): (ast.In, ast.NotIn),
 }
-_COMPARISONS = "numbers compare by == != < <= > >=, tokens by == and !=, a token with a list of words by in and not in"
+_COMPARISONS = (
+    "numbers compare by == != < <= > >=, tokens by == and !=, a token with a list of words by in"
+    " and not in"
+)
 _HINT = (
-    'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are + - * // % abs, '
-    "== != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
+    'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are +'
+    " - * // % abs, == != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
 )
 
 
@@ -65,30 +81,54 @@ class Condition:
     def words(self) -> frozenset[str]:
         """The tokens that the condition names."""
         parts = ast.walk(self.body)
-        return frozenset(part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+        return frozenset(
+            part.value
+            for part in parts
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        )
 
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
         parts = [part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant)]
-        numbers = [part for part in parts if not (isinstance(part, ast.Constant) and isinstance(part.value, str))]
-        return max([position, *(int(number_of(part, _BOUNDS, dict.fromkeys("qk", position))) for part in numbers)])
+        numbers = [
+            part
+            for part in parts
+            if not (isinstance(part, ast.Constant) and isinstance(part.value, str))
+        ]
+        return max(
+            [
+                position,
+                *(int(number_of(part, _BOUNDS, dict.fromkeys("qk", position))) for part in numbers),
+            ]
+        )
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition in `text`, stripped of outer spaces. Raises `UsageError` that quotes the faulty part."""
+    """The condition in `text`, stripped of outer spaces. Raises `UsageError` that quotes the faulty
+    part.
+    """
     if len(text) > MAX_CHARACTERS:
-        raise _refused(f"the condition has {len(text)} characters, at most {MAX_CHARACTERS} are read")
+        raise _refused(
+            f"the condition has {len(text)} characters, at most {MAX_CHARACTERS} are read"
+        )
     text = text.strip()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # about "\d" and "1or 2", which later versions of Python forbid
+            warnings.simplefilter(
+                "error"
+            )  # about "\d" and "1or 2", which later versions of Python forbid
             body = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise _refused(f"{text[:80]!r} is not one expression in Python's notation") from None
     depth, level = 0, [body]
     while level:
         depth += 1
-        level = [child for parent in level for child in ast.iter_child_nodes(parent) if isinstance(child, ast.expr)]
+        level = [
+            child
+            for parent in level
+            for child in ast.iter_child_nodes(parent)
+            if isinstance(child, ast.expr)
+        ]
     if depth > MAX_DEPTH:
         raise _refused(f"the condition is nested {depth} deep, at most {MAX_DEPTH} are read")
     _require([body], "condition")
@@ -113,7 +153,9 @@ def _kind(node: ast.expr) -> Kind:
                 if type(op) not in _COMPARABLE.get((kind, other), ()):
                     raise _refused(f"compares {ast.unparse(left)!r} wrongly: {_COMPARISONS}", node)
             return "condition"
-        case ast.Tuple(elts=words) | ast.List(elts=words) if all(isinstance(word, ast.Constant) for word in words):
+        case ast.Tuple(elts=words) | ast.List(elts=words) if all(
+            isinstance(word, ast.Constant) for word in words
+        ):
             _require(words, "token")
             return "list of words"
         case ast.Constant(value=str()):
@@ -121,11 +163,17 @@ def _kind(node: ast.expr) -> Kind:
         case ast.Subscript(value=ast.Name(id="tok"), slice=position):
             _require([position], "whole number")
             if axes_of(position) == {"q", "k"}:
-                raise _refused("depends on both q and k: a position in tok[…] depends on one of them", node)
+                raise _refused(
+                    "depends on both q and k: a position in tok[…] depends on one of them", node
+                )
             return "token"
         case ast.BinOp(left, op, right) if type(op) in OPERATIONS:
             _require([left, right], "whole number")
-            if isinstance(op, ast.FloorDiv | ast.Mod) and not axes_of(right) and number_of(right, OPERATIONS, {}) == 0:
+            if (
+                isinstance(op, ast.FloorDiv | ast.Mod)
+                and not axes_of(right)
+                and number_of(right, OPERATIONS, {}) == 0
+            ):
                 raise _refused("divides by 0", node)
             if number_of(node, _BOUNDS, dict.fromkeys("qk", PLACES_BELOW - 1)) >= NUMBERS_BELOW:
                 raise _refused("can exceed 2^63", node)
@@ -136,7 +184,9 @@ def _kind(node: ast.expr) -> Kind:
             return "whole number"
         case ast.Constant(value=value) if type(value) is int and value < LITERALS_BELOW:
             return "whole number"
-    raise _refused(f"is no position, no whole number below {LITERALS_BELOW}, no token and no comparison", node)
+    raise _refused(
+        f"is no position, no whole number below {LITERALS_BELOW}, no token and no comparison", node
+    )
 
 
 def _require(parts: Iterable[ast.expr], kind: Kind) -> Kind:

@@ -8,17 +8,23 @@ from functools import lru_cache
 # Invisible characters in visible categories: joiners, fillers, variation selectors, blanks.
 _INVISIBLE = frozenset(
     [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0]
-    + [point for low, high in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0)) for point in range(low, high)]
+    + [
+        point
+        for low, high in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0))
+        for point in range(low, high)
+    ]
 )
 _OURS = "␣◌"
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def visible(text: str) -> str:
-    r"""`text` with control, bidi and zero-width characters as visible escapes such as `\x1b` or `\u202e`.
+    r"""`text` with control, bidi and zero-width characters as visible escapes such as `\x1b` or
+    `\u202e`.
 
-    Different texts stay different: a backslash is doubled, and no-break spaces are escaped. An undecodable byte becomes
-    `\xff`, and a combining mark without a base character gets a dotted circle.
+    Different texts stay different: a backslash is doubled, and no-break spaces are escaped. An
+    undecodable byte becomes `\xff`, and a combining mark without a base character gets a dotted
+    circle.
 
     >>> visible("red\x1b[31m")
     'red\\x1b[31m'
@@ -26,22 +32,31 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
     shown = "".join(map(_visible_character, text))
-    return "◌" + shown if unicodedata.category(text[0]).startswith("M") and shown[0] == text[0] else shown
+    return (
+        "◌" + shown
+        if unicodedata.category(text[0]).startswith("M") and shown[0] == text[0]
+        else shown
+    )
 
 
 def message_text(text: str) -> str:
-    """A message escaped as by `visible`, but with single backslashes, because `repr` has escaped its quotations
-    already."""
+    """A message escaped as by `visible`, but with single backslashes, because `repr` has escaped
+    its quotations already.
+    """
     return visible(text).replace("\\\\", "\\")
 
 
 def token_label(token: str) -> str:
-    """A token for tables: as `visible`, with each space as `␣`, so that no two tokens look alike."""
+    """A token for tables: as `visible`, with each space as `␣`, so that no two tokens look
+    alike.
+    """
     return visible(token).replace(" ", "␣")
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with each undecodable byte (a lone surrogate in Python) as an escape, for strict JSON readers."""
+    """`text` with each undecodable byte (a lone surrogate in Python) as an escape, for strict JSON
+    readers.
+    """
     return "".join(_visible_character(c) if "\ud800" <= c <= "\udfff" else c for c in text)
 
 
@@ -53,7 +68,15 @@ def _visible_character(character: str) -> str:
     if 0xDC80 <= point <= 0xDCFF:  # Python's encoding of an undecodable byte
         return f"\\x{point - 0xDC00:02x}"
     category = unicodedata.category(character)
-    hidden = category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")
+    hidden = (
+        category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")
+    )
     if not hidden and point not in _INVISIBLE and character not in _OURS:
         return character
-    return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+    return (
+        f"\\x{point:02x}"
+        if point < 0x80
+        else f"\\u{point:04x}"
+        if point < 0x10000
+        else f"\\U{point:08x}"
+    )

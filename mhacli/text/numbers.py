@@ -7,11 +7,26 @@ from math import inf
 from typing import Any, Literal
 
 Unit = Literal[
-    "word", "id", "integer", "number", "short", "weight", "fraction", "nats", "change", "brief", "size", "percent", "count",
-    "bytes", "seconds", "error"
-]  # fmt: skip
-"""What a value is: an `id` has no separators, a `change` a sign, the `size` of a change none, and a `brief` one few digits; a
-`count` is of operations, and an `error` of rounding, with three digits."""
+    "word",
+    "id",
+    "integer",
+    "number",
+    "short",
+    "weight",
+    "fraction",
+    "nats",
+    "change",
+    "brief",
+    "size",
+    "percent",
+    "count",
+    "bytes",
+    "seconds",
+    "error",
+]
+"""What a value is: an `id` has no separators, a `change` a sign, the `size` of a change none, and a
+`brief` one few digits; a `count` is of operations, and an `error` of rounding, with three
+digits."""
 
 _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
     "integer": [(inf, 1, "{:,}")],
@@ -51,13 +66,13 @@ _FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
 
 
 def shown(value: object, unit: Unit, digits: int | None = None) -> str:
-    """A value as text: a dash for None, a number in the form of its unit, or with so many decimals, of an error
-    so many digits.
+    """A value as text: a dash for None, a number in the form of its unit, or with so many decimals,
+    of an error so many digits.
 
-    >>> shown(0.171, "weight"), shown(-1.5, "weight", 1), shown(0.03, "percent"), shown(0.25, "change")
-    ('.17', '-1.5', '3.0 %', '+0.2500')
-    >>> shown(12_800, "bytes"), shown(1.23e-5, "seconds"), shown(49_500, "count"), shown(1.46e-4, "error")
-    ('12.5 KiB', '12.3 µs', '49.5 k', '1.46e-04')
+    >>> shown(0.171, "weight"), shown(-1.5, "weight", 1), shown(0.03, "percent"), shown(0.25,
+    "change") ('.17', '-1.5', '3.0 %', '+0.2500') >>> shown(12_800, "bytes"), shown(1.23e-5,
+    "seconds"), shown(49_500, "count"), shown(1.46e-4, "error") ('12.5 KiB', '12.3 µs', '49.5 k',
+    '1.46e-04')
     """
     if value is None:
         return "–"
@@ -72,7 +87,9 @@ def shown(value: object, unit: Unit, digits: int | None = None) -> str:
     _, divisor, form = next(fitting, _FORMS[unit][-1])
     if digits is not None:
         form = f"{{:.{digits}{'g' if unit == 'error' else 'f'}}}{form.partition('}')[2]}"
-    text = form.format(number if divisor == 1 else number / divisor).replace(". ", " ")  # three digits: 610 µs, 24.0 µs
+    text = form.format(number if divisor == 1 else number / divisor).replace(
+        ". ", " "
+    )  # three digits: 610 µs, 24.0 µs
     if unit in ("weight", "brief"):
         unsigned = text.lstrip("-")
         sign = "-" if number < 0 and unsigned.strip("0.") else ""

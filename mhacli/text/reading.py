@@ -1,4 +1,6 @@
-"""Reads texts within limits: arguments, files and pipes, and the documents of a corpus: text files, JSON lines and tables."""
+"""Reads texts within limits: arguments, files and pipes, and the documents of a corpus: text files,
+JSON lines and tables.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashrepla
 
 
 def given_texts(given: Any, name: str) -> tuple[str, ...]:
-    """The texts that a caller gives to the function `name`: one, or several. Raises `UsageError` for anything else."""
+    """The texts that a caller gives to the function `name`: one, or several. Raises `UsageError`
+    for anything else.
+    """
     texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     for text in texts:
         if not isinstance(text, str):
@@ -37,25 +41,31 @@ def given_texts(given: Any, name: str) -> tuple[str, ...]:
 
 
 def stream_text(path: str, source: Source) -> Iterator[str]:
-    """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays constant.
+    """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays
+    constant.
 
     Raises `MhaError` as `decoded`, and if there is no text.
     """
     is_empty = True
     with opened(path) as read:
-        for piece in decoded(iter(lambda: read(READ_CHUNK_BYTES), b""), source, describe(path), path):
+        for piece in decoded(
+            iter(lambda: read(READ_CHUNK_BYTES), b""), source, describe(path), path
+        ):
             is_empty = False
             yield piece
     if is_empty:
         raise _bad(describe(path), "empty", code="no-tokens", path=path)
 
 
-def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str | None = None) -> Iterator[str]:
-    """The text of bytes in pieces that are not empty, by the encoding of a source. A byte order mark is dropped,
-    CRLF becomes LF, and a lone CR stays.
+def decoded(
+    chunks: Iterable[bytes], source: Source, name: str = "", path: str | None = None
+) -> Iterator[str]:
+    """The text of bytes in pieces that are not empty, by the encoding of a source. A byte order
+    mark is dropped, CRLF becomes LF, and a lone CR stays.
 
-    Raises `MhaError` for bytes that the encoding lacks (with their offset), for text that looks binary, and for more than
-    `max_bytes`; `name` and `path` are the source in its message, which without a name is the reason alone.
+    Raises `MhaError` for bytes that the encoding lacks (with their offset), for text that looks
+    binary, and for more than `max_bytes`; `name` and `path` are the source in its message, which
+    without a name is the reason alone.
     """
     decoder = codecs.getincrementaldecoder(source.encoding)(_HANDLERS[source.errors])
     most = source.max_bytes or DEFAULT_MAX_BYTES
@@ -64,20 +74,29 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
         n_bytes += len(chunk)
         if n_bytes > most:
             hint = "--max-bytes raises the limit"
-            raise _bad(name, f"larger than {shown(most, 'bytes')}", hint=hint, code="too-large", path=path)
+            raise _bad(
+                name, f"larger than {shown(most, 'bytes')}", hint=hint, code="too-large", path=path
+            )
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
-            offset = n_bytes - len(fault.object) + fault.start  # the decoder holds the tail of the last chunk
+            offset = (
+                n_bytes - len(fault.object) + fault.start
+            )  # the decoder holds the tail of the last chunk
             byte = f"\\x{fault.object[fault.start]:02x}"
             reason = f"not {source.encoding.upper()}: it has the byte {byte} at offset {offset}"
-            hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
+            hint = (
+                "--encoding NAME reads another encoding; --errors replace or --errors escape reads"
+                " it anyway"
+            )
             if not offset and fault.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 hint = "it looks like UTF-16, which --encoding utf-16 reads"
             raise _bad(name, reason, hint=hint, path=path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
-            raise _bad(name, "not text: it has a NUL character and looks binary", hint=hint, path=path)
+            raise _bad(
+                name, "not text: it has a NUL character and looks binary", hint=hint, path=path
+            )
         if piece and not is_begun:
             piece, is_begun = piece.removeprefix("\ufeff"), True
         held = "\r" if chunk and piece.endswith("\r") else ""
@@ -87,39 +106,56 @@ def decoded(chunks: Iterable[bytes], source: Source, name: str = "", path: str |
 
 
 def _bad(
-    name: str, reason: str, *, hint: str | None = None, code: str = "bad-text", path: str | None = None
+    name: str,
+    reason: str,
+    *,
+    hint: str | None = None,
+    code: str = "bad-text",
+    path: str | None = None,
 ) -> MhaError:
     """The error for a text that cannot be used."""
     return MhaError(f"{name} is {reason}" if name else reason, hint=hint, code=code, path=path)
 
 
-# ------------------------------------------------------------------------------------------------ documents of a corpus
+# ---------------------------------------------------------------------------- documents of a corpus
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
-_COLUMN = "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default: text)"
+_COLUMN = (
+    "Read Parquet (needs pyarrow), .csv or .tsv, and take the text from this column. (default:"
+    " text)"
+)
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of tables that hold the text."""
 _KINDS = {
-    ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "array",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "array",
     **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "compressed"),
-}  # fmt: skip
-"""How files are read by the ending of their names, which `.gz` may follow. An array and other compressed files are refused."""
+}
+"""How files are read by the ending of their names, which `.gz` may follow. An array and other
+compressed files are refused."""
 _HINTS = {
-    "array": "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array",
+    "array": (
+        "--field text reads it if each line is an object; jq -c '.[]' makes such lines of an array"
+    ),
     "compressed": "decompressed on stdin it can be read: … | mha scan - --field text",
 }
 _ROWS_AT_ONCE = 64
 _MAX_CELL_BYTES = 1 << 30
-"""The largest cell of a `.csv` that is read; `--max-bytes` leaves out smaller ones by themselves."""
+"""The largest cell of a `.csv` that is read; `--max-bytes` leaves out smaller ones by
+themselves."""
 _TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
 
 
 class Document(NamedTuple):
     """The text of one document, and its source.
 
-    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has become LF. A document without
-    usable text has a `reason` instead, a phrase such as `empty`.
+    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has
+    become LF. A document without usable text has a `reason` instead, a phrase such as `empty`.
     """
 
     file: str
@@ -132,30 +168,42 @@ class Document(NamedTuple):
 class CorpusFormat:
     """How files are split into documents.
 
-    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field;
-    `a.b` may also be the field b of the object a.
-    `column`: the files are tables with the texts in this column, Parquet unless they are named `.csv` or `.tsv`. If none
-    is set, the file name decides: `.jsonl` and `.ndjson` are JSON lines, `.parquet`, `.csv` and `.tsv` are tables, `.json` is
-    refused, and any other file is one document. The content of `.gz` counts by the name without it. `max_docs` limits
-    the number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
+    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in
+    this field; `a.b` may also be the field b of the object a. `column`: the files are tables with
+    the texts in this column, Parquet unless they are named `.csv` or `.tsv`. If none is set, the
+    file name decides: `.jsonl` and `.ndjson` are JSON lines, `.parquet`, `.csv` and `.tsv` are
+    tables, `.json` is refused, and any other file is one document. The content of `.gz` counts by
+    the name without it. `max_docs` limits the number of documents, bad ones included. A document or
+    line of more than `max_bytes` is bad.
     """
 
-    # fmt: off
-    field: str | None = setting(None, CORPUS, _FIELD, metavar="NAME", common=True, excludes=("column", "lines"))
-    column: str | None = setting(None, CORPUS, _COLUMN, metavar="NAME", common=True, excludes=("lines",))
-    lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
-    max_docs: int | None = setting(None, CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
-    max_bytes: int = setting(
-        DEFAULT_MAX_BYTES, CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
+    field: str | None = setting(
+        None, CORPUS, _FIELD, metavar="NAME", common=True, excludes=("column", "lines")
     )
-    # fmt: on
+    column: str | None = setting(
+        None, CORPUS, _COLUMN, metavar="NAME", common=True, excludes=("lines",)
+    )
+    lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
+    max_docs: int | None = setting(
+        None, CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True
+    )
+    max_bytes: int = setting(
+        DEFAULT_MAX_BYTES,
+        CORPUS,
+        "Leave out larger documents.",
+        parse=parse_bytes,
+        metavar="SIZE",
+        default="64.0 MiB",
+    )
 
     def kind(self, file: str) -> str:
         """How a file is read: as `text`, `lines` or one of `_KINDS`."""
         named = _KINDS.get(os.path.splitext(file.lower().removesuffix(".gz"))[1], "text")
         if named != "compressed" and (self.lines or self.field is not None):
             return "lines" if self.lines else "json"
-        return "parquet" if self.column is not None and named in ("text", "json", "array") else named
+        return (
+            "parquet" if self.column is not None and named in ("text", "json", "array") else named
+        )
 
     def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
@@ -166,11 +214,13 @@ class CorpusFormat:
 
 
 def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
-    """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
+    """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each
+    file is read once.
 
-    Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the first document,
-    raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a table lacks the column
-    or has numbers in it, or pyarrow is missing. Raises `MhaError` later if reading a file fails.
+    Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the
+    first document, raises `MhaError` if a source does not exist or cannot be read, a glob has no
+    match, a table lacks the column or has numbers in it, or pyarrow is missing. Raises `MhaError`
+    later if reading a file fails.
     """
     files = dict[str, None]()
     for source in sources:  # an existing file whose name looks like a glob is a file
@@ -183,12 +233,18 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     for file in files:
         kind, has_one_pass = form.kind(file), is_pipe(file)
         if os.path.isdir(file):
-            message = f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
+            message = (
+                f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
+            )
             raise MhaError(message, code="unreadable", path=file)
         if kind in _HINTS:
-            raise UsageError(f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file)
+            raise UsageError(
+                f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file
+            )
         if has_one_pass and kind in ("parquet", "csv"):
-            raise UsageError(f"{describe(file)} is a pipe: a table must be a regular file", path=file)
+            raise UsageError(
+                f"{describe(file)} is a pipe: a table must be a regular file", path=file
+            )
         if not has_one_pass:
             with opened(file):
                 next(_raw_texts(file, form), None)
@@ -197,7 +253,11 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
         for file in files:
             for place, raw in _raw_texts(file, form):
                 try:
-                    yield Document(file, place, _field_of(form, raw) if form.kind(file) == "json" else form.text(raw))
+                    yield Document(
+                        file,
+                        place,
+                        _field_of(form, raw) if form.kind(file) == "json" else form.text(raw),
+                    )
                 except MhaError as fault:
                     yield Document(file, place, reason=fault.message)
 
@@ -210,14 +270,22 @@ def is_pipe(source: str) -> bool:
 
 
 def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | None]]:
-    """The bytes of each document with its place, truncated just above the size limit. Text in tables may be no UTF-8."""
+    """The bytes of each document with its place, truncated just above the size limit. Text in
+    tables may be no UTF-8.
+    """
     kind, most = form.kind(file), form.max_bytes + 2
     if kind in ("parquet", "csv"):
-        yield from enumerate((_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1)
+        yield from enumerate(
+            (_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1
+        )
         return
     is_packed = file.lower().endswith(".gz")
     with _whole(file, "gzip file") if is_packed else nullcontext(), ExitStack() as stack:
-        read = stack.enter_context(gzip.open(file)).read if is_packed else stack.enter_context(opened(file))
+        read = (
+            stack.enter_context(gzip.open(file)).read
+            if is_packed
+            else stack.enter_context(opened(file))
+        )
         if kind == "text":
             yield 0, read_up_to(read, most)
         else:
@@ -244,11 +312,15 @@ def _whole(file: str, kind: str, fault_type: type[Exception] = OSError) -> Itera
     try:
         yield
     except (OSError, EOFError, zlib.error, fault_type) as fault:
-        raise MhaError(f"{file} is no whole {kind}: {fault}", code="unreadable", path=file) from fault
+        raise MhaError(
+            f"{file} is no whole {kind}: {fault}", code="unreadable", path=file
+        ) from fault
 
 
 def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
-    """The text in the field of a JSON line. Where an object has no field `a.b`, it is the field b of the object a."""
+    """The text in the field of a JSON line. Where an object has no field `a.b`, it is the field b
+    of the object a.
+    """
     field = form.field or DEFAULT_FIELD
     try:
         entry = json.loads(form.text(raw))
@@ -267,7 +339,9 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
 
 
 def _rows(file: str, column: str) -> Iterator[bytes | None]:
-    """The column of a Parquet file, read page by page, because a row group may be larger than memory."""
+    """The column of a Parquet file, read page by page, because a row group may be larger than
+    memory.
+    """
     parquet = library("pyarrow.parquet", file)
     with (
         _whole(file, "Parquet file", library("pyarrow", file).ArrowException),
@@ -298,4 +372,6 @@ def _require_texts(file: str, column: str, kinds: Mapping[str, str]) -> None:
     """Raises `UsageError` unless the column of a table has texts, by the kinds of its columns."""
     if not _TEXT_TYPE.match(kinds.get(column, "")):
         names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
-        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
+        raise UsageError(
+            f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file
+        )

@@ -1,7 +1,8 @@
 """Named spans of a text: the messages of a chat and the spans of `--span`, with their tokens.
 
-An argument of `--span` is `name=start:end` (characters, end exclusive), `name=/regex/` for every match, or a list of
-roles and turns of a chat such as `system,user,user2`. A role means all its turns.
+An argument of `--span` is `name=start:end` (characters, end exclusive), `name=/regex/` for every
+match, or a list of roles and turns of a chat such as `system,user,user2`. A role means all its
+turns.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES: Final = 16 << 20
 LIMIT_S: Final = 5.0
-"""Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
-refuse bad input."""
+"""Seconds of processor time for all expressions of a command together: half of the ten seconds
+within which a command must refuse bad input."""
 MAX_CHARACTERS: Final = 502
 """The longest expression, with its slashes."""
 
@@ -34,7 +35,7 @@ Ranges = tuple[tuple[int, int], ...]
 """Ranges of a text: characters, end exclusive, none empty."""
 
 
-# --------------------------------------------------------------------------------------------------------------- chats
+# -------------------------------------------------------------------------------------------- chats
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -52,7 +53,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> str:
         """The content, whose parts are joined."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
 
 
 _Messages = Annotated[tuple[Message, ...], msgspec.Meta(min_length=1)]
@@ -60,10 +65,12 @@ _Chat = Annotated[dict[Literal["messages"], _Messages], msgspec.Meta(min_length=
 
 
 def read_chat(path: str) -> tuple[Message, ...]:
-    """The messages of a JSON file: a list of `{"role", "content"}`, or an object with such a list as its only field
-    `messages`. A content may be a list of parts `{"type": "text", "text"}`, whose texts are joined.
+    """The messages of a JSON file: a list of `{"role", "content"}`, or an object with such a list
+    as its only field `messages`. A content may be a list of parts `{"type": "text", "text"}`, whose
+    texts are joined.
 
-    Raises `MhaError` for any other content: a field left out silently could have mattered to the template.
+    Raises `MhaError` for any other content: a field left out silently could have mattered to the
+    template.
     """
     data = read_whole(path, MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf")
     try:
@@ -74,9 +81,13 @@ def read_chat(path: str) -> tuple[Message, ...]:
 
 
 def marked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with marks in place of their contents, for `spans_of_chat`. Blank ones stay blank, because templates ask for
-    it."""
-    return tuple(Message(each.role, _mark(i) if each.text.strip() else each.text) for i, each in enumerate(messages))
+    """The messages with marks in place of their contents, for `spans_of_chat`. Blank ones stay
+    blank, because templates ask for it.
+    """
+    return tuple(
+        Message(each.role, _mark(i) if each.text.strip() else each.text)
+        for i, each in enumerate(messages)
+    )
 
 
 def _mark(i: int) -> str:
@@ -84,11 +95,12 @@ def _mark(i: int) -> str:
 
 
 def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[str, Ranges]:
-    """The ranges of the messages, without surrounding white space, in the text that a chat template made of them: of each role,
-    and, if a role occurs several times, of each of its messages as `user1`, `user2`.
+    """The ranges of the messages, without surrounding white space, in the text that a chat template
+    made of them: of each role, and, if a role occurs several times, of each of its messages as
+    `user1`, `user2`.
 
-    `marks` is what the template makes of the marked messages: what stands before a mark there stands before the content
-    in the text. Raises `MhaError` with the first message that is missing.
+    `marks` is what the template makes of the marked messages: what stands before a mark there
+    stands before the content in the text. Raises `MhaError` with the first message that is missing.
     """
     totals, seen = Counter(message.role for message in messages), Counter[str]()
     spans: dict[str, Ranges] = {}
@@ -100,8 +112,13 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
             start = text.find(content, end + mark - at) if mark >= 0 else -1
             at = mark + len(_mark(i))
         if start < 0:
-            missing = f"messages[{i}] ({role}) is missing from the text that the chat template makes: {content[:60]!r}"
-            raise MhaError(missing, hint="--span NAME=START:END marks a message by characters", code="no-turn")
+            missing = (
+                f"messages[{i}] ({role}) is missing from the text that the chat template makes:"
+                f" {content[:60]!r}"
+            )
+            raise MhaError(
+                missing, hint="--span NAME=START:END marks a message by characters", code="no-turn"
+            )
         end = start + len(content)
         seen[role] += 1
         for name in [role] if totals[role] == 1 else [role, f"{role}{seen[role]}"]:
@@ -109,16 +126,18 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
     return spans
 
 
-# --------------------------------------------------------------------------------------------------------------- spans
+# -------------------------------------------------------------------------------------------- spans
 
 
 def find_spans(
     words: Sequence[str], text: str, chat: Mapping[str, Ranges], *, may_lack: bool = False
 ) -> dict[str, Ranges]:
-    """The ranges of each span of the arguments of `--span`, in order. `chat` has the spans of a chat by name, else is empty.
+    """The ranges of each span of the arguments of `--span`, in order. `chat` has the spans of a
+    chat by name, else is empty.
 
-    Regular expressions are searched in bounded time. Raises `UsageError` for unknown names, ranges outside of the text
-    and duplicates, and `MhaError` for an expression without a match or a turn without text, unless the text `may_lack` spans.
+    Regular expressions are searched in bounded time. Raises `UsageError` for unknown names, ranges
+    outside of the text and duplicates, and `MhaError` for an expression without a match or a turn
+    without text, unless the text `may_lack` spans.
     """
     ends = process_time() + LIMIT_S
     spans: dict[str, Ranges] = {}
@@ -126,12 +145,16 @@ def find_spans(
         if value is None and name not in chat:
             known = ", ".join([*chat][:20]) or "none without --chat"
             hint = f"--span {name[:60]}=0:10 and --span {name[:60]}=/REGEX/ are spans of any text"
-            raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {known}", hint=hint)
+            raise UsageError(
+                f"--span {name[:60]} is not a role or turn of the chat: {known}", hint=hint
+            )
         if value is None:
             spans[name] = chat[name]
         elif _is_expression(value):
             try:
-                found = _compiled(name, value).finditer(text, timeout=max(1e-3, ends - process_time()))
+                found = _compiled(name, value).finditer(
+                    text, timeout=max(1e-3, ends - process_time())
+                )
                 spans[name] = tuple(match.span() for match in found if match.end() > match.start())
             except TimeoutError:
                 message = f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search"
@@ -140,28 +163,40 @@ def find_spans(
         else:
             part = part_of(value, len(text))
             if not part:
-                known = f"START:END within the characters 0:{len(text)}, with END above START, nor /REGEX/"
+                known = (
+                    f"START:END within the characters 0:{len(text)}, with END above START, nor"
+                    " /REGEX/"
+                )
                 raise UsageError(f"--span {name}={value[:60]} is neither {known}")
             spans[name] = ((part.start, part.stop),)
         if not (spans[name] or may_lack):
             shown = name if value is None else f"{name}={value}"
-            raise MhaError(f"--span {shown} has no characters of the text", code="no-span", exit_code=EXIT_USAGE)
+            raise MhaError(
+                f"--span {shown} has no characters of the text",
+                code="no-span",
+                exit_code=EXIT_USAGE,
+            )
     return spans
 
 
 def part_of(word: str, count: int) -> range:
-    """The places of `100:140`, `:40` or `100:`, without the end, among `count`; none for any other word."""
+    """The places of `100:140`, `:40` or `100:`, without the end, among `count`; none for any other
+    word.
+    """
     match = re.fullmatch(r"([0-9]{0,12}):([0-9]{0,12})", word)
     part = range(int(match[1] or 0), int(match[2] or count)) if match else range(0)
     return part if part.stop <= count else range(0)
 
 
 def require_expressions(words: Sequence[str]) -> None:
-    """Raises `UsageError` unless the arguments are regular expressions with different names, the only spans for any
-    text."""
+    """Raises `UsageError` unless the arguments are regular expressions with different names, the
+    only spans for any text.
+    """
     for name, value in _named(words).items():
         if value is None or not _is_expression(value):
-            raise UsageError(f"--span {name}: a corpus has spans by regular expressions only, {name}=/REGEX/")
+            raise UsageError(
+                f"--span {name}: a corpus has spans by regular expressions only, {name}=/REGEX/"
+            )
         _compiled(name, value)
 
 
@@ -189,10 +224,14 @@ def _compiled(name: str, value: str) -> regex.Pattern[str]:
     import regex
 
     if len(value) > MAX_CHARACTERS:
-        raise UsageError(f"--span {name}: the expression has {len(value)} characters, more than {MAX_CHARACTERS}")
+        raise UsageError(
+            f"--span {name}: the expression has {len(value)} characters, more than {MAX_CHARACTERS}"
+        )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about later versions of Python are no fault of the text
+            warnings.simplefilter(
+                "ignore"
+            )  # warnings about later versions of Python are no fault of the text
             return regex.compile(value[1:-1], regex.VERSION0)
     except (regex.error, OverflowError, RecursionError, MemoryError) as fault:
         raise UsageError(f"--span {name}={value} is not a regular expression: {fault}") from None
@@ -201,8 +240,8 @@ def _compiled(name: str, value: str) -> regex.Pattern[str]:
 def tokens_of(ranges: Ranges, sequence: TokenSequence) -> tuple[int, ...]:
     """The indices of the tokens that overlap the ranges, if only by a leading space.
 
-    All tokens of a cut character count. Special tokens that the tokenizer added never count; special tokens in the
-    text, such as the markers of a chat, count like any other text.
+    All tokens of a cut character count. Special tokens that the tokenizer added never count;
+    special tokens in the text, such as the markers of a chat, count like any other text.
     """
     is_inside = bytearray(len(sequence.text))
     for start, end in ranges:

@@ -1,5 +1,6 @@
-"""Tokenizers: by word, by character, by byte, and those of a `tokenizer.json` and of every other tokenizer of its library;
-vocabularies, the distinct tokens in order, with ids from 0 and counts; and texts encoded as ids under one vocabulary.
+"""Tokenizers: by word, by character, by byte, and those of a `tokenizer.json` and of every other
+tokenizer of its library; vocabularies, the distinct tokens in order, with ids from 0 and counts;
+and texts encoded as ids under one vocabulary.
 
 Every token keeps its character offsets in the source text.
 """
@@ -28,11 +29,13 @@ from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, TOKENIZER
 from mhacli.text.tokens import UNKNOWN, Piece, Texts, TokenSequence, places, places_in
 
 Token = tuple[str, tuple[int, int], int | None]
-"""A token: its text, its range of the source (characters, end exclusive), and its id, None if the vocabulary assigns ids."""
+"""A token: its text, its range of the source (characters, end exclusive), and its id, None if the
+vocabulary assigns ids."""
 
 
 def is_inner_mark(text: str, place: int) -> bool:
-    """Whether a mark is part of its word: an apostrophe between letters or digits, or a point or comma between digits.
+    """Whether a mark is part of its word: an apostrophe between letters or digits, or a point or
+    comma between digits.
 
     >>> [is_inner_mark("don't 3.14 a.b 'c", place) for place in (3, 7, 12, 15)]
     [True, True, False, False]
@@ -41,7 +44,9 @@ def is_inner_mark(text: str, place: int) -> bool:
         return False
     before, mark, after = text[place - 1], text[place], text[place + 1]
     if mark in APOSTROPHES:
-        return (before.isalnum() or unicodedata.category(before).startswith("M")) and after.isalnum()
+        return (
+            before.isalnum() or unicodedata.category(before).startswith("M")
+        ) and after.isalnum()
     return mark in ".," and before.isdecimal() and after.isdecimal()
 
 
@@ -52,17 +57,17 @@ APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 class BuiltInTokenizer:
     """The tokenizer of mha that a config names.
 
-    `word` splits at white space, puts words in lower case, and drops punctuation or makes it tokens. With `inner_marks`,
-    marks inside a word stay part of it; earlier versions treated them like other marks. `char` makes every character (code
-    point) a token, white space included. `byte` does that with every byte of the UTF-8 text: ASCII by its character, other
-    bytes as `<0xE2>`, with the range of their character.
+    `word` splits at white space, puts words in lower case, and drops punctuation or makes it
+    tokens. With `inner_marks`, marks inside a word stay part of it; earlier versions treated them
+    like other marks. `char` makes every character (code point) a token, white space included.
+    `byte` does that with every byte of the UTF-8 text: ASCII by its character, other bytes as
+    `<0xE2>`, with the range of their character.
 
-    >>> [name for name, *_ in BuiltInTokenizer(Config()).tokens("Don't panic, cat!")]
-    ["don't", 'panic', 'cat']
-    >>> [name for name, *_ in BuiltInTokenizer(Config(punctuation="keep")).tokens("Don't!")]
-    ["don't", '!']
-    >>> [name for name, *_ in BuiltInTokenizer(Config(inner_marks=False)).tokens("Don't panic, cat!")]
-    ['dont', 'panic', 'cat']
+    >>> [name for name, *_ in BuiltInTokenizer(Config()).tokens("Don't panic, cat!")] ["don't",
+    'panic', 'cat'] >>> [name for name, *_ in
+    BuiltInTokenizer(Config(punctuation="keep")).tokens("Don't!")] ["don't", '!'] >>> [name for
+    name, *_ in BuiltInTokenizer(Config(inner_marks=False)).tokens("Don't panic, cat!")] ['dont',
+    'panic', 'cat']
     """
 
     config: Config
@@ -70,8 +75,9 @@ class BuiltInTokenizer:
     vocabulary: ClassVar[None] = None
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens in order; a word has the range from its first to its last kept character. Raises `MhaError` for a word
-        that is too long."""
+        """The tokens in order; a word has the range from its first to its last kept character.
+        Raises `MhaError` for a word that is too long.
+        """
         if self.config.tokenizer == "word":
             for chunk in re.finditer(r"\S+", text):
                 require_token_len(chunk.end() - chunk.start(), self.max_token_len)
@@ -81,12 +87,15 @@ class BuiltInTokenizer:
             return
         for i, character in enumerate(text):
             is_itself = self.config.tokenizer == "char" or character.isascii()
-            for name in [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]:
+            for name in (
+                [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]
+            ):
                 yield name, (i, i + 1), None
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """The count of each token of a text given in pieces. Each run without white space, or each character, is cut once. Raises
-        `MhaError` for a word that is too long."""
+        """The count of each token of a text given in pieces. Each run without white space, or each
+        character, is cut once. Raises `MhaError` for a word that is too long.
+        """
         texts, counts, rest = Counter[str](), Counter[str](), ""
         if self.config.tokenizer != "word":
             texts.update(chain.from_iterable(pieces))
@@ -104,25 +113,37 @@ class BuiltInTokenizer:
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
         """The words of a run without white space, each with its start and end in the run."""
         categories = map(unicodedata.category, chunk)
-        marks = [i for i, of in enumerate(categories) if of.startswith("P") or chunk[i] in string.punctuation]
+        marks = [
+            i
+            for i, of in enumerate(categories)
+            if of.startswith("P") or chunk[i] in string.punctuation
+        ]
         if self.config.inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
         if self.config.punctuation == "drop":
             kept = sorted(set(range(len(chunk))) - set(marks))
-            return [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
+            return (
+                [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
+            )
         edges = [-1, *marks, len(chunk)]
         words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
-        return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
+        return [
+            (chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])
+        ]
 
 
 def require_token_len(length: int, limit: int | None) -> None:
     """Raises `MhaError` for a word longer than `limit`."""
     if limit is not None and length > limit:
         hint = f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces"
-        raise MhaError(f"a word has {length} or more characters, the limit is {limit}", hint=hint, code="too-large")
+        raise MhaError(
+            f"a word has {length} or more characters, the limit is {limit}",
+            hint=hint,
+            code="too-large",
+        )
 
 
-# ----------------------------------------------------------------------------------------------- the tokenizers library
+# --------------------------------------------------------------------------- the tokenizers library
 
 MAX_FILE_BYTES = 64 << 20
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -130,47 +151,62 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
-BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-"""The byte for each character of a byte-level token: printable bytes stand for themselves, the others count up from 256.
-Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py."""
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(_OTHERS)
+}
+"""The byte for each character of a byte-level token: printable bytes stand for themselves, the
+others count up from 256. Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its
+encoder.py."""
 
 
 class LibraryTokenizer:
-    """Gives the tokens of a tokenizer of the tokenizers library, whose padding and truncation are switched off.
+    """Gives the tokens of a tokenizer of the tokenizers library, whose padding and truncation are
+    switched off.
 
-    A token is shown as the vocabulary spells it, decoded by the tokenizer's decoder: ` Eiffel` for `ĠEiffel` and `▁Eiffel`, `fel`
-    for `##fel`. Special tokens and the token for unknown text are shown by their names. A token with a part of a character is
-    shown as the text at its offsets with the number of the part: `日⟨1/3⟩`. `path` is the source in messages.
+    A token is shown as the vocabulary spells it, decoded by the tokenizer's decoder: ` Eiffel` for
+    `ĠEiffel` and `▁Eiffel`, `fel` for `##fel`. Special tokens and the token for unknown text are
+    shown by their names. A token with a part of a character is shown as the text at its offsets
+    with the number of the part: `日⟨1/3⟩`. `path` is the source in messages.
     """
 
     def __init__(self, library: Any, path: str) -> None:
         library.no_padding()
         library.no_truncation()
         self.library, self.path = library, path
-        self.special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
+        self.special = {
+            i for i, token in library.get_added_tokens_decoder().items() if token.special
+        }
         is_byte_level = type(library.decoder).__name__ == "ByteLevel"
         self.unknown = None if is_byte_level else getattr(library.model, "unk_token", None)
         self.token = cache(self._token)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The names of all tokens by their ids. Raises `MhaError` if there are none, or too many."""
+        """The names of all tokens by their ids. Raises `MhaError` if there are none, or too
+        many.
+        """
         by_id = {i: name for name, i in self.library.get_vocab(with_added_tokens=True).items()}
         size = max(by_id, default=-1) + 1
         if not 0 < size <= MAX_ENTRIES:
-            raise bad_file(self.path, f"{self.path} has ids up to {size - 1}: at least 0, at most {MAX_ENTRIES - 1}")
+            raise bad_file(
+                self.path,
+                f"{self.path} has ids up to {size - 1}: at least 0, at most {MAX_ENTRIES - 1}",
+            )
         return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
 
     def _token(self, token_id: int) -> tuple[Piece, str | None]:
-        """The description of a token and its text, None for a part of a character. The text is decoded behind another token,
-        because decoders drop the space before a text."""
+        """The description of a token and its text, None for a part of a character. The text is
+        decoded behind another token, because decoders drop the space before a text.
+        """
         name, decoder = self.library.id_to_token(token_id) or f"<{token_id}>", self.library.decoder
         content, is_special = name.encode("utf-8", "surrogatepass"), token_id in self.special
         if decoder is not None and not is_special and name != self.unknown:
             text = guarded("the tokenizer", self.path, lambda: decoder.decode(["x", name])[1:])
             if "\ufffd" in text and "\ufffd" not in name:
                 byte = _BYTE_NAME.fullmatch(name)
-                content = bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
+                content = (
+                    bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
+                )
             elif text != f" {name}":  # else the decoder puts spaces between words
                 content = text.encode()
         try:
@@ -179,12 +215,16 @@ class LibraryTokenizer:
             return Piece(name, content.hex()), None
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
+        """The tokens, including the special tokens that the tokenizer adds (with an empty
+        range).
+        """
         sequence = self.sequence(text)
         yield from zip(sequence.tokens, sequence.offsets, sequence.ids, strict=True)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """The count of each name, taken line by line, without the special tokens that the tokenizer adds."""
+        """The count of each name, taken line by line, without the special tokens that the tokenizer
+        adds.
+        """
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
             encode = partial(self.library.encode_batch, lines, add_special_tokens=False)
@@ -193,28 +233,44 @@ class LibraryTokenizer:
         return counts
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
-        """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is false."""
+        """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is
+        false.
+        """
         return self.beginning(text, None, special=special)[0]
 
     def beginning(
         self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
     ) -> tuple[TokenSequence, int]:
-        """The first `limit` tokens of a text (None: all), or of it and its `pair`, and the number of further tokens."""
+        """The first `limit` tokens of a text (None: all), or of it and its `pair`, and the number
+        of further tokens.
+        """
         encode = partial(self.library.encode, text, pair, add_special_tokens=special)
         encoding = guarded("the tokenizer", self.path, encode)
         ids, names = encoding.ids, encoding.tokens
         if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
-            given = f"{len(ids)} ids and {len(names)} tokens for a text, {[*zip(names, ids, strict=False)]!r:.80}"
+            given = (
+                f"{len(ids)} ids and {len(names)} tokens for a text,"
+                f" {[*zip(names, ids, strict=False)]!r:.80}"
+            )
             rule = "its post_processor must give every special token an id of the vocabulary"
             raise bad_file(self.path, f"{self.path} gives {given}: {rule}")
-        n = None if limit is None else limit + 3  # with all parts of the last character, which has at most four
+        n = (
+            None if limit is None else limit + 3
+        )  # with all parts of the last character, which has at most four
         pieces, labels = [self.token(i)[0] for i in ids[:n]], [self.token(i)[1] for i in ids[:n]]
         begins = [len(text) + 1 if number == 1 else 0 for number in encoding.sequence_ids]
-        offsets = [(a + begin, b + begin) for begin, (a, b) in zip(begins, encoding.offsets, strict=True)]
-        words = [None if word is None else (begin, word) for begin, word in zip(begins, encoding.word_ids, strict=True)]
+        offsets = [
+            (a + begin, b + begin) for begin, (a, b) in zip(begins, encoding.offsets, strict=True)
+        ]
+        words = [
+            None if word is None else (begin, word)
+            for begin, word in zip(begins, encoding.word_ids, strict=True)
+        ]
         types = () if pair is None else tuple(encoding.type_ids[:n])
         text = text if pair is None else f"{text}\n{pair}"
-        is_unigram = type(self.library.model).__name__ == "Unigram"  # it names unknown text by the text
+        is_unigram = (
+            type(self.library.model).__name__ == "Unigram"
+        )  # it names unknown text by the text
         for i, piece in enumerate(pieces):
             if piece.name == self.unknown or (is_unigram and names[i].strip() != piece.name):
                 typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
@@ -230,9 +286,14 @@ class LibraryTokenizer:
         pieces, labels = [self.token(i)[0] for i in ids], [self.token(i)[1] for i in ids]
         contents = [bytes.fromhex(piece.bytes) for piece in pieces]
         characters = b"".join(contents).decode("utf-8", "surrogateescape")
-        character_of = [i for i, c in enumerate(characters) for _ in c.encode("utf-8", "surrogateescape")]
+        character_of = [
+            i for i, c in enumerate(characters) for _ in c.encode("utf-8", "surrogateescape")
+        ]
         ends = accumulate(map(len, contents), initial=0)
-        offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
+        offsets = [
+            (character_of[a], character_of[b - 1] + 1) if a < b else (0, 0)
+            for a, b in pairwise(ends)
+        ]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
         return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
 
@@ -242,19 +303,24 @@ def _described(
 ) -> TokenSequence:
     """The tokens of a text, with the number of each word and of each part of a character.
 
-    Words are those of the library, the numbers in `words`, if it splits texts, else what white space separates. A number, and a
-    word with a mark inside, are one word. The parts of a character, which have no label, end at the same character. A byte of
-    no character becomes Python's lone surrogate.
+    Words are those of the library, the numbers in `words`, if it splits texts, else what white
+    space separates. A number, and a word with a mark inside, are one word. The parts of a
+    character, which have no label, end at the same character. A byte of no character becomes
+    Python's lone surrogate.
     """
     text, offsets = bare.text, bare.offsets
-    for (is_cut, end), group in groupby(range(len(pieces)), lambda i: (labels[i] is None, offsets[i][1])):
+    for (is_cut, end), group in groupby(
+        range(len(pieces)), lambda i: (labels[i] is None, offsets[i][1])
+    ):
         members = [*group] if is_cut else []
         for part, i in enumerate(members, 1):
             content, typed = bytes.fromhex(pieces[i].bytes), text[offsets[i][0] : end]
             if "\ufffd" in typed:
                 labels[i] = content.decode("utf-8", "surrogateescape")
                 continue
-            space = " " if content[:1] == b" " and typed[:1] != " " else ""  # offsets may leave the space out
+            space = (
+                " " if content[:1] == b" " and typed[:1] != " " else ""
+            )  # offsets may leave the space out
             labels[i] = space + typed + (f"⟨{part}/{len(members)}⟩" if len(members) > 1 else "")
             pieces[i] = replace(pieces[i], part=part, parts=len(members))
     shown, word, is_split = tuple(label or "" for label in labels), -1, len({*words} - {None}) > 1
@@ -270,21 +336,28 @@ def _described(
             begins = words[i] != words[i - 1] and not is_within
         else:
             is_after_space = shown[i - 1][-1:].isspace() and shown[i - 1] != " "
-            begins = is_after_space or shown[i][:1].isspace() or text[offsets[i - 1][1] : start].isspace()
+            begins = (
+                is_after_space
+                or shown[i][:1].isspace()
+                or text[offsets[i - 1][1] : start].isspace()
+            )
         word += begins
         pieces[i] = replace(piece, word=word)
     return replace(bare, tokens=shown, pieces=tuple(pieces))
 
 
 def file_tokenizer(path: str) -> LibraryTokenizer:
-    """The tokenizer of a `tokenizer.json`. Raises `MhaError` if the file or the library is missing, or the file is not a
-    tokenizer."""
+    """The tokenizer of a `tokenizer.json`. Raises `MhaError` if the file or the library is missing,
+    or the file is not a tokenizer.
+    """
     if not os.path.exists(path) and os.path.basename(path) == path and "." not in path:
         known = f"one of {', '.join(TOKENIZERS)} or the path of a tokenizer.json"
         raise UsageError(f"--tokenizer {shlex.quote(path)} is not {known}")
     data = read_whole(path, MAX_FILE_BYTES)
     kind = library("tokenizers", "a tokenizer.json").Tokenizer
-    return LibraryTokenizer(guarded("the tokenizer", path, lambda: kind.from_str(data.decode())), path)
+    return LibraryTokenizer(
+        guarded("the tokenizer", path, lambda: kind.from_str(data.decode())), path
+    )
 
 
 def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
@@ -296,18 +369,20 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
 
 
 Tokenizer = BuiltInTokenizer | LibraryTokenizer
-"""What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
-`vocabulary` is the tokenizer's, or None."""
+"""What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts
+those of a text given in pieces; `vocabulary` is the tokenizer's, or None."""
 
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
     """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
     return (
-        BuiltInTokenizer(config, max_token_len) if config.tokenizer in TOKENIZERS else file_tokenizer(config.tokenizer)
+        BuiltInTokenizer(config, max_token_len)
+        if config.tokenizer in TOKENIZERS
+        else file_tokenizer(config.tokenizer)
     )
 
 
-# --------------------------------------------------------------------------------------------------------- vocabularies
+# ------------------------------------------------------------------------------------- vocabularies
 
 MAX_VOCABULARY_BYTES = 256 << 20
 MAX_ENTRIES = 2_000_000
@@ -323,7 +398,9 @@ class Entry(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    """What is read of a file of mha. Those of earlier versions lack `inner_marks`, which their words did not have."""
+    """What is read of a file of mha. Those of earlier versions lack `inner_marks`, which their
+    words did not have.
+    """
 
     schema: Literal["mha.vocab/1"]
     tokens: tuple[Entry, ...]
@@ -334,7 +411,8 @@ class _File(Struct, frozen=True):
 class Vocabulary:
     """Tokens whose index is their id. `<unk>` stands for those that it lacks.
 
-    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if unknown. `source` is its file.
+    `inner_marks` says whether its words have marks inside them (see `BuiltInTokenizer`); None if
+    unknown. `source` is its file.
     """
 
     tokens: tuple[str, ...]
@@ -347,11 +425,16 @@ class Vocabulary:
         return {token: i for i, token in enumerate(self.tokens)}
 
     def ids(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no `<unk>`."""
+        """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no
+        `<unk>`.
+        """
         unknown = self.id_of.get(UNKNOWN, -1)
         missing = next((token for token in tokens if token not in self.id_of), None)
         if missing is not None and unknown < 0:
-            message = f"{missing!r} is not among the {len(self.tokens)} tokens of {self.source}, which has no <unk>"
+            message = (
+                f"{missing!r} is not among the {len(self.tokens)} tokens of {self.source}, which"
+                " has no <unk>"
+            )
             raise MhaError(message, code="unknown-token")
         return tuple(self.id_of.get(token, unknown) for token in tokens)
 
@@ -365,24 +448,35 @@ def vocabulary_of(tokens: Iterable[str]) -> Vocabulary:
     return Vocabulary(tuple(sorted(set(tokens))))
 
 
-def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_bytes: bool = False) -> list[Entry]:
-    """The counted tokens in the order of their ids, which are alphabetical unless `vocabulary` assigns them.
+def entries(
+    counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_bytes: bool = False
+) -> list[Entry]:
+    """The counted tokens in the order of their ids, which are alphabetical unless `vocabulary`
+    assigns them.
 
     `of_bytes`: each token is a single byte, whatever its name.
     """
     ids = (vocabulary or vocabulary_of(counts)).id_of
-    n_bytes = {token: 1 if of_bytes else len(token.encode("utf-8", "surrogatepass")) for token in counts}
-    return [Entry(token, ids[token], counts[token], n_bytes[token]) for token in sorted(counts, key=ids.__getitem__)]
+    n_bytes = {
+        token: 1 if of_bytes else len(token.encode("utf-8", "surrogatepass")) for token in counts
+    }
+    return [
+        Entry(token, ids[token], counts[token], n_bytes[token])
+        for token in sorted(counts, key=ids.__getitem__)
+    ]
 
 
 def vocabulary_json(rows: Iterable[Entry], tokenizer: str) -> str:
-    """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
+    """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id,
+    count, bytes}]}`.
+    """
     head = {"schema": "mha.vocab/1", "tokenizer": tokenizer, "inner_marks": True}
     return json.dumps(head | {"tokens": to_builtins(tuple(rows))}, indent=1) + "\n"
 
 
 def read_vocabulary(path: str) -> Vocabulary:
-    """The vocabulary in a file of mha, a JSON list of tokens, or a JSON map from token to id as tokenizers save it.
+    """The vocabulary in a file of mha, a JSON list of tokens, or a JSON map from token to id as
+    tokenizers save it.
 
     `<unk>` is appended unless the file has it. Raises `MhaError` for anything else.
     """
@@ -396,7 +490,9 @@ def read_vocabulary(path: str) -> Vocabulary:
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
     else:
-        raise bad_file(path, f"{path} holds {document!r:.80}, not a list of tokens or a map from token to id")
+        raise bad_file(
+            path, f"{path} holds {document!r:.80}, not a list of tokens or a map from token to id"
+        )
     if not 0 < len(pairs) <= MAX_ENTRIES:
         raise bad_file(path, f"{path} has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
     ids, last = dict[str, int](), len(pairs) - 1
@@ -411,7 +507,7 @@ def read_vocabulary(path: str) -> Vocabulary:
     return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks, source=path)
 
 
-# ------------------------------------------------------------------------------------------------------------- encoding
+# ----------------------------------------------------------------------------------------- encoding
 
 T = TypeVar("T")
 
@@ -425,16 +521,20 @@ def encode(
     max_tokens: int | None = None,
     max_token_len: int = DEFAULT_MAX_TOKEN_LEN,
 ) -> tuple[Texts, tuple[str, ...], tuple[str, ...]]:
-    """The tokens and ids of every text and of the context of each, the tokens of the vocabulary, and remarks for the user, such
-    as a truncated text or unknown words. With `config.random`, sequences of positions without text.
+    """The tokens and ids of every text and of the context of each, the tokens of the vocabulary,
+    and remarks for the user, such as a truncated text or unknown words. With `config.random`,
+    sequences of positions without text.
 
-    One context serves all texts; otherwise each text needs its own. The vocabulary is the tokenizer's, else the given
-    one, else one built from all texts and contexts. `max_tokens` truncates texts; without it, a text with too many tokens
-    is refused. Raises `MhaError` for texts with no tokens or too many, and `UsageError` if texts and contexts do not match.
+    One context serves all texts; otherwise each text needs its own. The vocabulary is the
+    tokenizer's, else the given one, else one built from all texts and contexts. `max_tokens`
+    truncates texts; without it, a text with too many tokens is refused. Raises `MhaError` for texts
+    with no tokens or too many, and `UsageError` if texts and contexts do not match.
     """
     if config.random is not None:
         if texts or context:
-            raise UsageError("--random takes random vectors in place of text: leave out --random or the text")
+            raise UsageError(
+                "--random takes random vectors in place of text: leave out --random or the text"
+            )
         batch, length = config.random  # the vectors are drawn later, where tensors are made
         sequences = [places(length)] * batch
         _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
@@ -447,30 +547,45 @@ def encode(
     tokenizer, notes = make_tokenizer(config, max_token_len), list[str]()
     fixed = tokenizer.vocabulary
     if fixed is not None and vocabulary is not None and fixed.tokens != vocabulary.tokens:
-        raise UsageError(f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary")
+        raise UsageError(
+            f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary"
+        )
     cut = []
     for kind, given in (("text", texts), ("context", context)):
         for i, text in enumerate(given):
             name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
             cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
-    used = fixed or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
+    used = (
+        fixed or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
+    )
     cut = [replace(each, ids=each.ids or used.ids(each.tokens)) for each in cut]
     sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     for i, sides in enumerate(zip(sequences, keys, strict=False)):
         n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
         if n_queries != n_keys:
-            raise UsageError(f"text {i} has {n_queries} documents, but its context, which needs as many, has {n_keys}")
+            raise UsageError(
+                f"text {i} has {n_queries} documents, but its context, which needs as many, has"
+                f" {n_keys}"
+            )
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
     if fixed is None and not all(known):
-        notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
+        notes.append(
+            f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became"
+            f" {UNKNOWN}"
+        )
     return (tuple(sequences), tuple(keys) or None), used.tokens, tuple(notes)
 
 
 def of_each(given: Sequence[T], n_texts: int, option: str) -> list[T]:
-    """What is given beside each text; one serves all texts. Raises `UsageError` for any other number."""
+    """What is given beside each text; one serves all texts. Raises `UsageError` for any other
+    number.
+    """
     if len(given) not in (0, 1, n_texts):
-        raise UsageError(f"{option} is given {len(given)} times for {n_texts} texts: give it once, or once for each")
+        raise UsageError(
+            f"{option} is given {len(given)} times for {n_texts} texts: give it once, or once for"
+            " each"
+        )
     return [*given] * n_texts if len(given) == 1 else [*given]
 
 
@@ -486,19 +601,30 @@ def _require_positions(sequences: Sequence[TokenSequence], config: Config, short
 def no_tokens(name: str) -> MhaError:
     """The error for a text without tokens."""
     hint = "--punctuation keep makes every mark a token"
-    return MhaError(f"{name} has no token, only white space or punctuation", hint=hint, code="no-tokens")
+    return MhaError(
+        f"{name} has no token, only white space or punctuation", hint=hint, code="no-tokens"
+    )
 
 
 def _tokens_of(
-    tokenizer: Tokenizer, text: str, config: Config, max_tokens: int | None, name: str, notes: list[str]
+    tokenizer: Tokenizer,
+    text: str,
+    config: Config,
+    max_tokens: int | None,
+    name: str,
+    notes: list[str],
 ) -> TokenSequence:
-    """The tokens of one text, with ids if the tokenizer assigns them, and the document of each: separators give no tokens, and
-    pieces without tokens are not counted. Adds remarks for the user to `notes`."""
+    """The tokens of one text, with ids if the tokenizer assigns them, and the document of each:
+    separators give no tokens, and pieces without tokens are not counted. Adds remarks for the user
+    to `notes`.
+    """
     limit, separator = max_tokens or DEFAULT_MAX_TOKENS, config.documents
     tokens, documents, start = list[Token](), list[int](), 0
     for piece in [text] if separator is None else text.split(separator):
         number = documents[-1] + 1 if documents else 0
-        for word, (first, end), token_id in islice(tokenizer.tokens(piece), limit + 1 - len(tokens)):
+        for word, (first, end), token_id in islice(
+            tokenizer.tokens(piece), limit + 1 - len(tokens)
+        ):
             tokens.append((word, (start + first, start + end), token_id))
             documents.append(number)
         start += len(piece) + len(separator or "")
@@ -513,4 +639,6 @@ def _tokens_of(
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
     words, offsets, ids = zip(*tokens[:limit], strict=True)
     of_documents = () if separator is None else tuple(documents[:limit])
-    return TokenSequence(text, words, () if tokenizer.vocabulary is None else ids, offsets, of_documents)
+    return TokenSequence(
+        text, words, () if tokenizer.vocabulary is None else ids, offsets, of_documents
+    )

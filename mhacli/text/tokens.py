@@ -15,9 +15,9 @@ UNKNOWN = "<unk>"
 class Piece:
     """A checkpoint tokenizer's description of one token.
 
-    `name` is the tokenizer's own name, `bytes` are the bytes of the token in hex (of the text for an unknown token), and `word`
-    is the number of its word (None for special tokens). If a character is cut into several tokens, the token is `part`
-    (from 1) of `parts`.
+    `name` is the tokenizer's own name, `bytes` are the bytes of the token in hex (of the text for
+    an unknown token), and `word` is the number of its word (None for special tokens). If a
+    character is cut into several tokens, the token is `part` (from 1) of `parts`.
     """
 
     name: str
@@ -32,9 +32,10 @@ class Piece:
 class TokenSequence:
     """One text as tokens.
 
-    `offsets` are characters of `text`, end exclusive. `documents` is the document of each token, counted from 0, and
-    empty if the text is not split. `pieces` is set for tokenizers with their own token names. `token_type_ids` are those that
-    a model reads with a pair of texts, which `text` has on two lines.
+    `offsets` are characters of `text`, end exclusive. `documents` is the document of each token,
+    counted from 0, and empty if the text is not split. `pieces` is set for tokenizers with their
+    own token names. `token_type_ids` are those that a model reads with a pair of texts, which
+    `text` has on two lines.
     """
 
     text: str
@@ -47,15 +48,22 @@ class TokenSequence:
 
     @property
     def words(self) -> tuple[range, ...]:
-        """The tokens of each word in order; a special token is alone, and without pieces every token is."""
+        """The tokens of each word in order; a special token is alone, and without pieces every
+        token is.
+        """
         words = [piece.word for piece in self.pieces] or [None] * len(self.tokens)
-        begins = [i for i, word in enumerate(words) if not i or word is None or word != words[i - 1]]
+        begins = [
+            i for i, word in enumerate(words) if not i or word is None or word != words[i - 1]
+        ]
         return tuple(range(a, b) for a, b in pairwise([*begins, len(words)]))
 
     def unknown(self, i: int) -> str | None:
         """The text for which token `i` stands if the vocabulary has no token for it, else None."""
         typed = self.text[slice(*self.offsets[i])]
-        is_own = bool(self.pieces) and self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
+        is_own = (
+            bool(self.pieces)
+            and self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
+        )
         return typed if is_own and typed != self.tokens[i] else None
 
     def first(self, n: int | None) -> TokenSequence:
@@ -71,18 +79,21 @@ class TokenSequence:
 
 Sequences = tuple[TokenSequence, ...]
 Texts = tuple[Sequences, Sequences | None]
-"""The texts of a computation, and the context of each; None for attention of the texts to themselves."""
+"""The texts of a computation, and the context of each; None for attention of the texts to
+themselves."""
 
 
 def places_in(documents: Sequence[int], n: int) -> tuple[int, ...]:
-    """The position of each of `n` tokens in its document, counted from 0; without documents in the text."""
+    """The position of each of `n` tokens in its document, counted from 0; without documents in the
+    text.
+    """
     begins = {document: i for i, document in reversed([*enumerate(documents)])}
     return tuple(i - begins[document] for i, document in enumerate(documents)) or tuple(range(n))
 
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
-"""The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's own, or the encoder's
-from the decoder."""
+"""The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's
+own, or the encoder's from the decoder."""
 LayerChoice = tuple[AttentionKind | None, int]
 """The kind (None: any) and number of a layer to inspect."""
 
@@ -93,9 +104,13 @@ def places(n: int) -> TokenSequence:
 
 
 def behind(n: int, text: TokenSequence) -> TokenSequence:
-    """A text behind `n` tokens of which only the positions are known. Their ids are −1, which is no token's."""
+    """A text behind `n` tokens of which only the positions are known. Their ids are −1, which is no
+    token's.
+    """
     count = n + len(text.ids)
-    return TokenSequence("", (*places(n).tokens, *text.tokens), (-1,) * n + text.ids, ((0, 0),) * count)
+    return TokenSequence(
+        "", (*places(n).tokens, *text.tokens), (-1,) * n + text.ids, ((0, 0),) * count
+    )
 
 
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:

@@ -1,9 +1,10 @@
-"""A recorded call of a user's attention as a graph of torch operations, in order, each with its source line, its sources and
-its site: q, scores, pattern, z.
+"""A recorded call of a user's attention as a graph of torch operations, in order, each with its
+source line, its sources and its site: q, scores, pattern, z.
 
-A torch function mode sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except
-`multi_head_attention_forward`, whose inner operations are recorded. An output is copied before a later operation overwrites it,
-so recorded values stay intact; other outputs are not copied, and views share memory.
+A torch function mode sees each call. A function of `torch.nn.functional` is one operation
+(`F.softmax` is `softmax`), except `multi_head_attention_forward`, whose inner operations are
+recorded. An output is copied before a later operation overwrites it, so recorded values stay
+intact; other outputs are not copied, and views share memory.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)
 class Operation:
     """One call of a torch function inside the user's attention.
 
-    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `arguments` are the arguments that are no
-    tensors, by name or by position ("0", "1", …). `at` is the line of user code that made the call, empty for a call from other
-    code.
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `arguments` are
+    the arguments that are no tensors, by name or by position ("0", "1", …). `at` is the line of
+    user code that made the call, empty for a call from other code.
 
-    `sources` are the operations that made its tensors, and `readers` those that read the output. A tensor from outside has an
-    operation too, without a name. `site` is what the operation makes, such as `q`, `live` whether that depends on the inputs.
+    `sources` are the operations that made its tensors, and `readers` those that read the output. A
+    tensor from outside has an operation too, without a name. `site` is what the operation makes,
+    such as `q`, `live` whether that depends on the inputs.
     """
 
     name: str
@@ -78,21 +80,29 @@ class Operation:
         return self.name in _PROJECTIONS and len(self.live_sources) == 1
 
     def upstream(self) -> list[Operation]:
-        """This operation and those before it, back to a projection; if no input reaches it, all before it."""
+        """This operation and those before it, back to a projection; if no input reaches it, all
+        before it.
+        """
 
         def before(each: Operation) -> list[Operation]:
-            return [] if each.projects else [s for s in each.sources if s.name and s.live == self.live]
+            return (
+                [] if each.projects else [s for s in each.sources if s.name and s.live == self.live]
+            )
 
         return [*reached(self, before)]
 
     def weights(self) -> dict[str, Tensor]:
-        """The learned tensors that an operation on the inputs reads, directly or through views, by name."""
+        """The learned tensors that an operation on the inputs reads, directly or through views, by
+        name.
+        """
         if not self.live:
             return {}
         fixed = [source for source in self.sources if not source.live]
         readers = [self, *(each for source in fixed for each in source.upstream())]
         read = [source for reader in readers for source in reader.sources]
-        return {leaf.site: leaf.output for leaf in read if not leaf.name and leaf.output.requires_grad}
+        return {
+            leaf.site: leaf.output for leaf in read if not leaf.name and leaf.output.requires_grad
+        }
 
     def transposes(self) -> bool:
         """Whether it swaps the last two axes."""
@@ -100,7 +110,9 @@ class Operation:
         return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)
 
 
-def reached(start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]) -> Iterator[Operation]:
+def reached(
+    start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]
+) -> Iterator[Operation]:
     """An operation and those that its neighbours lead to, the nearest first."""
     found = [start]
     for operation in found:
@@ -109,11 +121,13 @@ def reached(start: Operation, neighbours: Callable[[Operation], Sequence[Operati
 
 
 class Watcher(TorchFunctionMode):
-    """Records the torch operations that are called, in order, without those that return their input.
+    """Records the torch operations that are called, in order, without those that return their
+    input.
 
-    `file` is the user's source file; each operation's line is the innermost one in it, empty if there is none. An operation with
-    several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. `makers` has the operation that
-    made a tensor, `holders` those with an output at an address. Raises `MhaError` for more than `MAX_OPERATIONS`.
+    `file` is the user's source file; each operation's line is the innermost one in it, empty if
+    there is none. An operation with several outputs, such as `chunk`, has an entry for each,
+    numbered by the argument `output`. `makers` has the operation that made a tensor, `holders`
+    those with an output at an address. Raises `MhaError` for more than `MAX_OPERATIONS`.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -124,7 +138,9 @@ class Watcher(TorchFunctionMode):
         self.holders: dict[int, list[Operation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not recorded."""
+        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not
+        recorded.
+        """
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
@@ -136,12 +152,20 @@ class Watcher(TorchFunctionMode):
             for holder in self.holders.pop(address_of(overwritten), ()):
                 holder.output = holder.output.detach().clone()
         result = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(overwritten if name == "setitem" else result) if torch.is_tensor(leaf)]
+        made = [
+            leaf
+            for leaf in tree_leaves(overwritten if name == "setitem" else result)
+            if torch.is_tensor(leaf)
+        ]
         made = [leaf for leaf in made if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
         for number, output in enumerate(made):
             sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
-            is_same = bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
-            if is_same and not writes_into_input(name):  # dropout in eval mode, `contiguous` on a contiguous tensor
+            is_same = (
+                bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
+            )
+            if is_same and not writes_into_input(
+                name
+            ):  # dropout in eval mode, `contiguous` on a contiguous tensor
                 self.makers[output] = sources[0]
                 continue
             numbered = {**arguments, "output": number} if len(made) > 1 else arguments
@@ -173,39 +197,56 @@ def address_of(tensor: Tensor) -> int:
 
 def _user_line(user_file: str | None) -> SourceLine:
     """The innermost running line of the user's file; empty in the code of a library."""
-    frames = ((_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2)))
-    return next((source_line(file, number) for file, number in frames if file == user_file), SourceLine())
+    frames = (
+        (_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2))
+    )
+    return next(
+        (source_line(file, number) for file, number in frames if file == user_file), SourceLine()
+    )
 
 
 _real = lru_cache(maxsize=4096)(os.path.realpath)
 
 
 _OPERATOR = re.compile(r"(?:__(r|i(?!nvert))?)?(.+?)(?:__)?")
-"""A name in torch, or that of a Python operator: `__rsub__` is `sub` with swapped operands, `__isub__` writes into the first."""
+"""A name in torch, or that of a Python operator: `__rsub__` is `sub` with swapped operands,
+`__isub__` writes into the first."""
 _NAMES: Mapping[str, str] = {
-    "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "concat": "cat", "concatenate": "cat",
-}  # fmt: skip
+    "truediv": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "concat": "cat",
+    "concatenate": "cat",
+}
 
 
-def _called(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, list[Tensor], dict[str, Any]]:
+def _called(
+    func: Any, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[str, list[Tensor], dict[str, Any]]:
     """The name of a called function, its tensors, and its other arguments by name or position.
 
-    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…] = y` is `setitem`, and a
-    property such as `x.T` has its own name.
+    `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an underscore; `x[…]
+    = y` is `setitem`, and a property such as `x.T` has its own name.
     """
     name = str(getattr(func, "__name__", func))
-    kind, name = _OPERATOR.fullmatch(func.__self__.__name__ if name == "__get__" else name).groups()  # type: ignore[union-attr]
+    name = func.__self__.__name__ if name == "__get__" else name
+    kind, name = _OPERATOR.fullmatch(name).groups()  # type: ignore[union-attr]
     name = _NAMES.get(name, name)
     if kind == "r" and name not in ("add", "mul"):
         args = args[::-1]
     arguments = {**{str(n): value for n, value in enumerate(args)}, **keywords}
     arguments.pop("out", None)
     inputs = [leaf for leaf in tree_leaves(list(arguments.values())) if isinstance(leaf, Tensor)]
-    others = {key: value for key, value in arguments.items() if not any(map(torch.is_tensor, tree_leaves(value)))}
+    others = {
+        key: value
+        for key, value in arguments.items()
+        if not any(map(torch.is_tensor, tree_leaves(value)))
+    }
     return name + "_" * (kind == "i"), inputs, others
 
 
-# --------------------------------------------------------------------------------------------------------- the graph
+# ---------------------------------------------------------------------------------------- the graph
 
 SOFTMAXES = ("softmax", "log_softmax", "softmax_")
 KERNEL = "scaled_dot_product_attention"
@@ -218,8 +259,10 @@ NO_NUMBER = 1e30
 
 @dataclass(eq=False)
 class RecordedCall:
-    """A recorded call, its `inputs` and its result. `given` has the inputs by name. Each softmax or kernel has an entry in
-    `attentions`, the operation of each of its sites. There are no operations if the call cannot be recorded."""
+    """A recorded call, its `inputs` and its result. `given` has the inputs by name. Each softmax or
+    kernel has an entry in `attentions`, the operation of each of its sites. There are no operations
+    if the call cannot be recorded.
+    """
 
     out: Tensor
     inputs: Inputs
@@ -229,7 +272,9 @@ class RecordedCall:
     _producers: dict[bytes, list[Operation]] = field(default_factory=dict)
 
     def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
-        """The tensors of each site, one for each softmax or kernel, with the line that makes the first."""
+        """The tensors of each site, one for each softmax or kernel, with the line that makes the
+        first.
+        """
         tensors: dict[str, tuple[SourceLine, list[Tensor]]] = {}
         for attention in self.attentions:
             for site, operation in attention.items():
@@ -238,7 +283,9 @@ class RecordedCall:
         return tensors | {"out": (line, [self.out])}
 
     def combined(self, *names: str) -> Iterator[tuple[Operation, Operation]]:
-        """The operations of these names that combine what depends on the inputs with one tensor that does not, and its source."""
+        """The operations of these names that combine what depends on the inputs with one tensor
+        that does not, and its source.
+        """
         for operation in self.operations:
             fixed = [source for source in operation.sources if not source.live]
             if operation.name.rstrip("_") in names and operation.live and len(fixed) == 1:
@@ -251,53 +298,85 @@ class RecordedCall:
         return [] if z is None else self.operations[self.operations.index(z) + 1 :]
 
     def path(self, role: str) -> list[Operation]:
-        """The operations from a projection to the queries or keys of the first product; `role` is q or k."""
+        """The operations from a projection to the queries or keys of the first product; `role` is q
+        or k.
+        """
         first = next(iter(self.attentions), {})
         path = first[role].upstream() if role in first else []
         return [operation for operation in self.operations if operation in path]
 
     def vectors(self, role: str) -> Iterator[tuple[Operation, Tensor]]:
-        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without heads, and by which operation."""
+        """What is made on the way to the queries or keys, `[batch, head, length, d]` or without
+        heads, and by which operation.
+        """
         for operation in self.path(role):
             tensor = operation.output
-            axes = [axis for axis in range(tensor.ndim - 1) if tensor.shape[axis] in self.inputs.lengths[1:]]
+            axes = [
+                axis
+                for axis in range(tensor.ndim - 1)
+                if tensor.shape[axis] in self.inputs.lengths[1:]
+            ]
             if tensor.is_floating_point() and tensor.ndim in (3, 4) and axes:
                 yield operation, as_float64(tensor).movedim(axes[-1], -2)
 
     def as_scores(self, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
+        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not
+        fit scores.
+        """
         batch, *lengths = self.inputs.lengths
-        if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or math.prod(shape) % math.prod(self.inputs.lengths):
+        if (
+            [*shape[-2:]] != lengths
+            or tensor.ndim > len(shape)
+            or math.prod(shape) % math.prod(self.inputs.lengths)
+        ):
             return None
         return as_float64(tensor).expand(shape).reshape(batch, -1, *lengths)
 
     def numbers_below(self, bound: float) -> list[float]:
-        """Distinct finite numbers up to a bound in operations, such as the value for masked scores."""
-        numbers = [value for op in self.operations for value in op.arguments.values() if isinstance(value, int | float)]
+        """Distinct finite numbers up to a bound in operations, such as the value for masked
+        scores.
+        """
+        numbers = [
+            value
+            for op in self.operations
+            for value in op.arguments.values()
+            if isinstance(value, int | float)
+        ]
         made = [source.output for op in self.operations for source in op.sources]
-        numbers += [tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()]
+        numbers += [
+            tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()
+        ]
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value <= bound))
 
     @cached_property
     def numbers_by_size(self) -> dict[int, tuple[list[Operation], Tensor]]:
-        """The operations by the size of their output, with the sorted numbers of each, `[operation, number]`."""
+        """The operations by the size of their output, with the sorted numbers of each, `[operation,
+        number]`.
+        """
         by_size: dict[int, list[Operation]] = {}
         for op in self.operations:
             if op.output.is_floating_point():
                 by_size.setdefault(op.output.numel(), []).append(op)
         return {
-            size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops])) for size, ops in by_size.items()
+            size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops]))
+            for size, ops in by_size.items()
         }
 
     def producers_of(self, numbers: Tensor) -> list[Operation]:
-        """The operations that produce these numbers, in any order. They are kept, for hypotheses have most numbers in common."""
+        """The operations that produce these numbers, in any order. They are kept, for hypotheses
+        have most numbers in common.
+        """
         key = blake2b(numbers.numpy().tobytes()).digest()
         if key not in self._producers:
-            operations, made = self.numbers_by_size.get(numbers.numel(), ([], torch.empty(0, numbers.numel())))
+            operations, made = self.numbers_by_size.get(
+                numbers.numel(), ([], torch.empty(0, numbers.numel()))
+            )
             right = sorted_numbers(numbers)[:, 0]
             largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
             is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1).tolist()
-            self._producers[key] = [each for each, is_one in zip(operations, is_close, strict=True) if is_one]
+            self._producers[key] = [
+                each for each, is_one in zip(operations, is_close, strict=True) if is_one
+            ]
         return self._producers[key]
 
 
@@ -308,11 +387,16 @@ def sorted_numbers(tensor: Tensor, width: int = 1) -> Tensor:
     return rows.sort(dim=0).values
 
 
-# ------------------------------------------------------------------------------------------------------------- recording
+# ---------------------------------------------------------------------------------------- recording
 
 
 def recorded(
-    subject: UserAttention, inputs: Inputs, seed: int, mask: MaskForm | None = None, *, training: bool = False
+    subject: UserAttention,
+    inputs: Inputs,
+    seed: int,
+    mask: MaskForm | None = None,
+    *,
+    training: bool = False,
 ) -> RecordedCall:
     """One recorded call. Raises what the call raises."""
     call_inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
@@ -325,21 +409,38 @@ def recorded(
     module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
     if module is not None:
         things |= dict(module.named_buffers()) | dict(module.named_parameters())
-    held = {address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)}
+    held = {
+        address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)
+    }
     is_masked = inputs.allowed is not None or inputs.real is not None
-    for leaf in dict.fromkeys(source for each in call.operations for source in each.sources if not source.name):
+    for leaf in dict.fromkeys(
+        source for each in call.operations for source in each.sources if not source.name
+    ):
         tensor = leaf.output
         alike = {
-            name: rows for name, rows in given.items() if (rows.dtype, rows.numel()) == (tensor.dtype, tensor.numel())
+            name: rows
+            for name, rows in given.items()
+            if (rows.dtype, rows.numel()) == (tensor.dtype, tensor.numel())
         }
-        matching = [name for name, rows in alike.items() if torch.equal(sorted_numbers(rows), sorted_numbers(tensor))]
+        matching = [
+            name
+            for name, rows in alike.items()
+            if torch.equal(sorted_numbers(rows), sorted_numbers(tensor))
+        ]
         leaf.site = held.get(address_of(tensor)) or next(iter(matching), "a tensor")
         leaf.live = leaf.site in matching
-        if leaf.site == "a tensor" and is_masked and tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]:
+        if (
+            leaf.site == "a tensor"
+            and is_masked
+            and tensor.ndim > 1
+            and tensor.shape[-2:] == inputs.lengths[1:]
+        ):
             leaf.site = "mask"
             call.given.setdefault("mask", tensor)
     for operation in call.operations:
-        numbers = operation.sources  # of which a tensor that only states a shape or a dtype has no part in the result
+        numbers = (
+            operation.sources
+        )  # of which a tensor that only states a shape or a dtype has no part in the result
         if re.fullmatch(r"new_\w+|\w+_like|to|\w+_as", operation.name):
             numbers = numbers[: operation.name == "to" or operation.name.endswith("_as")]
         operation.live = any(source.live for source in numbers)
@@ -347,16 +448,19 @@ def recorded(
     return call
 
 
-# ----------------------------------------------------------------------------------------------------------------- sites
+# -------------------------------------------------------------------------------------------- sites
 
 
 def _name_sites(call: RecordedCall) -> None:
-    """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, what joins the heads and projects them,
-    the others after z, else torch's name."""
+    """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, what joins
+    the heads and projects them, the others after z, else torch's name.
+    """
     for operation in call.operations:
         if operation.name == KERNEL:
             operands = zip(_ROLES, operation.sources, strict=False)
-            call.attentions.append({role: source for role, source in operands if source.name} | {"z": operation})
+            call.attentions.append(
+                {role: source for role, source in operands if source.name} | {"z": operation}
+            )
         elif operation.name in SOFTMAXES and operation.live:
             call.attentions += filter(None, [_around_softmax(call, operation)])
     leads: dict[Operation, dict[str, None]] = {}
@@ -387,8 +491,12 @@ def _name_sites(call: RecordedCall) -> None:
 
 
 def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operation]:
-    """The operations of the sites around a softmax; none unless there is a product before it and another after it."""
-    qk = next((each for each in reached(softmax, attrgetter("live_sources")) if each.is_product), None)
+    """The operations of the sites around a softmax; none unless there is a product before it and
+    another after it.
+    """
+    qk = next(
+        (each for each in reached(softmax, attrgetter("live_sources")) if each.is_product), None
+    )
     z, after = None, list[Operation]()
     for z in reached(softmax, attrgetter("readers")):
         if z.is_product:
@@ -405,12 +513,22 @@ def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operati
     pattern, v = z.live_sources[-2:]
     if pattern not in after:
         pattern, v = v, pattern
-    sites = {"q": q, "k": k, "qk": qk, "scores": softmax.live_sources[0], "pattern": pattern, "v": v, "z": z}
+    sites = {
+        "q": q,
+        "k": k,
+        "qk": qk,
+        "scores": softmax.live_sources[0],
+        "pattern": pattern,
+        "v": v,
+        "z": z,
+    }
     return {site: operation for site, operation in sites.items() if operation.name}
 
 
 def _letter(operand: Operation) -> str:
-    """The role in the names of the parameters that an operand is made from; empty unless there is exactly one."""
+    """The role in the names of the parameters that an operand is made from; empty unless there is
+    exactly one.
+    """
     names = [name for operation in operand.upstream() for name in operation.weights()]
     letters = {read_name(name)[0] for name in names} - {""}
     return letters.pop() if len(letters) == 1 else ""

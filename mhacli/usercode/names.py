@@ -25,7 +25,11 @@ def function_around(line: SourceLine) -> ast.FunctionDef | None:
         tree = ast.parse(Path(line.file or "").read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return None
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_within(line, node)]
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and is_within(line, node)
+    ]
     return max(functions, key=lambda node: node.lineno, default=None)
 
 
@@ -35,18 +39,28 @@ def is_within(line: SourceLine, function: ast.FunctionDef) -> bool:
 
 
 def names_within(
-    function: ast.FunctionDef, module: nn.Module | None, *, parts: Sequence[str], sizes: Mapping[str, int | None]
+    function: ast.FunctionDef,
+    module: nn.Module | None,
+    *,
+    parts: Sequence[str],
+    sizes: Mapping[str, int | None],
 ) -> dict[str, str]:
-    """Maps each name in corrected expressions, such as `n_heads`, to the user's name in a function, such as `self.n_head`: by
-    its role, or where an attribute without a role that the function uses has the value. `parts` are the names of the projections,
-    `sizes` the sizes of the layer by their roles."""
+    """Maps each name in corrected expressions, such as `n_heads`, to the user's name in a function,
+    such as `self.n_head`: by its role, or where an attribute without a role that the function uses
+    has the value. `parts` are the names of the projections, `sizes` the sizes of the layer by their
+    roles.
+    """
     text = ast.unparse(function)
     shape = _UNPACKED.search(text)
     unpacked = zip(("batch", "length", "d_model"), shape.groups() if shape else (), strict=False)
     names = {plain: name for plain, name in unpacked if name != "_"}
     first, *others = [argument.arg for argument in function.args.args] or [""]
     if function.name not in ("forward", "__call__"):
-        names |= {read_name(name)[0]: name for name in (first, *others) if read_name(name)[0] in ("q", "k", "v")}
+        names |= {
+            read_name(name)[0]: name
+            for name in (first, *others)
+            if read_name(name)[0] in ("q", "k", "v")
+        }
     if first != "self" or module is None:
         return names
     if others and function.name in ("forward", "__call__"):
@@ -57,19 +71,23 @@ def names_within(
         unnamed = [name for name in same if role_of(name) is None]
         names |= {role: f"self.{unnamed[0]}"} if len(unnamed) == 1 else {}
     names |= {known: f"self.{name}" for name in numbers if (known := role_of(name)) is not None}
-    owners = {part.rpartition(".")[0] for part in parts if f"self.{part.rpartition('.')[2]}(" in text}
+    owners = {
+        part.rpartition(".")[0] for part in parts if f"self.{part.rpartition('.')[2]}(" in text
+    }
     for part in parts:
         (owner, _, name), letters = part.rpartition("."), read_name(part)[0]
         path = name if owner in owners else re.sub(r"\.(\d+)", r"[\1]", part)
-        names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = f"self.{path}"
+        names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = (
+            f"self.{path}"
+        )
     return names
 
 
 def in_user_names(expression: str, names: Mapping[str, str]) -> str:
     """A corrected expression with the user's names. Comments stay as they are.
 
-    >>> in_user_names("z.reshape(batch, n_heads * d_head)  # z is whole", {"z": "y", "n_heads": "self.h"})
-    'y.reshape(batch, self.h * d_head)  # z is whole'
+    >>> in_user_names("z.reshape(batch, n_heads * d_head) # z is whole", {"z": "y", "n_heads":
+    "self.h"}) 'y.reshape(batch, self.h * d_head) # z is whole'
     """
     code, sign, comment = expression.partition("#")
     words = re.compile(r"(?<![\w.'\"])(?:self\.)?[A-Za-z_]\w*")
@@ -96,16 +114,30 @@ def source_of(thing: object) -> str:
 
 
 def never_read(call: Callable[..., object]) -> set[str]:
-    """The parameters that the code of a call never names; none if it cannot be read or uses `locals()`."""
-    names = {node.id for node in ast.walk(ast.parse(source_of(called_function(call)))) if isinstance(node, ast.Name)}
+    """The parameters that the code of a call never names; none if it cannot be read or uses
+    `locals()`.
+    """
+    names = {
+        node.id
+        for node in ast.walk(ast.parse(source_of(called_function(call))))
+        if isinstance(node, ast.Name)
+    }
     return {each.name for each in signature_of(call) if names and "locals" not in names} - names
 
 
-def is_read_only_with(function: Callable[..., object], parameter: str, others: Sequence[str]) -> bool:
-    """Whether a function reads a parameter only where a condition names one of the others, such as `if others is not None:`."""
+def is_read_only_with(
+    function: Callable[..., object], parameter: str, others: Sequence[str]
+) -> bool:
+    """Whether a function reads a parameter only where a condition names one of the others, such as
+    `if others is not None:`.
+    """
     tree = ast.parse(source_of(function))
     conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    conditions = [node for node in conditions if {*re.findall(r"\w+", ast.unparse(node.test))} & {*others}]
-    inside = [part for node in conditions for statement in node.body for part in ast.walk(statement)]
+    conditions = [
+        node for node in conditions if {*re.findall(r"\w+", ast.unparse(node.test))} & {*others}
+    ]
+    inside = [
+        part for node in conditions for statement in node.body for part in ast.walk(statement)
+    ]
     reads = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == parameter]
     return bool(reads) and all(node in inside for node in reads)

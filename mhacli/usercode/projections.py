@@ -1,4 +1,6 @@
-"""Reads the parameters of a user's attention as q, k, v and output projections, in every way their names and shapes allow."""
+"""Reads the parameters of a user's attention as q, k, v and output projections, in every way their
+names and shapes allow.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,10 @@ class Widths(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of q, k and v in order, or none.
-    `number` is its index in a list of similar matrices. `biases` are all that belong to no matrix, by letters and
-    number."""
+    """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of
+    q, k and v in order, or none. `number` is its index in a list of similar matrices. `biases` are
+    all that belong to no matrix, by letters and number.
+    """
 
     name: str
     weight: Tensor
@@ -43,8 +46,9 @@ class WeightMatrix:
     biases: Mapping[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
     def bias_of(self, letter: str, width: int) -> Tensor | None:
-        """The bias of one role, of this width: its own, a separate one, or its third of one for q, k and v. Heads that
-        share a projection share its bias."""
+        """The bias of one role, of this width: its own, a separate one, or its third of one for q,
+        k and v. Heads that share a projection share its bias.
+        """
         bias = self.biases.get((letter, self.number)) if self.bias is None else self.bias
         fused = self.biases.get(("qkv", self.number))
         if bias is None and fused is not None and letter != "o":
@@ -53,7 +57,9 @@ class WeightMatrix:
 
 
 class MatrixRows(NamedTuple):
-    """The rows of a matrix `[width, d_in]`, made from a part, that project one of q, k and v, in the order of heads."""
+    """The rows of a matrix `[width, d_in]`, made from a part, that project one of q, k and v, in
+    the order of heads.
+    """
 
     part: WeightMatrix
     matrix: Tensor
@@ -77,9 +83,10 @@ Roles = tuple[dict[str, MatrixRows], tuple[Choice, ...]]
 
 @dataclass(frozen=True)
 class ProjectionReading:
-    """One reading of the parameters: what q, k, v and the output read, and the design choices that it implies. `order` is
-    the order of q, k and v in a fused matrix if its name states one, else None. `parts` are the parameters used, `unused` the
-    others."""
+    """One reading of the parameters: what q, k, v and the output read, and the design choices that
+    it implies. `order` is the order of q, k and v in a fused matrix if its name states one, else
+    None. `parts` are the parameters used, `unused` the others.
+    """
 
     qkv: Sequence[MatrixRows]
     out: Projection | None
@@ -92,23 +99,37 @@ class ProjectionReading:
 
     @cached_property
     def weights(self) -> Projections:
-        """The projections, which are copied when they are first read: there may be hundreds of readings of a large matrix."""
+        """The projections, which are copied when they are first read: there may be hundreds of
+        readings of a large matrix.
+        """
         q, k, v = (role.projection for role in self.qkv)
         return Projections(q, k, v, self.out)
 
 
-def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
-    """Every reading, the most natural first. Empty if queries, keys and values cannot be distinguished."""
+def projection_readings(
+    parts: Sequence[WeightMatrix], widths: Widths
+) -> Iterator[ProjectionReading]:
+    """Every reading, the most natural first. Empty if queries, keys and values cannot be
+    distinguished.
+    """
     parts, makers = _through_latents(parts, widths)
     for groups in _groups(parts, widths.d_in):
         named = [part.name for _, group in groups for part in group]
         order = next((part.letters for _, (part, *_) in groups if len(part.letters) == 3), None)
         outputs = list(_outputs([part for part in parts if part.name not in named]))
-        for combination in product(*(list(_of_group(letters, group, widths)) for letters, group in groups)):
-            q, k, v = (next(roles[letter] for roles, _ in combination if letter in roles) for letter in "qkv")
+        for combination in product(
+            *(list(_of_group(letters, group, widths)) for letters, group in groups)
+        ):
+            q, k, v = (
+                next(roles[letter] for roles, _ in combination if letter in roles)
+                for letter in "qkv"
+            )
             n_heads, d_head = widths.n_heads, len(q.rows) // widths.n_heads
             n_kv_heads = len(k.rows) // max(1, d_head)
-            if not n_kv_heads or [len(q.rows), len(k.rows)] != [n_heads * d_head, n_kv_heads * d_head]:
+            if not n_kv_heads or [len(q.rows), len(k.rows)] != [
+                n_heads * d_head,
+                n_kv_heads * d_head,
+            ]:
                 continue
             if n_heads % n_kv_heads or len(v.rows) % n_kv_heads:
                 continue
@@ -116,32 +137,53 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
             for out, out_names in outputs:
                 used = tuple(dict.fromkeys((*named, *out_names, *makers)))
                 unused = tuple(part.name for part in parts if part.name not in used)
-                yield ProjectionReading((q, k, v), out, n_heads, n_kv_heads, tuple(choices), order, used, unused)
+                yield ProjectionReading(
+                    (q, k, v), out, n_heads, n_kv_heads, tuple(choices), order, used, unused
+                )
 
 
-def _through_latents(parts: Sequence[WeightMatrix], widths: Widths) -> tuple[list[WeightMatrix], list[str]]:
-    """The parts, with each that reads a latent as its product with the matrix that makes the latent, and the names of those."""
+def _through_latents(
+    parts: Sequence[WeightMatrix], widths: Widths
+) -> tuple[list[WeightMatrix], list[str]]:
+    """The parts, with each that reads a latent as its product with the matrix that makes the
+    latent, and the names of those.
+    """
     d_ins, makers = (widths.d_in, widths.d_context), dict[str, WeightMatrix]()
     for part in parts:
-        for other in parts if part.orientation == "out-in" and part.weight.shape[1] not in d_ins else ():
-            is_fitting = other.weight.shape[1] in d_ins and len(other.weight) == part.weight.shape[1]
-            if other.orientation == "out-in" and is_fitting and {*part.letters} <= {*(other.letters or "qkv")}:
+        for other in (
+            parts if part.orientation == "out-in" and part.weight.shape[1] not in d_ins else ()
+        ):
+            is_fitting = (
+                other.weight.shape[1] in d_ins and len(other.weight) == part.weight.shape[1]
+            )
+            if (
+                other.orientation == "out-in"
+                and is_fitting
+                and {*part.letters} <= {*(other.letters or "qkv")}
+            ):
                 makers[part.name] = other
     names, found = [maker.name for maker in makers.values()], []
     for part in [part for part in parts if part.name not in names]:
         if (maker := makers.get(part.name)) is not None:
             bias = None if maker.bias is None else part.weight @ maker.bias
-            biases = [each for each in (part.bias, bias) if each is not None and len(each) == len(part.weight)]
+            biases = [
+                each
+                for each in (part.bias, bias)
+                if each is not None and len(each) == len(part.weight)
+            ]
             summed = torch.stack(biases).sum(dim=0) if biases else None
             part = replace(part, weight=part.weight @ maker.weight, bias=summed)
         found.append(part)
     return found, names
 
 
-def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
-    """Groups of parts that form q, k and v together, with the letters of each, in every order where no name states them. A group
-    shares its letters, such as the matrices of all heads. Where three or more have no name, one holds q, k and v together
-    only if it has more numbers than a square."""
+def _groups(
+    parts: Sequence[WeightMatrix], d_in: int
+) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
+    """Groups of parts that form q, k and v together, with the letters of each, in every order where
+    no name states them. A group shares its letters, such as the matrices of all heads. Where three
+    or more have no name, one holds q, k and v together only if it has more numbers than a square.
+    """
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
@@ -157,7 +199,7 @@ def _groups(parts: Sequence[WeightMatrix], d_in: int) -> Iterator[list[tuple[str
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
 
 
-# ------------------------------------------------------------------------------------------------------ queries, keys, values
+# ---------------------------------------------------------------------------- queries, keys, values
 
 
 def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> Iterator[Roles]:
@@ -167,7 +209,11 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     part = group[0]
     if len(group) > 1:  # the matrices of all heads as one with an axis for heads
         ordered = sorted(group, key=lambda part: part.number or 0)
-        bias = None if part.bias is None else torch.cat([each.bias for each in ordered if each.bias is not None])
+        bias = (
+            None
+            if part.bias is None
+            else torch.cat([each.bias for each in ordered if each.bias is not None])
+        )
         weight = torch.stack([each.weight for each in ordered])
         part = replace(part, weight=weight, bias=bias, number=0, orientation="free")
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
@@ -179,7 +225,9 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
             yield roles, (*choices, *fused, *unnamed)
 
 
-def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
+def _matrices(
+    part: WeightMatrix, letters: str, widths: Widths
+) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
     """The matrix as `[width, d_in]`, ordered by head."""
     d_in = widths.d_in if "q" in letters else widths.d_context
     n_heads = widths.n_heads if "q" in letters else widths.n_kv_heads or widths.n_heads
@@ -200,7 +248,10 @@ def _matrices(part: WeightMatrix, letters: str, widths: Widths) -> Iterator[tupl
             words = f"{part.name} projects a slice of the row for each head, the same for all"
             yield torch.block_diag(*[matrix] * n_heads), (Choice("shared-projections", words),)
         if matrix.shape[1] == d_in:
-            yield matrix, (Choice("orientation", f"{part.name} is applied as x W"),) if is_swapped else ()
+            yield (
+                matrix,
+                (Choice("orientation", f"{part.name} is applied as x W"),) if is_swapped else (),
+            )
 
 
 def _oriented(part: WeightMatrix) -> Iterator[Tensor]:
@@ -211,21 +262,27 @@ def _oriented(part: WeightMatrix) -> Iterator[Tensor]:
         yield part.weight.mT
 
 
-# --------------------------------------------------------------------------------------------------------- fused matrices
+# ----------------------------------------------------------------------------------- fused matrices
 
 
 _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
-"""The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
+"""The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values
+of each head."""
 
 
-def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[tuple[Choice, ...], Sequence[Tensor]]]:
-    """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout, with the choice that it is. If the
-    number of kv heads is unknown, those that the rows of a fused matrix imply come first, for queries as wide as the input; then
-    as many as query heads."""
+def _pieces(
+    rows: Tensor, letters: str, widths: Widths
+) -> Iterator[tuple[tuple[Choice, ...], Sequence[Tensor]]]:
+    """The rows of a matrix cut into a piece for each letter, ordered by head, in every layout, with
+    the choice that it is. If the number of kv heads is unknown, those that the rows of a fused
+    matrix imply come first, for queries as wide as the input; then as many as query heads.
+    """
     if len(letters) == 1:
         yield (), [rows]
         return
-    in_turn = Choice("fused-per-head", "the fused projection holds queries, keys and values of each head in turn")
+    in_turn = Choice(
+        "fused-per-head", "the fused projection holds queries, keys and values of each head in turn"
+    )
     n_heads, d_in = widths.n_heads, widths.d_in
     known = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
@@ -239,23 +296,35 @@ def _pieces(rows: Tensor, letters: str, widths: Widths) -> Iterator[tuple[tuple[
             unit, remainder = divmod(len(rows), n_groups * sum(shares))
             if remainder:
                 continue
-            if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
-                groups = rows.unflatten(0, (n_groups, -1)).split([share * unit for share in shares], dim=1)
+            if layout in (
+                "3hd",
+                "h3d",
+            ):  # each of the groups holds its queries, its keys and its values
+                groups = rows.unflatten(0, (n_groups, -1)).split(
+                    [share * unit for share in shares], dim=1
+                )
                 yield (in_turn,) * (layout == "h3d"), [group.flatten(0, 1) for group in groups]
             elif len(set(counts)) == 1:
                 sizes = {"3": len(letters), "h": n_groups, "d": unit}
                 numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
                 axes = [layout.index(axis) for axis in "3hd"]
                 words = f"the fused projection's rows are numbered ({' '.join(layout)})"
-                yield (Choice("fused-layout", words),), [piece.flatten(0, 1) for piece in numbered.permute(*axes)]
+                yield (
+                    (Choice("fused-layout", words),),
+                    [piece.flatten(0, 1) for piece in numbered.permute(*axes)],
+                )
 
 
-# ------------------------------------------------------------------------------------------------------------ the output
+# --------------------------------------------------------------------------------------- the output
 
 
 def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, tuple[str, ...]]]:
-    """The candidates for the output projection, with the names of their parts; None if there is none."""
-    candidates = [part for part in rest if part.letters == "o"] or [part for part in rest if not part.letters]
+    """The candidates for the output projection, with the names of their parts; None if there is
+    none.
+    """
+    candidates = [part for part in rest if part.letters == "o"] or [
+        part for part in rest if not part.letters
+    ]
     if not candidates:
         yield None, ()
     for part in candidates:
@@ -267,7 +336,7 @@ def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, 
             yield Projection(weight, part.bias_of("o", len(weight))), (part.name,)
 
 
-# ----------------------------------------------------------------------------------------------------------- the parameters
+# ----------------------------------------------------------------------------------- the parameters
 
 
 def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
@@ -278,9 +347,13 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
         if not is_norm(child) and not isinstance(child, nn.Embedding):
             own = child.named_parameters(recurse=False, remove_duplicate=False)
             found |= {f"{path}.{name}" if path else name: tensor for name, tensor in own}
-    biases = {name: tensor for name, tensor in found.items() if _BIAS.fullmatch(name.rpartition(".")[2])}
+    biases = {
+        name: tensor for name, tensor in found.items() if _BIAS.fullmatch(name.rpartition(".")[2])
+    }
     beside = {name: re.sub(r"weight$", "bias", name) for name in found if name not in biases}
-    separate = {read_name(name): bias for name, bias in biases.items() if name not in beside.values()}
+    separate = {
+        read_name(name): bias for name, bias in biases.items() if name not in beside.values()
+    }
     parts = []
     for name in beside:
         weight, parent = found[name], parents.get(name.rpartition(".")[0])
@@ -293,7 +366,11 @@ def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[W
         if weight.ndim < 2:
             continue
         bias = biases.get(beside[name], separate.get(read_name(name)))
-        parts.append(WeightMatrix(name.removesuffix(".weight"), weight, bias, orientation, *read_name(name), separate))
+        parts.append(
+            WeightMatrix(
+                name.removesuffix(".weight"), weight, bias, orientation, *read_name(name), separate
+            )
+        )
     return tuple(parts)
 
 
@@ -305,32 +382,45 @@ def is_norm(module: nn.Module) -> bool:
 _BIAS = re.compile(r"(?i).*bias.*|b_?([qkvo]|out|qkv)")
 
 
-# ------------------------------------------------------------------------------------------------------ names of parameters
+# ------------------------------------------------------------------------------ names of parameters
 
 
 _NEAR = "to|w|c|fc|linear|lin|projection|proj|layer|net|map|embed"
-_ROLE = re.compile(rf"(?:{_NEAR})*((?:q(?:uer(?:ys?|ies)|ry)?|k(?:eys?)?|v(?:al(?:ue)?s?)?)+)s?(?:{_NEAR})*")
+_ROLE = re.compile(
+    rf"(?:{_NEAR})*((?:q(?:uer(?:ys?|ies)|ry)?|k(?:eys?)?|v(?:al(?:ue)?s?)?)+)s?(?:{_NEAR})*"
+)
 _OUTPUT = (
-    "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj toout oproj project "
-    "projection mix merge last"
+    "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj"
+    " toout oproj project projection mix merge last"
 )
 
 
 def read_name(name: str) -> tuple[str, int | None]:
-    """The role of a parameter in letters of q, k, v, o, and its index in a list of similar parameters."""
+    """The role of a parameter in letters of q, k, v, o, and its index in a list of similar
+    parameters.
+    """
     steps = [step for step in reversed(name.split(".")) if step not in ("weight", "bias", "kernel")]
     index = next((int(step) for step in steps if step.isdigit()), None)
-    return next((letters for step in steps if not step.isdigit() and (letters := _letters_of(step))), ""), index
+    return (
+        next(
+            (letters for step in steps if not step.isdigit() and (letters := _letters_of(step))), ""
+        ),
+        index,
+    )
 
 
 def _letters_of(step: str) -> str:
-    """The letters of one part of a name: three for `query_key_value` and `qkv`, one for `out_proj`."""
+    """The letters of one part of a name: three for `query_key_value` and `qkv`, one for
+    `out_proj`.
+    """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", step).lower()
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
     whole, words = plain.replace("_", ""), re.findall("[a-z]+", plain)
     if whole in ("inproj", "inprojection"):
         return "qkv"
     is_whole = _ROLE.fullmatch(whole) is not None
-    named = [match[1] for word in ([whole] if is_whole else words) if (match := _ROLE.fullmatch(word))]
+    named = [
+        match[1] for word in ([whole] if is_whole else words) if (match := _ROLE.fullmatch(word))
+    ]
     roles = dict.fromkeys(re.findall("[qkv]", "".join(named)))
     return "".join(roles) or "o" * bool({whole, *words} & {*_OUTPUT.split()})

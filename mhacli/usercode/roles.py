@@ -1,4 +1,6 @@
-"""The names of arguments: what those of a constructor and of a call are for, and the parameters of a call."""
+"""The names of arguments: what those of a constructor and of a call are for, and the parameters of
+a call.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,33 @@ from typing import Any, NamedTuple
 
 ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""
-IN_ORDER: Mapping[int, tuple[str, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
+IN_ORDER: Mapping[int, tuple[str, ...]] = {
+    1: ("x",),
+    2: ("x", "context"),
+    3: ("query", "key", "value"),
+}
 """What one, two or three arguments without a known name are."""
 MASKS = ("mask", "padding", "lengths", "bias")
 WITHOUT_EFFECT = ("rest", "any", "result", "caching", "training", "n_heads", "d_head", "d_model")
-"""The roles of parameters whose values do not change the output in evaluation, or state its sizes."""
+"""The roles of parameters whose values do not change the output in evaluation, or state its
+sizes."""
 
 _OF_CALLS = {
     "query": "q query queries",
     "key": "k key keys",
     "value": "v value values",
-    "x": """x inp input inputs inputsembeds inputseq hidden embedding embeddings embeds emb token tokens sequence seq
-        features state states src tensor tgt trg target decoder""",
-    "context": "kv keyvalue keyvalues context ctx memory encoder enc encoderout cross cond source y xa",
+    "x": (
+        "x inp input inputs inputsembeds inputseq hidden embedding embeddings embeds emb token "
+        "tokens sequence seq features state states src tensor tgt trg target decoder"
+    ),
+    "context": (
+        "kv keyvalue keyvalues context ctx memory encoder enc encoderout cross cond source y xa"
+    ),
     "positions": "positions positionids posids cacheposition",
-    "segments": "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids tokentypes tokentypeids",
+    "segments": (
+        "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids"
+        " tokentypes tokentypeids"
+    ),
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
@@ -33,26 +47,40 @@ _OF_CALLS = {
     "padding": "pad padding valid",
     "training": "training train",
 }
-"""What parameters of a call are called, by their roles: without underscores, and with `n` for `num`."""
+"""What parameters of a call are called, by their roles: without underscores, and with `n` for
+`num`."""
 _OF_BOTH = {
-    "bias": "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias",
+    "bias": (
+        "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias"
+    ),
     "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
     "n_heads": "heads nheads nhead head h nattentionheads nqheads",
     "d_head": "dhead dk headdim dimhead headsize keydim dimk attentionheadsize dkv",
-    "d_model": """dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width inputdim features embdim
-        embeddingsize hiddendim hidden emb inchannels channels infeatures dimin nstate units nhiddens querydim querysize
-        keysize valuesize embedsize indim d k contextdim crossattentiondim kdim vdim dimmodel""",
-    "n_tokens": "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize typevocabsize",
+    "d_model": (
+        "dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width "
+        "inputdim features embdim embeddingsize hiddendim hidden emb inchannels channels "
+        "infeatures dimin nstate units nhiddens querydim querysize keysize valuesize embedsize "
+        "indim d k contextdim crossattentiondim kdim vdim dimmodel"
+    ),
+    "n_tokens": (
+        "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize"
+        " typevocabsize"
+    ),
     "scale": "scale scaling softmaxscale scalefactor",
-    "dropout": """dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout attnpdrop
-        attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob residdropout residpdrop projdrop""",
+    "dropout": (
+        "dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout "
+        "attnpdrop attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob "
+        "residdropout residpdrop projdrop"
+    ),
 }
 _OF_CONSTRUCTORS = {
     "d_out": "dout outdim outputdim dimout outchannels outfeatures",
     "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups",
     "d_v": "dv dimv valuedim vheaddim",
-    "context_length": """contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen
-        maxpositionembeddings nctx npositions""",
+    "context_length": (
+        "contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen "
+        "maxpositionembeddings nctx npositions"
+    ),
     "batch_first": "batchfirst",
     "d_ff": "dff dffn ffdim ffndim dimfeedforward intermediatesize mlpdim nhid ninner dinner",
     "layer": "layeridx layerid layerindex layernumber layer blockidx",
@@ -69,7 +97,8 @@ _OF_CONSTRUCTORS = {
 
 @cache
 def role_of(name: str) -> str | None:
-    """The role of an argument of a constructor, or of a field of its config, by its name; None for an unusual name.
+    """The role of an argument of a constructor, or of a field of its config, by its name; None for
+    an unusual name.
 
     >>> role_of("numHeads"), role_of("key_size"), role_of("tide")
     ('n_heads', 'd_model', None)
@@ -83,29 +112,44 @@ def _roles_of(name: str, words_of_roles: Mapping[str, str]) -> Iterator[str]:
 
 
 def stated(arguments: Mapping[str, Any], role: str) -> Any:
-    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
-    values = (value for name, value in arguments.items() if role_of(name.rpartition(".")[2]) == role)
+    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no
+    argument has it.
+    """
+    values = (
+        value for name, value in arguments.items() if role_of(name.rpartition(".")[2]) == role
+    )
     return next((value for value in values if value is not None), None)
 
 
-_FILLERS = "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
+_FILLERS = (
+    "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
+)
 """Words that say nothing beside others: `query_states` is a query."""
 _OF_NUMBERS = ("n_heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
-_WEIGHT = re.compile(rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w")
+_WEIGHT = re.compile(
+    rf"(w|weights?)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(w|weights?)|({_LETTERS})_proj|w"
+)
 _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj)?_?(b|bias)")
 _OF_PATTERN = r"(with|keep)_?(att|weights|pattern|probs|scores).*|average_.*"
-_RESULT = re.compile(rf"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger|{_OF_PATTERN}")
-_CACHING = re.compile(r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)")
+_RESULT = re.compile(
+    r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger"
+    rf"|{_OF_PATTERN}"
+)
+_CACHING = re.compile(
+    r"(?i)(use|return|output|with)_(cache|kvs?|kv_cache|key_values|pasts?|presents?|state)"
+)
 
 
 class CallParameter(NamedTuple):
-    """One parameter of a call. `positional_only`: it takes no name. `default` is also None without a default.
+    """One parameter of a call. `positional_only`: it takes no name. `default` is also None without
+    a default.
 
-    A `role` has the words above, or is `cache`; `off`, a switch that stays off; `caching`, one by which a call remembers what it
-    read; `result`, which changes what is returned or printed alone; `weight` or `weight bias`; `other mask`; `rest`, for `*args`;
-    `any`, for `**kwargs`; or `unknown`.
+    A `role` has the words above, or is `cache`; `off`, a switch that stays off; `caching`, one by
+    which a call remembers what it read; `result`, which changes what is returned or printed alone;
+    `weight` or `weight bias`; `other mask`; `rest`, for `*args`; `any`, for `**kwargs`; or
+    `unknown`.
     """
 
     name: str
@@ -121,8 +165,9 @@ class CallParameter(NamedTuple):
 
 
 def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, ...]:
-    """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in order: all, or those with some
-    roles."""
+    """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in
+    order: all, or those with some roles.
+    """
     found = []
     for each in signature(called_function(call)).parameters.values():
         is_varied = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
@@ -131,10 +176,17 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
             role = "rest" if each.kind is each.VAR_POSITIONAL else "any"
         elif role in ("off", "unknown") and _RESULT.fullmatch(each.name.lower()):
             role = "result"
-        required, positional_only = each.default is each.empty, each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)
+        required, positional_only = (
+            each.default is each.empty,
+            each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL),
+        )
         default = None if required else each.default
-        found.append(CallParameter(each.name, role, required and not is_varied, positional_only, default))
-    return tuple(parameter for parameter in _distinguished(found) if not roles or parameter.role in roles)
+        found.append(
+            CallParameter(each.name, role, required and not is_varied, positional_only, default)
+        )
+    return tuple(
+        parameter for parameter in _distinguished(found) if not roles or parameter.role in roles
+    )
 
 
 def signature(thing: Callable[..., Any]) -> inspect.Signature:
@@ -153,11 +205,17 @@ def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
     return call.__call__ if inspect.ismethod(call.__call__) else call  # type: ignore[operator]
 
 
-def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> str:
-    """The role of a parameter by the words of its name. A number or bool, as default or annotation, excludes inputs and masks."""
+def call_role(
+    name: str, default: object = inspect.Parameter.empty, annotation: object = None
+) -> str:
+    """The role of a parameter by the words of its name. A number or bool, as default or annotation,
+    excludes inputs and masks.
+    """
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
     telling = [word for word in words if word not in _FILLERS.split()] or words
-    known = [role for each in (words, telling) for role in _roles_of("".join(each), _OF_CALLS | _OF_BOTH)]
+    known = [
+        role for each in (words, telling) for role in _roles_of("".join(each), _OF_CALLS | _OF_BOTH)
+    ]
     if _CACHING.fullmatch(name):
         return "caching"
     if isinstance(default, bool) or annotation in (bool, "bool"):
@@ -168,7 +226,9 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         if {*words} & {"head", "q", "query", "drop", "dropout", "loss"} and "key" not in words:
             return "other mask"
         return "padding" if {*words} & {*_OF_TOKENS.split()} else "mask"
-    if {"past", "cache", "cached", "incremental", "prev", "present"} & {*words} and words[-1] != "position":
+    if {"past", "cache", "cached", "incremental", "prev", "present"} & {*words} and words[
+        -1
+    ] != "position":
         return "cache"
     if _WEIGHT_BIAS.fullmatch("_".join(words)):
         return "weight bias"
@@ -176,16 +236,23 @@ def call_role(name: str, default: object = inspect.Parameter.empty, annotation: 
         return "weight"
     if known:
         return known[0]
-    return next((role for role in _roles_of(telling[0], _OF_CALLS) if role in ("context", "rope")), "unknown")
+    return next(
+        (role for role in _roles_of(telling[0], _OF_CALLS) if role in ("context", "rope")),
+        "unknown",
+    )
 
 
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
-    """Resolves names that depend on the other parameters: of two like `x` the second is the context; a source beside a target is
-    the context; a value without a key serves as both. Without any known name, up to three leading required parameters become
-    inputs by position."""
+    """Resolves names that depend on the other parameters: of two like `x` the second is the
+    context; a source beside a target is the context; a value without a key serves as both. Without
+    any known name, up to three leading required parameters become inputs by position.
+    """
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
-        is_other = [not parameter.required or parameter.role not in ("unknown", "n_heads") for parameter in parameters]
+        is_other = [
+            not parameter.required or parameter.role not in ("unknown", "n_heads")
+            for parameter in parameters
+        ]
         in_order = IN_ORDER.get([*is_other, True].index(True), ())
         roles[: len(in_order)] = in_order
     inputs = [n for n, role in enumerate(roles) if role == "x"]
@@ -199,4 +266,6 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
         roles[first] = "x"
     if "key" not in roles and "value" in roles and "query" in roles:
         roles[roles.index("value")] = "context"
-    return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]
+    return [
+        parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""Finds the class or function that a user names, in a file or module. Only the user's own imports load torch."""
+"""Finds the class or function that a user names, in a file or module. Only the user's own imports
+load torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _MOST_LISTED: Final = 12
 _FORM: Final = "FILE.py:NAME or package.module:NAME"
 
 DEFAULT_TIME_LIMIT_S: Final = 5.0
-"""Seconds for one call, and for importing: half of the ten seconds within which a command must refuse bad input."""
+"""Seconds for one call, and for importing: half of the ten seconds within which a command must
+refuse bad input."""
 
 Mode = Literal["self", "cross"]
 """Self-attention or cross-attention, for attention with an optional context."""
@@ -45,8 +48,9 @@ class Choice:
 class TargetRequest:
     """One class or function, `FILE.py:NAME` or `package.module:NAME`, and how to build and call it.
 
-    `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each call; `example`
-    is a call of it, as a function of the target and a length. With `keeps_sizes` default widths stay, however large.
+    `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each
+    call; `example` is a call of it, as a function of the target and a length. With `keeps_sizes`
+    default widths stay, however large.
     """
 
     target: str
@@ -67,14 +71,21 @@ def split_target(target: str) -> tuple[str, str]:
         hint = first_names(beside, _MOST_LISTED) or _FORM
         raise UsageError(f"{target[:200]!r} is not of the form {_FORM}", hint=hint)
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(f"{name[:200]!r}, after the last colon, is not the name of a class or function", hint=_FORM)
+        raise UsageError(
+            f"{name[:200]!r}, after the last colon, is not the name of a class or function",
+            hint=_FORM,
+        )
     if not _is_file(location) and not all(part.isidentifier() for part in location.split(".")):
-        raise UsageError(f"{location[:200]!r}, before the last colon, is neither a file nor a module", hint=_FORM)
+        raise UsageError(
+            f"{location[:200]!r}, before the last colon, is neither a file nor a module", hint=_FORM
+        )
     return location, name
 
 
 def targets_beside(location: str, name: str = "") -> list[str]:
-    """Targets for the other classes, or functions, of the same file. The file is parsed, not run."""
+    """Targets for the other classes, or functions, of the same file. The file is parsed, not
+    run.
+    """
     try:
         body = ast.parse(read_whole(location, MAX_SOURCE_BYTES)).body
     except (MhaError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -85,8 +96,9 @@ def targets_beside(location: str, name: str = "") -> list[str]:
 
 
 def require_readable(target: str) -> None:
-    """Validates a target without importing it. Raises `UsageError` for a malformed target and `MhaError` for an unreadable
-    file."""
+    """Validates a target without importing it. Raises `UsageError` for a malformed target and
+    `MhaError` for an unreadable file.
+    """
     location, _ = split_target(target)
     if _is_file(location):
         _source_of(location)
@@ -109,7 +121,7 @@ def _source_of(location: str) -> bytes:
     return source
 
 
-# ------------------------------------------------------------------------------------------------------------ the object
+# --------------------------------------------------------------------------------------- the object
 
 
 _objects: dict[str, Any] = {}
@@ -133,7 +145,8 @@ def naming(thing: Any) -> Iterator[str]:
 def find_target(target: str) -> Any:
     """The class, function or instance that `target` names. Importing its file runs the file's code.
 
-    Raises `UsageError` for a malformed target, and `MhaError` for a missing name or an exception in the user's code.
+    Raises `UsageError` for a malformed target, and `MhaError` for a missing name or an exception in
+    the user's code.
     """
     if target in _objects:
         return _objects[target]
@@ -142,13 +155,18 @@ def find_target(target: str) -> Any:
     try:
         thing = attrgetter(name)(module)
         if not (callable(thing) or hasattr(thing, "forward")):
-            problem = f"{name} of {location} is a value of type {type(thing).__name__}, not a class or function"
+            problem = (
+                f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
+                " function"
+            )
     except AttributeError:
         problem = f"{location} has no {name}"
     if problem:
         path = getattr(module, "__file__", None)
         beside = targets_beside(location if _is_file(location) else path or "")
-        raise MhaError(problem, hint=first_names(beside, _MOST_LISTED) or None, code="no-target", path=path)
+        raise MhaError(
+            problem, hint=first_names(beside, _MOST_LISTED) or None, code="no-target", path=path
+        )
     return thing
 
 
@@ -170,14 +188,18 @@ def _definition(thing: Any) -> Any:
     return inspect.unwrap(getattr(thing, "__func__", thing))
 
 
-# ------------------------------------------------------------------------------------------------------------ the import
+# --------------------------------------------------------------------------------------- the import
 
 
 def _import(location: str) -> ModuleType:
     """The module of a file, or the module of this name."""
     sys.path.insert(0, "")  # the working directory, if it still exists
     try:
-        return _import_file(location, _source_of(location)) if _is_file(location) else importlib.import_module(location)
+        return (
+            _import_file(location, _source_of(location))
+            if _is_file(location)
+            else importlib.import_module(location)
+        )
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
@@ -187,9 +209,14 @@ def _import(location: str) -> ModuleType:
             code, advice = "no-target", "a file is named by its path, such as folder/file.py:NAME"
         elif missing:
             install = f"{sys.executable} -m pip install {missing.partition('.')[0]}"
-            advice = f"{install} may install it for mha; for your own module set PYTHONPATH to the folder that holds it"
+            advice = (
+                f"{install} may install it for mha; for your own module set PYTHONPATH to the"
+                " folder that holds it"
+            )
         path = os.path.abspath(location) if _is_file(location) else None
-        raise user_code_error(f"{location} could not be imported", fault, path, code=code, advice=advice) from fault
+        raise user_code_error(
+            f"{location} could not be imported", fault, path, code=code, advice=advice
+        ) from fault
 
 
 def _import_file(location: str, source: bytes) -> ModuleType:
@@ -198,7 +225,9 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
     names = [*reversed([folder.name for folder in packages]), path.stem.replace(".", "_")]
     sys.path.insert(0, str(path.parents[len(names) - 1]))
-    sys.path.append(str(path.parent))  # a file of a package may import its siblings as top-level modules
+    sys.path.append(
+        str(path.parent)
+    )  # a file of a package may import its siblings as top-level modules
     if len(names) > 1:
         importlib.import_module(".".join(names[:-1]))
     name = ".".join(names)
@@ -210,5 +239,7 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses need their module while it runs
-    exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # bytecode on disk may be out of date
+    exec(
+        compile(source, path, "exec", dont_inherit=True), vars(module)
+    )  # bytecode on disk may be out of date
     return module

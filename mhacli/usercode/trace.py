@@ -1,4 +1,6 @@
-"""`mha trace FILE.py:NAME`: every tensor of a user's attention with named axes, its source line, formula, cost and a remark."""
+"""`mha trace FILE.py:NAME`: every tensor of a user's attention with named axes, its source line,
+formula, cost and a remark.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from mhacli.sites import SITES
 from mhacli.text.tokens import places
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes
-from mhacli.usercode.graph import KERNEL, SOFTMAXES, Operation, RecordedCall, address_of, recorded, writes_into_input
+from mhacli.usercode.graph import (
+    KERNEL,
+    SOFTMAXES,
+    Operation,
+    RecordedCall,
+    address_of,
+    recorded,
+    writes_into_input,
+)
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.roles import stated
@@ -30,23 +40,35 @@ from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.user_attention import UserAttention
 
 _TOLERANCE = 1e-4
-"""Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
+"""Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which
+sums in another order."""
 
 
 def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    """The document of one call of a user's attention, with a step for each operation, without arrays. The request has the
-    target, whether to summarise `values`, and the command line. If it must be causal, there is no context, and a mask
-    makes it causal unless an argument does. Raises `MhaError` if the target cannot be imported, built or called."""
+    """The document of one call of a user's attention, with a step for each operation, without
+    arrays. The request has the target, whether to summarise `values`, and the command line. If it
+    must be causal, there is no context, and a mask makes it causal unless an argument does. Raises
+    `MhaError` if the target cannot be imported, built or called.
+    """
     target = decode(TargetRequest, request["target"], "request")
     subject = find_modes(load_built(target, stage), target)[-1]
     plain = subject.with_call(copied(subject.built.call))
-    inputs, mask = subject.drawer(target.seed).inputs(with_context=subject.takes_context and not target.causal), None
+    inputs, mask = (
+        subject.drawer(target.seed).inputs(
+            with_context=subject.takes_context and not target.causal
+        ),
+        None,
+    )
     if target.causal and subject.causal_by is None and subject.mask_forms:
         mask = subject.mask_forms[0]
-        inputs = inputs._replace(allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril())
+        inputs = inputs._replace(
+            allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril()
+        )
     call = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
-    largest, error = (float(each.abs().nan_to_num().amax()) for each in (unrecorded, call.out - unrecorded))
+    largest, error = (
+        float(each.abs().nan_to_num().amax()) for each in (unrecorded, call.out - unrecorded)
+    )
     are_finite = torch.equal(call.out.isfinite(), unrecorded.isfinite())
     sizes = _sizes(call, subject)
     queries, keys = places(sizes["query"]), places(sizes["key"])
@@ -66,7 +88,11 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
             target=target.target,
             arguments=arguments_of(subject.built),
             called=subject.described,
-            sizes=tuple((word, size) for word, size in sizes.items() if word != "key" or size != sizes["query"]),
+            sizes=tuple(
+                (word, size)
+                for word, size in sizes.items()
+                if word != "key" or size != sizes["query"]
+            ),
             n_runs=1,
             result=tuple(call.out.shape),
             expected=(*inputs.queries.shape[:-1], *call.out.shape[-1:]),
@@ -76,11 +102,17 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
 
 
 def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:
-    """The size of each axis word: those of the inputs, and the head counts and widths that the run and the arguments show."""
+    """The size of each axis word: those of the inputs, and the head counts and widths that the run
+    and the arguments show.
+    """
     batch, n_queries, n_keys = call.inputs.lengths
     width, keys = call.inputs.queries.shape[-1], call.inputs.keys
     sizes = {"batch": batch, "query": n_queries, "key": n_keys}
-    sizes |= {"head": call.inputs.queries.shape[1], "d_head": width} if subject.is_function else {"d_model": width}
+    sizes |= (
+        {"head": call.inputs.queries.shape[1], "d_head": width}
+        if subject.is_function
+        else {"d_model": width}
+    )
     if keys is not None and keys.shape[-1] != width:
         sizes["d_context"] = keys.shape[-1]
     if not call.attentions:
@@ -88,19 +120,29 @@ def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:
     products = [attention.get("qk", attention["z"]) for attention in call.attentions]
     d_v = call.attentions[0]["z"].output.shape[-1]
     sizes.setdefault("d_head", products[0].live_sources[0].output.shape[-1])
-    n_numbers = sum(each.output.numel() for each in products if each.output.shape == products[0].output.shape)
+    n_numbers = sum(
+        each.output.numel() for each in products if each.output.shape == products[0].output.shape
+    )
     n_rows = batch * n_queries * (n_keys if "qk" in call.attentions[0] else d_v)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
     n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
-    if isinstance(n_kv_heads, int) and 0 < n_kv_heads < sizes["head"] and sizes["head"] % n_kv_heads == 0:
+    if (
+        isinstance(n_kv_heads, int)
+        and 0 < n_kv_heads < sizes["head"]
+        and sizes["head"] % n_kv_heads == 0
+    ):
         sizes["kv_head"] = n_kv_heads
     if d_v != sizes["d_head"]:
         sizes["d_v"] = d_v
     return sizes
 
 
-def _config(subject: UserAttention, request: TargetRequest, call: RecordedCall, sizes: Mapping[str, int]) -> Config:
-    """A config with the known facts: sizes, biases, output projection. Unknown heads count as one; positions are none."""
+def _config(
+    subject: UserAttention, request: TargetRequest, call: RecordedCall, sizes: Mapping[str, int]
+) -> Config:
+    """A config with the known facts: sizes, biases, output projection. Unknown heads count as one;
+    positions are none.
+    """
     n_heads, d_head = sizes.get("head", 1), sizes.get("d_head")
     return Config(
         d_model=sizes.get("d_model", n_heads * (d_head or 1)),
@@ -119,12 +161,14 @@ def _config(subject: UserAttention, request: TargetRequest, call: RecordedCall, 
     ).resolved()
 
 
-# ----------------------------------------------------------------------------------------------------------------- steps
+# -------------------------------------------------------------------------------------------- steps
 
 
 def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tuple[Step, ...]:
-    """A step for each input, then for each line and torch function in order of first execution. `sizes` are the sizes of the axis
-    words. In self-attention, the operations tell queries from keys."""
+    """A step for each input, then for each line and torch function in order of first execution.
+    `sizes` are the sizes of the axis words. In self-attention, the operations tell queries from
+    keys.
+    """
     names: dict[int, list[str]] = {}
     for name in _AXES.split():
         factors = [int(word) if word.isdigit() else sizes.get(word, 0) for word in name.split("·")]
@@ -133,9 +177,15 @@ def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tup
     names.setdefault(sizes["key"] + 1, []).append("key+1")
     names.pop(0, None)
     given = [Operation("", tensor, site=name) for name, tensor in call.given.items()]
-    kept = dict[Operation, None]()  # without what an example makes and mha replaces by its own inputs
+    kept = dict[
+        Operation, None
+    ]()  # without what an example makes and mha replaces by its own inputs
     for operation in reversed(call.operations):
-        if operation.live or operation.at.file or any(reader in kept for reader in operation.readers):
+        if (
+            operation.live
+            or operation.at.file
+            or any(reader in kept for reader in operation.readers)
+        ):
             kept[operation] = None
     axes: dict[Operation, tuple[str, ...]] = {}
     keys_first: set[Operation] = set()
@@ -145,23 +195,42 @@ def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tup
         are_first = any(source in keys_first for source in operation.sources)
         is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")
         is_turned = is_swapped or operation.transposes()
-        if are_first != is_turned and {"query", "key"} <= {*axes[operation]} and sizes["query"] == sizes["key"]:
+        if (
+            are_first != is_turned
+            and {"query", "key"} <= {*axes[operation]}
+            and sizes["query"] == sizes["key"]
+        ):
             keys_first.add(operation)
-            axes[operation] = tuple({"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation])
+            axes[operation] = tuple(
+                {"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation]
+            )
         place = (operation.at, operation.name, operation.site, operation.output.ndim)
         groups.setdefault(place, []).append(operation)
-    return tuple(_step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values())
+    return tuple(
+        _step(group, axes, n_heads=sizes.get("head"), values=values) for group in groups.values()
+    )
 
 
 def _step(
-    group: Sequence[Operation], axes_of: Mapping[Operation, tuple[str, ...]], *, n_heads: int | None, values: bool
+    group: Sequence[Operation],
+    axes_of: Mapping[Operation, tuple[str, ...]],
+    *,
+    n_heads: int | None,
+    values: bool,
 ) -> Step:
     """The step of operations at one line, with the tensor of the first and the costs of all."""
     operation = group[0]
     output, site, axes = operation.output, operation.site, axes_of[operation]
     is_in_place, address = writes_into_input(operation.name), address_of(output)
-    shared = [source for source in operation.sources if is_in_place or address_of(source.output) == address != 0]
-    remark, is_of_one_head = _remark(operation, axes_of), site.endswith("_proj") and axes[-1:] == ("d_head",)
+    shared = [
+        source
+        for source in operation.sources
+        if is_in_place or address_of(source.output) == address != 0
+    ]
+    remark, is_of_one_head = (
+        _remark(operation, axes_of),
+        site.endswith("_proj") and axes[-1:] == ("d_head",),
+    )
     known = SITES.get(site.replace("_proj", "_per_head") if is_of_one_head else site)
     explanation = "" if known is None else known.words.explanation
     weights = [weight for each in group for weight in each.weights().items()]
@@ -174,8 +243,14 @@ def _step(
         is_view=bool(shared),
         flops=sum(map(_flops, group)),
         view_of=shared[0].site if shared else None,
-        parameters=tuple(dict.fromkeys(WeightShape(name, tuple(tensor.shape)) for name, tensor in weights)),
-        values=summarise(torch.view_as_real(output) if output.is_complex() else output) if values else None,
+        parameters=tuple(
+            dict.fromkeys(WeightShape(name, tuple(tensor.shape)) for name, tensor in weights)
+        ),
+        values=(
+            summarise(torch.view_as_real(output) if output.is_complex() else output)
+            if values
+            else None
+        ),
         operation=operation.name,
         **operation.at._asdict(),
         remark=remark,
@@ -185,20 +260,24 @@ def _step(
     return replace(step, bytes=sum(each.output.numel() for each in group) * output.element_size())
 
 
-# ------------------------------------------------------------------------------------------------------------------ axes
+# --------------------------------------------------------------------------------------------- axes
 
 
-_AXES = """batch head kv_head query key d_head d_v d_model d_context head·d_head head·d_v kv_head·d_head kv_head·d_v batch·head
-    batch·kv_head batch·query batch·key 2·d_model 3·d_model 4·d_model 2·d_head 2·head·d_head 3·head·d_head 2·kv_head·d_head
-    batch·head·query batch·head·key"""
+_AXES = """
+    batch head kv_head query key d_head d_v d_model d_context head·d_head head·d_v kv_head·d_head
+    kv_head·d_v batch·head batch·kv_head batch·query batch·key 2·d_model 3·d_model 4·d_model
+    2·d_head 2·head·d_head 3·head·d_head 2·kv_head·d_head batch·head·query batch·head·key
+"""
 """Axes, and merged ones, the usual ones first."""
 _OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
 _OF_PAIRS = ("qk", "scores", "pattern")
 
 
 def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple[str, ...]:
-    """The axes of the tensor of a site; `names` are those that an axis of each size may have, the simplest first. A name occurs
-    once. Of names with one size, keys have no query, scores have no width, and the last axis of another tensor is a width."""
+    """The axes of the tensor of a site; `names` are those that an axis of each size may have, the
+    simplest first. A name occurs once. Of names with one size, keys have no query, scores have no
+    width, and the last axis of another tensor is a width.
+    """
     axes: list[str] = []
     group = site.partition(".")[0]
     for size in tensor.shape:
@@ -215,16 +294,22 @@ def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple
     return tuple(axes)
 
 
-# --------------------------------------------------------------------------------------------------------------- formula
+# ------------------------------------------------------------------------------------------ formula
 
 
 def _formula(operation: Operation) -> str:
     """The operation as a call of named inputs."""
     if not operation.name:
-        return "True where a query may see a key" if operation.site == "mask" else "N(0, 1) from the seed"
+        return (
+            "True where a query may see a key"
+            if operation.site == "mask"
+            else "N(0, 1) from the seed"
+        )
     names = [source.site for source in operation.sources]
     names[3:] = [f"… {len(names) - 3} more"] if len(names) > 3 else []
-    arguments = {name: _text(value) for name, value in operation.arguments.items() if value is not None}
+    arguments = {
+        name: _text(value) for name, value in operation.arguments.items() if value is not None
+    }
     part = arguments.pop("output", None)
     if part is not None:
         return f"part {int(part) + 1} of {', '.join(names)}, by {operation.name}"
@@ -244,34 +329,45 @@ def _text(value: object) -> str:
     return "…" if value is Ellipsis else str(value)[:40]
 
 
-# --------------------------------------------------------------------------------------------------------------- remarks
+# ------------------------------------------------------------------------------------------ remarks
 
 
 def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) -> str:
-    """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes axes."""
+    """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes
+    axes.
+    """
     axes = axes_of[operation]
     if operation.name in SOFTMAXES and operation.site.startswith("pattern"):
         dim = operation.arguments.get("dim", operation.arguments.get("1"))
         axis = axes[dim] if isinstance(dim, int) and axes else str(dim)
-        remark = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
+        remark = (
+            f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
+        )
         return "" if "key" in re.split("[·+]", axis) else remark
     if operation.name not in ("view", "reshape", "flatten", "unflatten"):
         return ""
-    before, after = (_axes_of_words(each) for each in (axes_of.get(operation.sources[0], axes), axes))
+    before, after = (
+        _axes_of_words(each) for each in (axes_of.get(operation.sources[0], axes), axes)
+    )
     a, b = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), ("", ""))
     if set(before) != set(after) or not a or before[a] == before[b] or after[a] == after[b]:
         return ""  # the order within a merged axis is unknown
-    return f"a {operation.name} keeps the numbers in their order, and cannot exchange {a} and {b}: they are mixed"
+    return (
+        f"a {operation.name} keeps the numbers in their order, and cannot exchange {a} and {b}:"
+        " they are mixed"
+    )
 
 
 def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:
-    """The words of the axes in order, each with the number of its axis. Axes of size 1, and that of q, k and v, have none."""
+    """The words of the axes in order, each with the number of its axis. Axes of size 1, and that of
+    q, k and v, have none.
+    """
     words = [axis.replace("d_model", "head·d_head").split("·") for axis in axes]
     pairs = [(word, n) for n, merged in enumerate(words) for word in merged]
     return {word: n for word, n in pairs if not word.isdigit() and word not in ("single", "part")}
 
 
-# ----------------------------------------------------------------------------------------------------------------- costs
+# -------------------------------------------------------------------------------------------- costs
 
 
 _PER_NUMBER = {"softmax": 5, "log_softmax": 5, "dropout": 2}

@@ -1,1 +1,3 @@
-"""The interactive viewer of a record: heads, matrix, tokens and walkthrough in a terminal, by keys or mouse."""
+"""The interactive viewer of a record: heads, matrix, tokens and walkthrough in a terminal, by keys
+or mouse.
+"""

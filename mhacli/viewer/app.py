@@ -26,7 +26,7 @@ from mhacli.viewer.heads import Overview, Words
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
 
-# --------------------------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 
 
 class TextScreen(Screen[None]):
@@ -34,7 +34,9 @@ class TextScreen(Screen[None]):
 
     BINDINGS = KEYS["a text to read"]
 
-    def __init__(self, session: Session, draw: Callable[[Session, int], Iterable[RenderableType]]) -> None:
+    def __init__(
+        self, session: Session, draw: Callable[[Session, int], Iterable[RenderableType]]
+    ) -> None:
         super().__init__()
         self._text = Words(lambda width: draw(session, max(20, width - 1)), id="text")
 
@@ -57,7 +59,9 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
         yield Text(f"This record holds no steps. {shows} shows those of a layer.")
 
 
-def _listed(rows: Sequence[tuple[str, object]], width: int, title: str = "") -> Iterator[RenderableType]:
+def _listed(
+    rows: Sequence[tuple[str, object]], width: int, title: str = ""
+) -> Iterator[RenderableType]:
     """Rows with their names, below a title."""
     from mhacli.render.base.doc import pairs
     from mhacli.render.base.terminal import table
@@ -74,15 +78,23 @@ block: the attention that its queries give, on average, to all its keys. The tex
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
     for title, keys in KEYS.items():
-        rows = [(f"{key.key_display:<11}", key.tooltip) for key in keys if isinstance(key, Binding) and key.tooltip]
+        rows = [
+            (f"{key.key_display:<11}", key.tooltip)
+            for key in keys
+            if isinstance(key, Binding) and key.tooltip
+        ]
         yield from (*_listed(rows, width, title), Text())
     yield Text(_EXPLAINED)
 
 
-_TEXTS = {"walk": _walk, "origin": lambda session, width: _listed(provenance(session.record), width), "help": _help}
+_TEXTS = {
+    "walk": _walk,
+    "origin": lambda session, width: _listed(provenance(session.record), width),
+    "help": _help,
+}
 
 
-# ----------------------------------------------------------------------------------------------------------------- app
+# ---------------------------------------------------------------------------------------------- app
 
 
 class Viewer(App[None]):
@@ -139,7 +151,9 @@ class Viewer(App[None]):
 
     def panic(self, *renderables: RenderableType) -> None:
         """Ends the app when bytes arrive that are no text, which Textual cannot read past."""
-        self.session.fault = MhaError("the terminal sent bytes that are no UTF-8", code="no-terminal")
+        self.session.fault = MhaError(
+            "the terminal sent bytes that are no UTF-8", code="no-terminal"
+        )
         self.exit()
 
     async def action_back(self) -> None:
@@ -154,12 +168,13 @@ class Viewer(App[None]):
         self.push_screen(TextScreen(self.session, _TEXTS[name]))
 
 
-# --------------------------------------------------------------------------------------------------- beginning and end
+# -------------------------------------------------------------------------------- beginning and end
 
 
 def _end_with_terminal() -> None:
-    """Ends the process when the terminal vanishes. Not every terminal sends SIGHUP, and Textual would read the end of its
-    input forever."""
+    """Ends the process when the terminal vanishes. Not every terminal sends SIGHUP, and Textual
+    would read the end of its input forever.
+    """
     poller = select.poll()
     poller.register(sys.stdin.fileno(), 0)
     poller.poll()
@@ -167,8 +182,9 @@ def _end_with_terminal() -> None:
 
 
 def run_viewer(session: Session, *, is_open: bool = False) -> None:
-    """Shows the viewer until the user quits. Raises the fault of a picture that could not be read, and `KeyboardInterrupt`
-    or `Terminated` after a signal, once the terminal is restored."""
+    """Shows the viewer until the user quits. Raises the fault of a picture that could not be read,
+    and `KeyboardInterrupt` or `Terminated` after a signal, once the terminal is restored.
+    """
     threading.Thread(target=_end_with_terminal, daemon=True).start()
     viewer = Viewer(session, is_open=is_open)
     viewer.run()

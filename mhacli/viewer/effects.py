@@ -1,4 +1,6 @@
-"""The screen of effects: heads in a grid or the texts they read, in colours, and the numbers of the removal under the cursor."""
+"""The screen of effects: heads in a grid or the texts they read, in colours, and the numbers of the
+removal under the cursor.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from mhacli.render.base.grids import cell, levels, scale_words, swatches
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint import effect as view
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Row, Words, named, title_line, wrapped
+from mhacli.viewer.heads import (
+    Cell,
+    HeadsScreen,
+    Lines,
+    Pane,
+    Row,
+    Words,
+    named,
+    title_line,
+    wrapped,
+)
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
 
@@ -40,25 +52,44 @@ class EffectsScreen(HeadsScreen):
         rows += [(view.removal_name(effect, record), (effect,), ()) for effect in joint]
         for name, effects, tokens in rows if self.summary.verified.ok else ():
             words, room = tokens or ("",) * len(effects), self.app.size.width - cell_len(name) - 4
-            for line in wrapped(tuple(f" {token}" for token in tokens), room) if tokens else [range(len(effects))]:
-                self.removals |= {(len(self.lines), place - line.start): of for place in line if (of := effects[place])}
-                self.lines.append((name, [self._cell(effects[place], words[place]) for place in line]))
+            for line in (
+                wrapped(tuple(f" {token}" for token in tokens), room)
+                if tokens
+                else [range(len(effects))]
+            ):
+                self.removals |= {
+                    (len(self.lines), place - line.start): of
+                    for place in line
+                    if (of := effects[place])
+                }
+                self.lines.append(
+                    (name, [self._cell(effects[place], words[place]) for place in line])
+                )
         board = Pane(self._effects, id="effects")
         board.styles.height = 2 + len(self.lines)
         self.panes = Words(self._above, id="top"), board, Words(self._numbers, id="numbers")
         self.action_largest(0)
 
     def _cell(self, effect: Effect | None, token: str) -> Cell:
-        """The number of a removal, or the token of an edge, in the colour of its change, or without colours behind its sign."""
+        """The number of a removal, or the token of an edge, in the colour of its change, or without
+        colours behind its sign.
+        """
         change = None if effect is None else self.summary.change_of(effect)
-        level = int(levels(np.array(change or 0.0), np.array(change is not None), "change", self.largest))
+        level = int(
+            levels(np.array(change or 0.0), np.array(change is not None), "change", self.largest)
+        )
         sign, style = cell(level, colour=self.session.colour, ramp=CHANGES)
         number = "" if change is None else shown(change, "brief")
         return f" {sign}{token}" if token else f"{number:>{_NUMBER}}", style
 
     def _effects(self, width: int, height: int) -> tuple[str, Lines]:
-        """The heads by layer, or the tokens of edges, in the colours of what their removals change."""
-        n_heads = max((1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"), default=0)
+        """The heads by layer, or the tokens of edges, in the colours of what their removals
+        change.
+        """
+        n_heads = max(
+            (1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"),
+            default=0,
+        )
         headings = [f"{head:>{_NUMBER}}" for head in range(n_heads)]
         title = "effects: heads (columns) in layers (rows)" if headings else "effects"
         return title, self.lines_of(self.lines, headings, width, height) if self.lines else []
@@ -79,13 +110,19 @@ class EffectsScreen(HeadsScreen):
             columns = map(view.number_column, numbers_of(record.effects))
             yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
             shaded, colour = view.effect_grids(record), self.session.colour
-            scale = [Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=colour))] if shaded else []
+            scale = (
+                [Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=colour))]
+                if shaded
+                else []
+            )
             yield flowing([*scale, Text(view.meaning_of(self.summary), "dim")], width)
         yield view.effect_words(record, Paper(width, self.session.colour))[-1]
 
     def action_largest(self, rank: int) -> None:
         """Moves to the removal with the largest change, or with the smallest."""
-        ranked = sorted(self.removals, key=lambda at: -abs(self.summary.change_of(self.removals[at]) or 0.0))
+        ranked = sorted(
+            self.removals, key=lambda at: -abs(self.summary.change_of(self.removals[at]) or 0.0)
+        )
         if ranked:
             self.go(*ranked[rank])
 

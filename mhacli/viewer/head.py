@@ -1,4 +1,6 @@
-"""One head: its picture in cells of any size, and its screen with a query's strongest keys, the texts, and a common cursor."""
+"""One head: its picture in cells of any size, and its screen with a query's strongest keys, the
+texts, and a common cursor.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,22 @@ from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import KEY, QUERY, grid_of, head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import Cell, HeadsScreen, Lines, Pane, Words, at, named, type_words, window, wrapped
+from mhacli.viewer.heads import (
+    Cell,
+    HeadsScreen,
+    Lines,
+    Pane,
+    Words,
+    at,
+    named,
+    type_words,
+    window,
+    wrapped,
+)
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session, places_ahead
 
-# --------------------------------------------------------------------------------------------------------- the picture
+# -------------------------------------------------------------------------------------- the picture
 
 TAKEN_SIGN = "–"
 """The sign of a removed sink's weight. `.00` would be a small weight."""
@@ -35,14 +48,16 @@ HALF = 1
 """The columns of a cell that is half a character high."""
 _TIGHT = 4
 _DECIMALS = {_TIGHT: 2, 6: 2, 8: 4}
-"""The decimals of weights in cells of so many columns. Behind a number that is not tight stands a blank."""
+"""The decimals of weights in cells of so many columns. Behind a number that is not tight stands a
+blank."""
 Size = tuple[int, int]
 """How many tokens a cell stands for in both directions, and its columns."""
 
 
 class Picture:
-    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in blocks of several cells.
-    `sizes` are those of cells from the smallest on."""
+    """A head of a sequence: its map `base`, of which sinks are removed if they are hidden, also in
+    blocks of several cells. `sizes` are those of cells from the smallest on.
+    """
 
     def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
         self.head, self.sequence = head, session.sequence
@@ -50,7 +65,9 @@ class Picture:
         whole = head_map(head, session.sequence)
         self.base = whole.without_sinks() if session.hides_sinks else whole
         self.map, self.levels = cache(self.base.pooled), cache(self._levels)
-        self.grid = cache(lambda factor: grid_of(self.map(factor), "", scale=self.scale, top=self.top))
+        self.grid = cache(
+            lambda factor: grid_of(self.map(factor), "", scale=self.scale, top=self.top)
+        )
         self.words = [tuple(map(token_label, text)) for text in self.base.texts]
         least, *wider = (HALF, 2, *_DECIMALS) if self.colour else (2, 3, *_DECIMALS)
         powers = range(max(self.base.weights.shape).bit_length(), -1, -1)
@@ -66,19 +83,37 @@ class Picture:
         return (place - self.base.first[axis]) // self.base.block
 
     def name(self, axis: int, row: int, factor: int = 1) -> str:
-        """A row or column, or one of blocks of `factor` cells, in a sentence: `2 sat`, or `32–63`."""
+        """A row or column, or one of blocks of `factor` cells, in a sentence: `2 sat`, or
+        `32–63`.
+        """
         cells = self.map(factor)
         return f"{cells.place(axis, row)} " * (cells.block == 1) + cells.name(axis, row)
 
     def matches(self, axis: int, typed: str, begin: int) -> list[int]:
-        """The positions of tokens that contain the typed text in any case, from `begin` on; of a number, that position first."""
+        """The positions of tokens that contain the typed text in any case, from `begin` on; of a
+        number, that position first.
+        """
         names = self.words[axis]
-        found = [n for n, name in enumerate(names) if typed.casefold() in name.casefold() or typed == str(n)]
-        return sorted(found if typed else (), key=lambda place: (typed != str(place), (place - begin) % len(names)))
+        found = [
+            n
+            for n, name in enumerate(names)
+            if typed.casefold() in name.casefold() or typed == str(n)
+        ]
+        return sorted(
+            found if typed else (),
+            key=lambda place: (typed != str(place), (place - begin) % len(names)),
+        )
 
     def row_document(self, row: int) -> Mapping[str, Any]:
-        """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
-        base, head, arrays, hides_sinks = self.base, self.head, self.head.record.arrays, self.base.taken is not None
+        """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if
+        not finite.
+        """
+        base, head, arrays, hides_sinks = (
+            self.base,
+            self.head,
+            self.head.record.arrays,
+            self.base.taken is not None,
+        )
         exact = float if hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
         share = finite(float(base.sink_weights[row]))
         return {
@@ -105,19 +140,23 @@ class Picture:
             return {"first": places[0], "last": places[-1]}
         return {"place": places[0], "token": without_surrogates(self.base.texts[axis][places[0]])}
 
-    # ----------------------------------------------------------------------------------------------------------- cells
+    # ---------------------------------------------------------------------------------------- cells
 
     def largest(self, lines: int, columns: int) -> int:
         """The place of the largest size in which all cells fit, or of the smallest size."""
         largest, (n_rows, n_columns) = 0, self.base.weights.shape
         for place, (factor, width) in enumerate(self.sizes):
-            if n_rows <= lines * factor * per_line(width) and n_columns <= columns // width * factor:
+            if (
+                n_rows <= lines * factor * per_line(width)
+                and n_columns <= columns // width * factor
+            ):
                 largest = place
         return largest
 
     def cells(self, size: Size, rows: range, columns: range) -> list[Cell]:
-        """A line of cells of a size: one row, or two in cells that are half a character high. Numbers stand without colour behind
-        the sign of their shade; `0` is masked, `–` removed."""
+        """A line of cells of a size: one row, or two in cells that are half a character high.
+        Numbers stand without colour behind the sign of their shade; `0` is masked, `–` removed.
+        """
         factor, width = size
         part = slice(columns.start, columns.stop)
         upper, *lower = self.levels(factor)[rows.start : rows.stop, part].tolist()
@@ -132,7 +171,9 @@ class Picture:
             if level == MASKED:
                 number = TAKEN_SIGN if is_open else "0"
             sign = "" if self.colour or level < 0 or width == _TIGHT else glyph(level)
-            cells.append(cell(level, width, colour=self.colour, word=sign + number, gap=int(width > _TIGHT)))
+            cells.append(
+                cell(level, width, colour=self.colour, word=sign + number, gap=int(width > _TIGHT))
+            )
         return cells
 
     def thumbnail(self, lines: int, columns: int) -> Iterator[list[Cell]]:
@@ -148,7 +189,7 @@ def per_line(width: int) -> int:
     return 2 if width == HALF else 1
 
 
-# ---------------------------------------------------------------------------------------------------------- the matrix
+# --------------------------------------------------------------------------------------- the matrix
 
 _CURSOR = Style(color=picked((255, 64, 64), 203, 9))
 """The cursor's colour among half blocks, which is not in the ramp."""
@@ -156,8 +197,10 @@ _MOST_LABEL, _TICKS, _NAMED = 14, 10, 200
 
 
 class Matrix(Pane):
-    """The picture of a head in the largest cells that fit, or `zoomed` ones, queries down and keys across. The cursor is on a
-    cell of the finest map, and a cell on the screen stands for `factor` × `factor` of them."""
+    """The picture of a head in the largest cells that fit, or `zoomed` ones, queries down and keys
+    across. The cursor is on a cell of the finest map, and a cell on the screen stands for `factor`
+    × `factor` of them.
+    """
 
     def __init__(self, screen: HeadScreen) -> None:
         super().__init__(self._lines, id="matrix")
@@ -167,7 +210,10 @@ class Matrix(Pane):
     def fit(self) -> None:
         """Takes cells of a size, and those around the cursor."""
         on, picture, (width, height) = self.owner, self.owner.picture, self.size
-        names = (cell_len(picture.name(QUERY, row)) for row in range(min(_NAMED, len(picture.base.weights))))
+        names = (
+            cell_len(picture.name(QUERY, row))
+            for row in range(min(_NAMED, len(picture.base.weights)))
+        )
         self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
         lines, room = max(1, height - 2), max(1, width - self._left)
         fits = picture.largest(lines, room)
@@ -183,12 +229,19 @@ class Matrix(Pane):
         self.fit()
         on, step = self.owner, per_line(self.width)
         cells = on.picture.map(self.factor)
-        title = "matrix" if cells.block == 1 else f"matrix · {cells.block} × {cells.block} tokens a cell"
+        title = (
+            "matrix"
+            if cells.block == 1
+            else f"matrix · {cells.block} × {cells.block} tokens a cell"
+        )
         if self.factor > 1:
             weight = float(cells.weights[on.at[QUERY] // self.factor, on.at[KEY] // self.factor])
             title += f", here {'masked' if weight == MASKED else shown(weight, 'weight', 4)}"
         starts = on.rows[::step]
-        return title, [self._axis(), *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts)]
+        return title, [
+            self._axis(),
+            *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts),
+        ]
 
     def _axis(self) -> Iterator[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
@@ -215,7 +268,9 @@ class Matrix(Pane):
         return [(set_cell_size(words.fitted(name, room), room), style), (mark, ACCENT), *cells]
 
     def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
-        """The cell under the cursor: in its colour among half blocks, else reversed, in a frame unless it is a tight number."""
+        """The cell under the cursor: in its colour among half blocks, else reversed, in a frame
+        unless it is a tight number.
+        """
         if self.width == HALF:
             other = style.color if (text == "▄") == is_upper else style.bgcolor
             return "▀" if is_upper else "▄", _CURSOR + Style(bgcolor=other)
@@ -227,10 +282,12 @@ class Matrix(Pane):
         column = self.owner.columns.start + (event.x - self._left) // self.width
         if row in self.owner.rows:
             is_beside = column not in self.owner.columns
-            self.owner.go(row * self.factor, self.owner.at[KEY] if is_beside else column * self.factor)
+            self.owner.go(
+                row * self.factor, self.owner.at[KEY] if is_beside else column * self.factor
+            )
 
 
-# ---------------------------------------------------------------------------------------------------------- the screen
+# --------------------------------------------------------------------------------------- the screen
 
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
@@ -248,8 +305,14 @@ class HeadScreen(HeadsScreen):
 
     def __init__(self, session: Session, picture: Picture) -> None:
         super().__init__(session)
-        self.picture, self.matrix, self.list = picture, Matrix(self), Pane(self._top_keys, id="list")
-        self.keys, self.queries = (Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY))
+        self.picture, self.matrix, self.list = (
+            picture,
+            Matrix(self),
+            Pane(self._top_keys, id="list"),
+        )
+        self.keys, self.queries = (
+            Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY)
+        )
         body = Container(self.matrix, self.list, self.keys, self.queries, id="body")
         self.panes = Words(self._above, id="top"), body, Words(self._about, id="about")
         self._most: int | None = None
@@ -265,19 +328,27 @@ class HeadScreen(HeadsScreen):
         if picture is not None:
             self.picture = picture
             for axis in (QUERY, KEY):
-                self.at = self._moved(axis, picture.cell_of(axis, before.base.place(axis, self.at[axis])))
+                self.at = self._moved(
+                    axis, picture.cell_of(axis, before.base.place(axis, self.at[axis]))
+                )
         super().draw()
 
     def _above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
         head, n_sequences = self.session.head, len(self.session.record.sequences)
-        sequence = f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""
-        yield Text.assemble((head.label, "bold cyan"), "  ", type_words(self.session), (sequence, "bold"))
+        sequence = (
+            f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""
+        )
+        yield Text.assemble(
+            (head.label, "bold cyan"), "  ", type_words(self.session), (sequence, "bold")
+        )
 
-    # ---------------------------------------------------------------------------------------------------------- panes
+    # ---------------------------------------------------------------------------------------- panes
 
     def _top_keys(self, width: int, height: int) -> tuple[str, Lines]:
-        """The strongest keys of the row, as many as fit if no number was chosen, then what the others get."""
+        """The strongest keys of the row, as many as fit if no number was chosen, then what the
+        others get.
+        """
         picture, (row, column) = self.picture, self.at
         keys, label = picture.base.strongest(row), min(_MOST_NAME, max(6, width - _LISTED - 12))
         most = self._most or max(1, height - 1)
@@ -286,22 +357,35 @@ class HeadScreen(HeadsScreen):
         for place, weight in listed:
             name = set_cell_size(words.fitted(picture.name(KEY, place), label), label)
             number = f" {name} {shown(weight, 'weight', _LISTED):>{_LISTED + 2}} "
-            bar = "█" * round(np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1))
+            bar = "█" * round(
+                np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1)
+            )
             there = at(row, place)
             lines.append([(number, there + CURSOR if place == column else there), (bar, there)])
         if others:
             rest = shown(sum(weight for _, weight in others), "weight", _LISTED)
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
-        visible_lines = window(0, height, self._listed.index(column) if column in self._listed else 0, len(lines))
-        title = f"top {len(listed)} of {words.count_of(len(keys), 'key' if picture.base.block == 1 else 'block')}"
+        visible_lines = window(
+            0, height, self._listed.index(column) if column in self._listed else 0, len(lines)
+        )
+        title = (
+            f"top {len(listed)} of"
+            f" {words.count_of(len(keys), 'key' if picture.base.block == 1 else 'block')}"
+        )
         return title, [lines[number] for number in visible_lines]
 
     def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
-        """The lines around the cursor of keys as their cells in the cursor's row, or of queries as theirs in its column."""
+        """The lines around the cursor of keys as their cells in the cursor's row, or of queries as
+        theirs in its column.
+        """
         picture, other = self.picture, 1 - axis
         title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
         of_cells = np.take(picture.levels(1), self.at[other], axis=other)
-        names, places, width = picture.words[axis], picture.base.places(axis, self.at[axis]), max(4, width)
+        names, places, width = (
+            picture.words[axis],
+            picture.base.places(axis, self.at[axis]),
+            max(4, width),
+        )
 
         def token(place: int) -> Cell:
             """A token in the colours of its cell, or without colours behind its sign."""
@@ -309,32 +393,51 @@ class HeadScreen(HeadsScreen):
             sign, style = cell(int(of_cells[here]), colour=self.session.colour)
             style = EMPTY if of_cells[here] == MASKED else style
             marked = "▸" if place in places else sign
-            return marked + words.fitted(names[place], width - 1), style + at(*self._moved(axis, here))
+            return marked + words.fitted(names[place], width - 1), style + at(
+                *self._moved(axis, here)
+            )
 
         lines = wrapped(names, width)
         row = next(row for row, line in enumerate(lines) if places.start in line)
-        return title, [map(token, lines[number]) for number in window(row - height // 2, height, row, len(lines))]
+        return title, [
+            map(token, lines[number])
+            for number in window(row - height // 2, height, row, len(lines))
+        ]
 
     def _about(self, width: int) -> Iterator[Text]:
-        """The query, key and weight under the cursor, the row's entropy, sink weight and sum, and what shades mean; or why
-        nothing is drawn."""
+        """The query, key and weight under the cursor, the row's entropy, sink weight and sum, and
+        what shades mean; or why nothing is drawn.
+        """
         if self.session.picture() is None:
             yield Text(self.session.why_nothing(), "bold yellow")
             return
         picture, (row, column), base = self.picture, self.at, self.picture.base
         number, hides_sinks = float(base.weights[row, column]), base.taken is not None
         is_taken = base.is_taken[row, column]
-        weight = "masked" if number == MASKED else "taken out" if is_taken else shown(number, "weight", 4)
+        weight = (
+            "masked"
+            if number == MASKED
+            else "taken out"
+            if is_taken
+            else shown(number, "weight", 4)
+        )
         exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
-        names = [named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room)) for axis in (QUERY, KEY)]
+        names = [
+            named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room))
+            for axis in (QUERY, KEY)
+        ]
         yield Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
         if not base.n_queries[row]:
             yield Text("this query sees no key", "bold yellow")
         else:
             of_rows = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
-            weights = {name: numbers[row] for name, numbers in of_rows.items() if numbers is not None}
-            numbers = [named(name, shown(float(weight), "weight", 4)) for name, weight in weights.items()]
+            weights = {
+                name: numbers[row] for name, numbers in of_rows.items() if numbers is not None
+            }
+            numbers = [
+                named(name, shown(float(weight), "weight", 4)) for name, weight in weights.items()
+            ]
             if base.entropy is not None:
                 nats = f"{shown(float(base.entropy[row]), 'number')} nats"
                 numbers.insert(0, named("entropy with sinks" if hides_sinks else "entropy", nats))
@@ -342,29 +445,44 @@ class HeadScreen(HeadsScreen):
         self.matrix.fit()  # it may be drawn later
         cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width in _DECIMALS
         shaded = [picture.grid(self.matrix.factor)]
-        scale = Text.assemble(f"scale {scale_words(shaded, 'number')} ", swatches(shaded, colour=picture.colour))
+        scale = Text.assemble(
+            f"scale {scale_words(shaded, 'number')} ", swatches(shaded, colour=picture.colour)
+        )
         keys = first_names(map(str, base.sinks))
         notes = {
             f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average": base.sinks,
-            f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average": base.learned is not None,
+            f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average": (
+                base.learned is not None
+            ),
             "sinks taken out, rows renormalised": hides_sinks,
             "before dropout": picture.head.record.config.train,
             "0: masked" if has_numbers else "blank: masked": not cells.is_open.all(),
             f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": base.is_taken.any(),
             f"{NAN_SIGN}: not a number": np.isnan(cells.weights).any(),
         }
-        yield words.flowing([scale, *(Text(note, "dim") for note, holds in notes.items() if holds)], width)
+        yield words.flowing(
+            [scale, *(Text(note, "dim") for note, holds in notes.items() if holds)], width
+        )
 
-    # -------------------------------------------------------------------------------------------------------- cursor
+    # --------------------------------------------------------------------------------------- cursor
 
     def _moved(self, axis: int, place: int) -> tuple[int, int]:
-        """The cell of the cursor's column in another row, or of its row in another column; the nearest that there is."""
+        """The cell of the cursor's column in another row, or of its row in another column; the
+        nearest that there is.
+        """
         place = max(0, min(self.picture.base.weights.shape[axis] - 1, place))
         return (place, self.at[KEY]) if axis == QUERY else (self.at[QUERY], place)
 
     def action_move(self, down: int, right: int, times: int = 1) -> None:
-        """Moves the cursor; an arrow in the list or a text goes to the key or query before or behind."""
-        axis, step, listed, column = KEY if right else QUERY, down + right, self._listed, self.at[KEY]
+        """Moves the cursor; an arrow in the list or a text goes to the key or query before or
+        behind.
+        """
+        axis, step, listed, column = (
+            KEY if right else QUERY,
+            down + right,
+            self._listed,
+            self.at[KEY],
+        )
         if times > 1 or self.focused not in (self.list, self.keys, self.queries):
             self.go(*self._moved(axis, self.at[axis] + step * times * self.matrix.factor))
         elif self.focused is self.list and listed:
@@ -376,9 +494,13 @@ class HeadScreen(HeadsScreen):
 
     def action_end(self) -> None:
         """Moves the cursor to the last key that its query sees."""
-        self.go(*self._moved(KEY, int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0))))
+        self.go(
+            *self._moved(
+                KEY, int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0))
+            )
+        )
 
-    # ------------------------------------------------------------------------------------------------------ what is drawn
+    # -------------------------------------------------------------------------------- what is drawn
 
     def action_head(self, step: int) -> None:
         """Shows another head, across layers and around the ends."""
@@ -409,18 +531,24 @@ class HeadScreen(HeadsScreen):
         row = self.at[QUERY]
         text = json.dumps(self.picture.row_document(row), allow_nan=False)
         self.app.copy_to_clipboard(text)
-        self.action_say(f"copied query {self.picture.name(QUERY, row)} as JSON by OSC 52: {len(text):,} bytes")
+        self.action_say(
+            f"copied query {self.picture.name(QUERY, row)} as JSON by OSC 52: {len(text):,} bytes"
+        )
 
-    # ------------------------------------------------------------------------------------------------------------ jumping
+    # -------------------------------------------------------------------------------------- jumping
 
     def action_jump(self) -> None:
-        """Begins a search for a token or a position, among the keys if they are focused, else among the queries."""
+        """Begins a search for a token or a position, among the keys if they are focused, else among
+        the queries.
+        """
         self._before, self._is_searching = self.at, True
         self._axis = KEY if self.focused in (self.keys, self.list) else QUERY
         self._find("")
 
     def on_key(self, event: events.Key) -> None:
-        """Searches what is typed, from a slash to Enter or Escape. Actions of keys would come after the keys typed behind."""
+        """Searches what is typed, from a slash to Enter or Escape. Actions of keys would come after
+        the keys typed behind.
+        """
         if event.key != "slash" and not self._is_searching:
             return
         event.stop()
@@ -432,7 +560,9 @@ class HeadScreen(HeadsScreen):
             self._is_searching = False
             is_missed = self._typed and not self._found
             self.set_focus(self.keys if self._axis == KEY else self.matrix)
-            self.action_say(f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else "")
+            self.action_say(
+                f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else ""
+            )
         else:
             self._axis = 1 - self._axis if event.key == "tab" else self._axis
             typed = self._typed + (event.character or "") * event.is_printable
@@ -441,9 +571,17 @@ class HeadScreen(HeadsScreen):
     def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
         self.at, axis, picture = self._before, self._axis, self.picture
-        self._typed, self._found = typed, picture.matches(axis, typed, picture.base.place(axis, self.at[axis]))
-        count = f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
-        self.action_say(f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go back")
+        self._typed, self._found = (
+            typed,
+            picture.matches(axis, typed, picture.base.place(axis, self.at[axis])),
+        )
+        count = (
+            f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
+        )
+        self.action_say(
+            f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go"
+            " back"
+        )
         self.action_match(0)
 
     def action_match(self, step: int) -> None:

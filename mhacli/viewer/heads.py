@@ -1,5 +1,7 @@
-"""The screen over heads with its panes, from which the others are made; and the first screen: pictures of the heads of a layer,
-the signs of all heads, and the numbers of the head under the cursor."""
+"""The screen over heads with its panes, from which the others are made; and the first screen:
+pictures of the heads of a layer, the signs of all heads, and the numbers of the head under the
+cursor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from mhacli.text.numbers import shown
 from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Place, Session, places_ahead
 
-# --------------------------------------------------------------------------------------------------------------- panes
+# -------------------------------------------------------------------------------------------- panes
 
 Cell = tuple[str, Style]
 Lines = Iterable[Iterable[Cell]]
@@ -45,7 +47,9 @@ class Words(Widget):
         self._draw = draw
 
     def render(self) -> Group:
-        """The words. In a group they keep colours for any terminal; textual's own text has one set of colours."""
+        """The words. In a group they keep colours for any terminal; textual's own text has one set
+        of colours.
+        """
         return Group(*self._draw(self.app.size.width))
 
 
@@ -61,7 +65,9 @@ class Pane(Widget, can_focus=True):
         width, height = self.size
         title, lines = self._draw(width, max(1, height - 1))
         lines = [[title_line(title, width, is_chosen=self.has_focus)], *lines]
-        strips = [Strip([Segment(*cell) for cell in line]).adjust_cell_length(width) for line in lines]
+        strips = [
+            Strip([Segment(*cell) for cell in line]).adjust_cell_length(width) for line in lines
+        ]
         return Segments([segment for strip in strips for segment in (*strip, Segment.line())])
 
 
@@ -101,7 +107,7 @@ def wrapped(names: Sequence[str], width: int) -> list[range]:
     return [range(*ends) for ends in pairwise([*begins, len(names)])]
 
 
-# ------------------------------------------------------------------------------------------------------- over heads
+# --------------------------------------------------------------------------------------- over heads
 
 _WHEEL = 3
 """The places that the wheel moves."""
@@ -111,20 +117,30 @@ class Keys(Footer):
     """The last line, with the keys of a screen."""
 
     def compose(self) -> ComposeResult:
-        """The keys. Each gets its class before its style, for textual would style it a second time."""
+        """The keys. Each gets its class before its style, for textual would style it a second
+        time.
+        """
         return (key.add_class("-compact", update=False) for key in super().compose())
 
 
 class HeadsScreen(Screen[None]):
-    """A screen over the heads of a session: `panes`, the keys or a message below, and a cursor on a row and column."""
+    """A screen over the heads of a session: `panes`, the keys or a message below, and a cursor on a
+    row and column.
+    """
 
     ALLOW_SELECT = False
     BINDINGS = KEYS["everywhere"]
     panes: Sequence[Widget] = ()
 
     def __init__(self, session: Session) -> None:
-        super().__init__(classes="-high")  # as in most terminals: a class that comes later styles all panes again
-        self.session, self.footer, self.note = session, Keys(compact=True), Static(id="note", markup=False)
+        super().__init__(
+            classes="-high"
+        )  # as in most terminals: a class that comes later styles all panes again
+        self.session, self.footer, self.note = (
+            session,
+            Keys(compact=True),
+            Static(id="note", markup=False),
+        )
         self.at, self.rows, self.columns = (0, 0), range(0), range(0)
         self.places: Collection[tuple[int, int]] = ()
 
@@ -134,7 +150,9 @@ class HeadsScreen(Screen[None]):
         yield from (*self.panes, self.note, self.footer)
 
     def refresh_bindings(self) -> None:
-        """Does nothing: the keys of a screen stay, so that textual need not make its last line three times."""
+        """Does nothing: the keys of a screen stay, so that textual need not make its last line
+        three times.
+        """
 
     def go(self, row: int, column: int) -> None:
         """Moves the cursor."""
@@ -182,10 +200,17 @@ class HeadsScreen(Screen[None]):
         """Moves up a few rows, or left with shift."""
         self.action_move(-int(not event.shift), -int(event.shift), _WHEEL)
 
-    def lines_of(self, rows: Sequence[Row], headings: Sequence[str], width: int, height: int) -> Lines:
-        """The rows around the cursor, each behind its name, below headings. The first columns go until the cursor fits."""
+    def lines_of(
+        self, rows: Sequence[Row], headings: Sequence[str], width: int, height: int
+    ) -> Lines:
+        """The rows around the cursor, each behind its name, below headings. The first columns go
+        until the cursor fits.
+        """
         (row, column), left, first = self.at, max(cell_len(name) for name, _ in rows) + 3, 0
-        while first < column and sum(cell_len(text) for text, _ in rows[row][1][first : column + 1]) > width - left:
+        while (
+            first < column
+            and sum(cell_len(text) for text, _ in rows[row][1][first : column + 1]) > width - left
+        ):
             first += 1
         if headings:
             yield [(" " * left + "".join(headings[first:]), PLAIN)]
@@ -219,7 +244,9 @@ class HeadsScreen(Screen[None]):
     def action_sinks(self) -> None:
         """Hides or shows sinks."""
         self.session.hides_sinks = self.session.has_sinks and not self.session.hides_sinks
-        self.action_say("" if self.session.has_sinks else "no head of this record has a sink to take out")
+        self.action_say(
+            "" if self.session.has_sinks else "no head of this record has a sink to take out"
+        )
         self.draw()
 
     def action_open(self) -> None:
@@ -234,19 +261,24 @@ class HeadsScreen(Screen[None]):
 
 
 def type_words(session: Session) -> Text:
-    """The sign of the type of the head under the cursor, its name with its excess, and why its numbers may be wrong."""
+    """The sign of the type of the head under the cursor, its name with its excess, and why its
+    numbers may be wrong.
+    """
     head, statistics = session.head, session.head.statistics
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
     doubts += "  not verified" * (head.layer is not None and not head.layer.verified)
-    return Text.assemble(type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow"))
+    return Text.assemble(
+        type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow")
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- all heads
+# ---------------------------------------------------------------------------------------- all heads
 
 _LEAST = (9, 4)
 """The least columns and lines of a picture with its title and the gap beside it."""
 _HIGH, _ALL, _FEW = 30, 6, 2
-"""The lines of a screen with all statistics, and the least priority of those that such a screen and a lower one show."""
+"""The lines of a screen with all statistics, and the least priority of those that such a screen and
+a lower one show."""
 _FRAME = 4
 """The columns around the title of a picture."""
 
@@ -261,7 +293,10 @@ class Overview(HeadsScreen):
         self.places, self.at = session.heads.keys(), session.place
         signs = Pane(self._signs, id="signs")
         signs.styles.height = 2 + len(session.rows)
-        pictures, numbers = Pane(self._pictures, id="pictures"), Words(self._about_head, id="numbers")
+        pictures, numbers = (
+            Pane(self._pictures, id="pictures"),
+            Words(self._about_head, id="numbers"),
+        )
         self.panes = Words(self._above, id="top"), pictures, signs, numbers
 
     def on_show(self) -> None:
@@ -285,7 +320,9 @@ class Overview(HeadsScreen):
 
     def _signs(self, width: int, height: int) -> tuple[str, Lines]:
         """The signs of all heads."""
-        signs = {place: type_sign(head.statistics.kind) for place, head in self.session.heads.items()}
+        signs = {
+            place: type_sign(head.statistics.kind) for place, head in self.session.heads.items()
+        }
         rows = list[Row]()
         n_heads = 1 + max(number for _, number in signs)
         size = len(str(n_heads)) + 1
@@ -294,11 +331,16 @@ class Overview(HeadsScreen):
             rows.append((name, [(f"{sign:<{size}}", style) for sign, style in of_row]))
         title = words.count_of(len(signs), "head")
         title += f" (columns) in {len(rows)} layers (rows)" if len(rows) > 1 else ""
-        return title, self.lines_of(rows, [f"{number:<{size}}" for number in range(n_heads)], width, height)
+        return title, self.lines_of(
+            rows, [f"{number:<{size}}" for number in range(n_heads)], width, height
+        )
 
     def _pictures(self, width: int, height: int) -> tuple[str, Lines]:
         """The heads of the layer, as large as all fit side by side and below each other."""
-        of_layer, name = [place for place in self.places if place[0] == self.at[0]], self.session.rows[self.at[0]]
+        of_layer, name = (
+            [place for place in self.places if place[0] == self.at[0]],
+            self.session.rows[self.at[0]],
+        )
         n_fit = (width // _LEAST[0]) * (height // _LEAST[1])
         if not n_fit:
             return "pictures", [[("pictures of the heads need a larger window", DIM)]]
@@ -306,14 +348,19 @@ class Overview(HeadsScreen):
         places = of_layer[part.start : part.stop]
         sizes = {n: (width // n, height // -(-len(places) // n)) for n in range(len(places), 0, -1)}
         across = max(sizes, key=lambda n: min(sizes[n][0], 2 * sizes[n][1]))
-        blocks, lines = [self._picture(place, *sizes[across]) for place in places], list[Iterable[Cell]]()
+        blocks, lines = (
+            [self._picture(place, *sizes[across]) for place in places],
+            list[Iterable[Cell]](),
+        )
         for begin in range(0, len(places), across):
             lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
         more = f" · {len(places)} of {len(of_layer)} heads" if len(places) < len(of_layer) else ""
         return (f"layer {name}" if name else "pictures") + more, lines
 
     def _picture(self, place: Place, width: int, height: int) -> Iterator[list[Cell]]:
-        """The lines of a head: its title and picture; blank without its weights, or before numpy is imported."""
+        """The lines of a head: its title and picture; blank without its weights, or before numpy is
+        imported.
+        """
         kind = self.session.heads[place].statistics.kind
         word, number = words_of_type(kind), f"{place[1]} {type_sign(kind)[0]}"
         titles = f"{number} {word.name}", f"{number} {word.short}"
@@ -327,7 +374,9 @@ class Overview(HeadsScreen):
             yield [(text, style + at(*place)) for text, style in (*line, (blank, PLAIN))]
 
     def _about_head(self, width: int) -> Iterator[Text]:
-        """The type of the head under the cursor, its statistics with uniform attention in parentheses, and what signs mean."""
+        """The type of the head under the cursor, its statistics with uniform attention in
+        parentheses, and what signs mean.
+        """
         session, head, statistics = self.session, self.session.head, self.session.head.statistics
         yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
         parts, least = [type_words(session)], _ALL if self.app.size.height >= _HIGH else _FEW
@@ -345,7 +394,11 @@ class Overview(HeadsScreen):
             scale = scale_words([picture.grid(1)], "number")
             about = Text(f"pictures: {scale}, one scale for all heads{hidden}", "dim")
         kinds = {each.statistics.kind for each in session.heads.values()}
-        signs = [Text.assemble(type_sign(kind), f" {words_of_type(kind).name}") for kind in KIND_SIGNS if kind in kinds]
+        signs = [
+            Text.assemble(type_sign(kind), f" {words_of_type(kind).name}")
+            for kind in KIND_SIGNS
+            if kind in kinds
+        ]
         yield words.flowing([about, *signs], width, "  ")
 
     def go(self, row: int, column: int) -> None:

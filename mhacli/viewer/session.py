@@ -1,4 +1,6 @@
-"""The viewer's state for all screens: the heads of a record, the one under the cursor, and how pictures are drawn."""
+"""The viewer's state for all screens: the heads of a record, the one under the cursor, and how
+pictures are drawn.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,17 @@ _KEPT_CELLS = 4_000_000
 
 
 class Session:
-    """The state of the viewer. `rows` are the names of layers in the order of execution, `heads` the heads by place, also those
-    that cannot be drawn. `fault` is why a picture could not be read."""
+    """The state of the viewer. `rows` are the names of layers in the order of execution, `heads`
+    the heads by place, also those that cannot be drawn. `fault` is why a picture could not be read.
+    """
 
-    def __init__(self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int) -> None:
+    def __init__(
+        self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int
+    ) -> None:
         self.record, self.colour, self.sequence = record, colour, sequence
-        self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
+        self.has_sinks = any(
+            head.sink_keys or head.learned_sink is not None for head in record.heads
+        )
         self.hides_sinks = hides_sinks and self.has_sinks
         self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
         self.heads = dict[Place, DrawableHead]()
@@ -54,7 +61,11 @@ class Session:
         Raises `UsageError` if there is none.
         """
         for place, head in self.heads.items():
-            names = set() if head.layer is None else {(None, head.layer.layer), (head.layer.kind, head.layer.layer)}
+            names = (
+                set()
+                if head.layer is None
+                else {(None, head.layer.layer), (head.layer.kind, head.layer.layer)}
+            )
             if number in (None, place[1]) and (layers is None or names & {*layers}):
                 self.place = place
                 return
@@ -64,10 +75,14 @@ class Session:
             raise UsageError(f"{', '.join(chosen)} is not in the record")
 
     def picture(self, place: Place | None = None) -> Picture | None:
-        """The picture of a head (None: of that under the cursor); None if the record lacks its weights, or before numpy is
-        imported."""
+        """The picture of a head (None: of that under the cursor); None if the record lacks its
+        weights, or before numpy is imported.
+        """
         place = place or self.place
-        if not {"pattern", "map"} & {*self.heads[place].record.arrays} or "mhacli.viewer.head" not in sys.modules:
+        if (
+            not {"pattern", "map"} & {*self.heads[place].record.arrays}
+            or "mhacli.viewer.head" not in sys.modules
+        ):
             return None
         try:
             return self._picture(place, self.sequence, self.scale, self.hides_sinks)
@@ -92,12 +107,18 @@ class Session:
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, or not yet."""
         is_early = "mhacli.viewer.head" not in sys.modules
-        without = "pictures follow" if is_early else "the record holds no pattern of this head: --keep pattern keeps it"
+        without = (
+            "pictures follow"
+            if is_early
+            else "the record holds no pattern of this head: --keep pattern keeps it"
+        )
         return without if self.fault is None else self.fault.message
 
 
 def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:
     """The places in a direction, the nearest first."""
-    line = sorted({at, *(place for place in places if (place[1] == at[1] if down else place[0] == at[0]))})
+    line = sorted(
+        {at, *(place for place in places if (place[1] == at[1] if down else place[0] == at[0]))}
+    )
     here = line.index(at)
     return line[here + 1 :] if down + right > 0 else line[:here][::-1]

@@ -1,4 +1,6 @@
-"""What each command of commands.txt prints and writes is in approved.txt, which `pytest tests/golden --approve` writes."""
+"""What each command of commands.txt prints and writes is in approved.txt, which `pytest
+tests/golden --approve` writes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A case for each command. The slow ones are approved together with the others."""
     approving = metafunc.config.getoption("--approve")
     rows = [
-        pytest.param(one, id=golden.key(one), marks=[pytest.mark.real] if one.is_real and not approving else [])
+        pytest.param(
+            one,
+            id=golden.key(one),
+            marks=[pytest.mark.real] if one.is_real and not approving else [],
+        )
         for one in golden.commands()
     ]
     if "command" in metafunc.fixturenames:
@@ -31,7 +37,9 @@ def newly_approved(request: pytest.FixtureRequest) -> Iterator[dict[str, str] | 
     golden.write_approved(texts)
 
 
-def test_a_command_prints_what_is_approved(command: golden.Command, newly_approved: dict[str, str] | None) -> None:
+def test_a_command_prints_what_is_approved(
+    command: golden.Command, newly_approved: dict[str, str] | None
+) -> None:
     printed = golden.printed(command.section)[command.line]
     assert printed.fault == ""
     text = golden.text_of(command, printed)
@@ -40,7 +48,9 @@ def test_a_command_prints_what_is_approved(command: golden.Command, newly_approv
     if newly_approved is not None:
         newly_approved[golden.key(command)] = now
     elif now != expected:
-        changes = difflib.unified_diff(expected.split("\n"), now.split("\n"), "approved", "printed", lineterm="")
+        changes = difflib.unified_diff(
+            expected.split("\n"), now.split("\n"), "approved", "printed", lineterm=""
+        )
         pytest.fail(f"{golden.key(command)}\n" + "\n".join(changes), pytrace=False)
 
 

@@ -1,4 +1,6 @@
-"""What holds for every command of the corpus: width, colours, and pages and pictures without a network."""
+"""What holds for every command of the corpus: width, colours, and pages and pictures without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ SECTIONS = [
 def width(line: str) -> int:
     """The columns that a line takes on a screen."""
     return sum(
-        0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line
+        0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+        for sign in line
     )
 
 
@@ -30,7 +33,9 @@ def test_no_line_is_wider_than_the_screen(section: str) -> None:
     for command in golden.commands():
         if command.section == section and not {"--json", "--csv"} & {*command.words}:
             text = SGR.sub("", golden.printed(section)[command.line].stdout)
-            assert [line for line in text.split("\n") if width(line) > command.columns] == [], command.line
+            assert [line for line in text.split("\n") if width(line) > command.columns] == [], (
+                command.line
+            )
 
 
 def test_what_is_suggested_is_no_wider_than_a_narrow_terminal(tmp_path: Path) -> None:
@@ -55,4 +60,6 @@ def test_pages_and_pictures_need_no_network(section: str) -> None:
     for command in golden.commands():
         if command.section == section:
             for name, content in golden.printed(section)[command.line].files.items():
-                assert not re.search(r"(?:src|href)=\"(?!data:|#)|url\(\s*['\"]?https?:|@import", content), name
+                assert not re.search(
+                    r"(?:src|href)=\"(?!data:|#)|url\(\s*['\"]?https?:|@import", content
+                ), name

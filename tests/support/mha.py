@@ -1,10 +1,11 @@
 """`mha` as a user meets it: words and files in; an exit code, two streams and files out.
 
-`run` calls the command line in the test process, which has the descriptors, environment and working folder of the run
-meanwhile: the imports are paid for once, and no memory is copied. What needs a process of its own, a terminal or colours (rich
-keeps the codes of a style), is run by the entry point in a fork. A Python program that is started for code of the user is a fork
-too. With `cold=True` the installed script is started instead, for what depends on imports: start-up, signals while modules load,
-memory, another Python path. Every run must keep the invariants of `_require`.
+`run` calls the command line in the test process, which has the descriptors, environment and working
+folder of the run meanwhile: the imports are paid for once, and no memory is copied. What needs a
+process of its own, a terminal or colours (rich keeps the codes of a style), is run by the entry
+point in a fork. A Python program that is started for code of the user is a fork too. With
+`cold=True` the installed script is started instead, for what depends on imports: start-up, signals
+while modules load, memory, another Python path. Every run must keep the invariants of `_require`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from typing import Any, NoReturn
 
 MHA = str(Path(sys.executable).with_name("mha"))
 PATIENCE_S = 120
-"""Seconds after which a run is killed. It is far more than any takes: a busy machine must not fail a test."""
+"""Seconds after which a run is killed. It is far more than any takes: a busy machine must not fail
+a test."""
 PLAIN_SHELL = 'exec "$@"'
 WITHOUT_ROOT_RIGHTS = 'exec setpriv --bounding-set=-dac_override,-dac_read_search "$@"'
 """A shell script for root, whom no permission stops."""
@@ -68,11 +70,18 @@ class Ended:
 
     @functools.cached_property
     def error(self) -> dict[str, Any]:
-        """The error, from its JSON line or from its text: `message`, `hint`, and with `--json` `code`, `path` and `exit`."""
+        """The error, from its JSON line or from its text: `message`, `hint`, and with `--json`
+        `code`, `path` and `exit`.
+        """
         if self.stderr.startswith("{"):
             return dict(json.loads(self.stderr.splitlines()[-1])["error"])
-        message, _, hint = re.sub(r"\n(?!hint: |mha: )", " ", self.stderr.strip()).partition("\nhint: ")
-        return {"message": message.rpartition("mha: error: ")[2], "hint": hint.replace("\nhint: ", "\n") or None}
+        message, _, hint = re.sub(r"\n(?!hint: |mha: )", " ", self.stderr.strip()).partition(
+            "\nhint: "
+        )
+        return {
+            "message": message.rpartition("mha: error: ")[2],
+            "hint": hint.replace("\nhint: ", "\n") or None,
+        }
 
     @property
     def said(self) -> str:
@@ -98,20 +107,27 @@ def run(
     shell: str = PLAIN_SHELL,
     modules: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Runs `mha WORDS` in `folder`, which is its home and its place for temporary files too, and asserts how it ends.
+    """Runs `mha WORDS` in `folder`, which is its home and its place for temporary files too, and
+    asserts how it ends.
 
-    `code` is the exit code, or those that may be. `stdin` is its content, or a descriptor; without it stdin is empty. `stdout`
-    is a descriptor to write to. `terminal` gives columns and rows of a terminal that is stdout and stderr; what is written to it
-    is `stdout`. `env` sets variables, or removes those that are None. `colour` allows codes of colours. Files that no word names
-    may not change; `writes` adds to them.
+    `code` is the exit code, or those that may be. `stdin` is its content, or a descriptor; without
+    it stdin is empty. `stdout` is a descriptor to write to. `terminal` gives columns and rows of a
+    terminal that is stdout and stderr; what is written to it is `stdout`. `env` sets variables, or
+    removes those that are None. `colour` allows codes of colours. Files that no word names may not
+    change; `writes` adds to them.
 
-    For cold processes: `shell` is a script that ends in `"$@"`, and `modules` are Python files that are found before others.
+    For cold processes: `shell` is a script that ends in `"$@"`, and `modules` are Python files that
+    are found before others.
     """
     texts = tuple(os.fsdecode(word) for word in words)
     before = _state(folder)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _input(stdin) as source:
         screen = None if terminal is None else _open_terminal(*terminal)
-        fds = (source, stdout or out.fileno(), err.fileno()) if screen is None else (source, screen[1], screen[1])
+        fds = (
+            (source, stdout or out.fileno(), err.fileno())
+            if screen is None
+            else (source, screen[1], screen[1])
+        )
         surroundings = _environment(folder, env or {}, modules or {})
         is_cold = cold or shell != PLAIN_SHELL or bool(modules)
         shown = None
@@ -128,18 +144,21 @@ def run(
         out.seek(0)
         err.seek(0)
         shown = out.read() if shown is None else shown
-        ended = Ended(texts, result if result >= 0 else 128 - result, shown.decode(), err.read().decode())
+        ended = Ended(
+            texts, result if result >= 0 else 128 - result, shown.decode(), err.read().decode()
+        )
     _require(ended, {code} if isinstance(code, int) else set(code), colour=colour)
     _require_unchanged(before, _state(folder), [*texts, *writes])
     return ended
 
 
-# --------------------------------------------------------------------------------------------------------- what always holds
+# -------------------------------------------------------------------------------- what always holds
 
 
 def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
-    """Asserts exit code, no traceback, no character that a terminal obeys or hides, one JSON document, and the form of errors:
-    short, and nothing else if nothing was computed."""
+    """Asserts exit code, no traceback, no character that a terminal obeys or hides, one JSON
+    document, and the form of errors: short, and nothing else if nothing was computed.
+    """
     assert ended.code in codes, ended
     for text in (ended.stdout, ended.stderr):
         assert not re.search(r"Traceback|panicked at|internal error", text), text
@@ -150,7 +169,9 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
         assert ended.json is not None
     verdicts = (1, 3) if ended.words[:1] == ("check",) else (3,)  # `unknown` ends with 1
     said = re.sub(r"^mha: saved .*\n", "", ended.stderr, flags=re.MULTILINE)
-    if ended.code not in (1, 2, 3) or (ended.code in verdicts and not said):  # a verdict stands on stdout
+    if ended.code not in (1, 2, 3) or (
+        ended.code in verdicts and not said
+    ):  # a verdict stands on stdout
         assert "mha: error: " not in ended.stderr
         assert ended.stdout or ended.code not in (1, 3)
     elif is_json:
@@ -159,21 +180,34 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
         assert ended.error["message"]
     else:
         assert ended.error["message"] or ended.stdout
-        assert re.search(r"^mha: error: .", ended.stderr + ended.stdout, flags=re.MULTILINE), ended.stderr
+        assert re.search(r"^mha: error: .", ended.stderr + ended.stdout, flags=re.MULTILINE), (
+            ended.stderr
+        )
     if ended.code in (1, 2) and "error" in ended.stderr:
-        shows_rows = ended.error.get("code") in ("nothing-in-common", "nothing-ran")  # of diff, and of bench
+        shows_rows = ended.error.get("code") in (
+            "nothing-in-common",
+            "nothing-ran",
+        )  # of diff, and of bench
         assert not ended.stdout or shows_rows
         assert len(ended.stderr) < 2000
 
 
 def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:
-    """The characters that a terminal would obey or not show: controls, C1, bidi, zero-width, line separators."""
+    """The characters that a terminal would obey or not show: controls, C1, bidi, zero-width, line
+    separators.
+    """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text) if colour else text
-    return {c for c in set(plain) if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+    return {
+        c
+        for c in set(plain)
+        if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    }
 
 
 def _state(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Every path below a folder with its kind and mode, the target of a link, or the content of a small file."""
+    """Every path below a folder with its kind and mode, the target of a link, or the content of a
+    small file.
+    """
     state = {}
     for place, folders, files in os.walk(folder):
         if BELONGS_TO_TEST in folders:
@@ -196,22 +230,30 @@ def fingerprint(path: Path) -> tuple[object, ...]:
     return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, content
 
 
-def _require_unchanged(before: Mapping[str, object], after: Mapping[str, object], named: Collection[str]) -> None:
-    """Only files that the words name, and those below folders that they name, may be other than before."""
+def _require_unchanged(
+    before: Mapping[str, object], after: Mapping[str, object], named: Collection[str]
+) -> None:
+    """Only files that the words name, and those below folders that they name, may be other than
+    before.
+    """
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     text = "\n".join(named)
     unnamed = {
-        path for path in changed if not any(str(part) in text for part in (Path(path), *Path(path).parents[:-1]))
+        path
+        for path in changed
+        if not any(str(part) in text for part in (Path(path), *Path(path).parents[:-1]))
     }
     assert not unnamed, unnamed
 
 
-# ------------------------------------------------------------------------------------------------------------ how it is run
+# ------------------------------------------------------------------------------------ how it is run
 
 
 @functools.cache
 def _entry() -> Callable[[], Any]:
-    """The entry point of `mha`, with what its commands import, and what a first record makes of its types, there already."""
+    """The entry point of `mha`, with what its commands import, and what a first record makes of its
+    types, there already.
+    """
     import mhacli
 
     gc.disable()
@@ -231,13 +273,17 @@ def _entry() -> Callable[[], Any]:
         mhacli.inspect("a b", mhacli.Config(n_heads=2, d_model=8)).save(f"{folder}/record")
         mhacli.load(f"{folder}/record")._repr_html_()
     app = importlib.import_module("mhacli.cli.app")
-    app._application = functools.cache(app._application)  # what Typer makes of the same declarations
+    app._application = functools.cache(
+        app._application
+    )  # what Typer makes of the same declarations
     gc.freeze()
     gc.enable()
     return loaded
 
 
-def _call(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]) -> int:
+def _call(
+    folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]
+) -> int:
     """The exit code of the command line, called in this process."""
     _entry()
     app, files = (importlib.import_module(f"mhacli.{name}") for name in ("cli.app", "io.files"))
@@ -255,7 +301,9 @@ def _call(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mappi
 
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
-    """After the block this process is as it was before. The block is interrupted if it takes too long."""
+    """After the block this process is as it was before. The block is interrupted if it takes too
+    long.
+    """
     import torch
 
     streams = sys.stdin, sys.stdout, sys.stderr
@@ -292,7 +340,9 @@ def _connect(copies: Iterable[int]) -> None:
         os.close(fd)
 
 
-def _fork(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:
+def _fork(
+    folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str
+) -> int:
     """The id of a child of this process that runs the entry point."""
     entry = _entry()
     sys.stdout.flush()
@@ -303,7 +353,9 @@ def _fork(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mappi
 def forked(
     folder: Path, *words: str, env: Mapping[str, str], fds: tuple[int, int, int]
 ) -> multiprocessing.process.BaseProcess:
-    """A fork with these descriptors as its streams that runs the entry point, to be signalled or fed while it runs."""
+    """A fork with these descriptors as its streams that runs the entry point, to be signalled or
+    fed while it runs.
+    """
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_run_in_fork, args=(_entry(), folder, words, fds, env))
     process.start()
@@ -311,7 +363,11 @@ def forked(
 
 
 def _run_in_fork(
-    entry: Callable[[], Any], folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]
+    entry: Callable[[], Any],
+    folder: Path,
+    words: tuple[str, ...],
+    fds: tuple[int, ...],
+    env: Mapping[str, str],
 ) -> NoReturn:
     end: Any = 1
     try:
@@ -332,7 +388,9 @@ def _run_in_fork(
     os._exit(end if isinstance(end, int) else int(end is not None))
 
 
-def _become(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]) -> None:
+def _become(
+    folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]
+) -> None:
     """Makes of this process the one that a shell would have started."""
     _connect([os.dup(fd) for fd in fds])
     os.chdir(folder)
@@ -342,9 +400,12 @@ def _become(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Map
     gc.get_freeze_count = lambda: 0  # it would walk through all objects of the test process
     subprocess.Popen = _Forking
     sys.argv[:] = [MHA, *words]
-    sys.stdin = open(0, errors="surrogateescape", closefd=False)  # noqa: SIM115 (they stay open to the end)
+    # They stay open to the end.
+    sys.stdin = open(0, errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", errors="surrogateescape", newline="\n", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", newline="\n", closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", buffering=1, errors="backslashreplace", newline="\n", closefd=False
+    )
 
 
 def _make_threads_anew() -> None:
@@ -354,7 +415,9 @@ def _make_threads_anew() -> None:
 
 
 class _Forking(subprocess.Popen[bytes]):
-    """`python … -c PROGRAM WORDS` is run in a fork, with what is imported already; all else is started as ever."""
+    """`python … -c PROGRAM WORDS` is run in a fork, with what is imported already; all else is
+    started as ever.
+    """
 
     def _execute_child(self, args: Any, *others: Any) -> None:
         if not isinstance(args, list) or args[0] != sys.executable or "-c" not in args:
@@ -362,18 +425,25 @@ class _Forking(subprocess.Popen[bytes]):
             return
         names = list(inspect.signature(super()._execute_child).parameters)
         given = dict(zip(names[1:], others, strict=True))
-        pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        pipes = [
+            given[name]
+            for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        ]
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
             os.chdir(given["cwd"] or ".")
-            _run_program(args[args.index("-c") + 1 :], (pipes[0], pipes[3], pipes[5]), given["pass_fds"])
+            _run_program(
+                args[args.index("-c") + 1 :], (pipes[0], pipes[3], pipes[5]), given["pass_fds"]
+            )
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
 
 def _run_program(words: list[str], fds: tuple[int, int, int], kept: Collection[int]) -> NoReturn:
-    """Runs a program with its arguments, these descriptors as its streams, which are not buffered, and the kept ones."""
+    """Runs a program with its arguments, these descriptors as its streams, which are not buffered,
+    and the kept ones.
+    """
     for place, fd in enumerate(fds):
         if fd >= 0:
             os.dup2(fd, place)
@@ -400,12 +470,18 @@ def run_python(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout.decode(), stderr.decode())
+    return subprocess.CompletedProcess(
+        process.args, process.returncode, stdout.decode(), stderr.decode()
+    )
 
 
-def _start(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:
+def _start(
+    folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str
+) -> int:
     """The id of a new process of the installed script."""
-    process = start(folder, *words, env=env, shell=shell, stdin=fds[0], stdout=fds[1], stderr=fds[2])
+    process = start(
+        folder, *words, env=env, shell=shell, stdin=fds[0], stdout=fds[1], stderr=fds[2]
+    )
     process.returncode = 0  # `run` waits for it
     return process.pid
 
@@ -413,15 +489,24 @@ def _start(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapp
 def start(
     folder: Path, *words: str, env: Mapping[str, str], shell: str = PLAIN_SHELL, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """The installed script as a new process, to be signalled or fed while it runs. `env` is all of its environment."""
+    """The installed script as a new process, to be signalled or fed while it runs. `env` is all of
+    its environment.
+    """
     command = ["sh", "-c", shell, "sh", MHA, *map(os.fsencode, words)]
     return subprocess.Popen(
-        command, cwd=folder, env=dict(env), start_new_session=True, preexec_fn=_interruptible, **streams
+        command,
+        cwd=folder,
+        env=dict(env),
+        start_new_session=True,
+        preexec_fn=_interruptible,
+        **streams,
     )
 
 
 def _interruptible() -> None:
-    """A shell that runs the tests in the background ignores SIGINT, and its children would inherit that."""
+    """A shell that runs the tests in the background ignores SIGINT, and its children would inherit
+    that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -430,18 +515,28 @@ def environment(folder: Path, **variables: str | None) -> dict[str, str]:
     return _environment(folder, variables, {})
 
 
-def _environment(folder: Path, env: Mapping[str, str | None], modules: Mapping[str, str]) -> dict[str, str]:
+def _environment(
+    folder: Path, env: Mapping[str, str | None], modules: Mapping[str, str]
+) -> dict[str, str]:
     place = folder / BELONGS_TO_TEST
     for name, code in modules.items():
         place.mkdir(exist_ok=True)
         (place / f"{name}.py").write_text(code)
     variables: dict[str, str | None] = {
-        "PATH": f"{Path(MHA).parent}:{os.environ['PATH']}", "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8",
-        "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color", "CUDA_CACHE_DISABLE": "1",
+        "PATH": f"{Path(MHA).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LC_ALL": "C.UTF-8",
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TERM": "xterm-256color",
+        "CUDA_CACHE_DISABLE": "1",
         "USE_PYTORCH_KERNEL_CACHE": "0",
         "MHA_BLOCK": os.environ.get("MHA_BLOCK"),
-        "PYTHONPATH": str(place) if modules else None, **env,
-    }  # fmt: skip
+        "PYTHONPATH": str(place) if modules else None,
+        **env,
+    }
     return {name: value for name, value in variables.items() if value is not None}
 
 

@@ -1,6 +1,8 @@
-"""Removals by hand in models of transformers: heads where an output projection reads them, edges by the mask of one layer.
+"""Removals by hand in models of transformers: heads where an output projection reads them, edges by
+the mask of one layer.
 
-What changes is computed in numpy from the logits and the last hidden state. It shares no code with mhacli.
+What changes is computed in numpy from the logits and the last hidden state. It shares no code with
+mhacli.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ PROJECTIONS: Mapping[tuple[str, str], str] = {
     ("bart", "encoder"): "model.encoder.layers.{}.self_attn.out_proj",
     ("bart", "decoder"): "model.decoder.layers.{}.self_attn.out_proj",
     ("bart", "cross"): "model.decoder.layers.{}.encoder_attn.out_proj",
-}  # fmt: skip
-"""The output projection of a layer, by the family's own names. That of ALBERT is shared by its layers, in their order."""
+}
+"""The output projection of a layer, by the family's own names. That of ALBERT is shared by its
+layers, in their order."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Heads of a layer whose output is replaced, at one position or everywhere; or, with `queries`, edges of these heads."""
+    """Heads of a layer whose output is replaced, at one position or everywhere; or, with `queries`,
+    edges of these heads.
+    """
 
     kind: str
     layer: int
@@ -55,12 +60,15 @@ class Removal:
 
 
 def described(effect: Mapping[str, Any], spans: Mapping[str, Sequence[int]] = {}) -> list[Removal]:
-    """The removals that a row of `effects` in JSON names. `spans` are the positions of the spans."""
+    """The removals that a row of `effects` in JSON names. `spans` are the positions of the
+    spans.
+    """
     kind, mean, at = effect["kind"], effect["replace"] == "mean", effect["at"]
     if effect["removed"] == "heads":
         kinds = effect.get("kinds") or [kind] * len(effect["heads"])
         return [
-            Removal(k, layer, [head], mean=mean, at=at) for k, (layer, head) in zip(kinds, effect["heads"], strict=True)
+            Removal(k, layer, [head], mean=mean, at=at)
+            for k, (layer, head) in zip(kinds, effect["heads"], strict=True)
         ]
     if effect["removed"] == "spans":
         keys, queries = (spans[name] for name in effect["spans"])
@@ -72,8 +80,12 @@ def described(effect: Mapping[str, Any], spans: Mapping[str, Sequence[int]] = {}
 
 
 @contextmanager
-def edited(family: str, model: Any, removals: Sequence[Removal], means: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model without these parts. `means` are those of what each projection reads in the untouched model."""
+def edited(
+    family: str, model: Any, removals: Sequence[Removal], means: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """The model without these parts. `means` are those of what each projection reads in the
+    untouched model.
+    """
     with ExitStack() as stack:
         for removal in removals:
             name = PROJECTIONS[family, removal.kind].format(removal.layer)
@@ -82,8 +94,12 @@ def edited(family: str, model: Any, removals: Sequence[Removal], means: Mapping[
                 module = model.get_submodule(name.rpartition(".")[0].replace(".output", ".self"))
                 hook = module.register_forward_pre_hook(_masking(family, removal), with_kwargs=True)
             else:
-                shared_before = removal.layer if "{}" not in PROJECTIONS[family, removal.kind] else 0
-                hook = projection.register_forward_pre_hook(_replacing(removal, means.get(name), shared_before))
+                shared_before = (
+                    removal.layer if "{}" not in PROJECTIONS[family, removal.kind] else 0
+                )
+                hook = projection.register_forward_pre_hook(
+                    _replacing(removal, means.get(name), shared_before)
+                )
             stack.callback(hook.remove)
         yield
 
@@ -128,7 +144,9 @@ def _masking(family: str, removal: Removal) -> Any:
     return mask
 
 
-def means_of(family: str, model: Any, inputs: Mapping[str, Tensor], removals: Sequence[Removal]) -> dict[str, Tensor]:
+def means_of(
+    family: str, model: Any, inputs: Mapping[str, Tensor], removals: Sequence[Removal]
+) -> dict[str, Tensor]:
     """The mean over the text of what the projections of means read, `[batch, 1, columns]`."""
     means: dict[str, Tensor] = {}
     with ExitStack() as stack:
@@ -154,18 +172,26 @@ class Output:
 
 @torch.no_grad()
 def output(
-    family: str, model: Any, inputs: Mapping[str, Tensor], position: int, removals: Sequence[Removal] = ()
+    family: str,
+    model: Any,
+    inputs: Mapping[str, Tensor],
+    position: int,
+    removals: Sequence[Removal] = (),
 ) -> Output:
     """What the model gives at a position without some of its parts."""
     read: list[Tensor] = []
     with edited(family, model, removals, means_of(family, model, inputs, removals)):
-        hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        hook = model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, args: read.append(args[0])
+        )
         logits = model(**inputs, use_cache=False).logits
         hook.remove()
     return Output(*(tensor[0, position].double().numpy() for tensor in (logits, read[0])))
 
 
-def changes(before: Output, after: Output, target: int, versus: int | None = None) -> dict[str, float]:
+def changes(
+    before: Output, after: Output, target: int, versus: int | None = None
+) -> dict[str, float]:
     """Every measure of an effect, by its name in JSON."""
     p, q = (np.exp(one.logits - one.logits.max()) for one in (before, after))
     p, q = p / p.sum(), q / q.sum()
@@ -175,5 +201,7 @@ def changes(before: Output, after: Output, target: int, versus: int | None = Non
         "d_logprob": np.log(q[target]) - np.log(p[target]),
         "kl": float((p * np.log(p / q)).sum()),
         "rank": int((after.logits > after.logits[target]).sum()),
-        "d_output": float(np.linalg.norm(after.hidden - before.hidden) / np.linalg.norm(before.hidden)),
+        "d_output": float(
+            np.linalg.norm(after.hidden - before.hidden) / np.linalg.norm(before.hidden)
+        ),
     }

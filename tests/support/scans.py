@@ -15,7 +15,10 @@ WORDS = TEXT.split()
 
 def sentences(n: int) -> list[str]:
     """Texts of 3 to 7 words, each another."""
-    return [" ".join(WORDS[(7 * i + j * (1 + i % 3)) % len(WORDS)] for j in range(3 + i % 5)) for i in range(n)]
+    return [
+        " ".join(WORDS[(7 * i + j * (1 + i % 3)) % len(WORDS)] for j in range(3 + i % 5))
+        for i in range(n)
+    ]
 
 
 def corpus_file(path: Path, texts: Sequence[Any]) -> Path:
@@ -41,7 +44,9 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def digests(out: Path) -> dict[str, str]:
     """The sha256 of every file of a result."""
     files = (path for path in out.rglob("*") if path.is_file())
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
 
 
 def has(module: str) -> bool:

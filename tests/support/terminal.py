@@ -22,14 +22,30 @@ import pyte
 from support.mha import PATIENCE_S, environment, forked
 
 KEYS = {
-    "up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "home": "\x1b[H", "end": "\x1b[F", "pageup": "\x1b[5~",
-    "pagedown": "\x1b[6~", "ctrl+home": "\x1b[1;5H", "ctrl+end": "\x1b[1;5F", "shift+pageup": "\x1b[5;2~",
-    "shift+pagedown": "\x1b[6;2~", "enter": "\r", "escape": "\x1b", "tab": "\t", "shift+tab": "\x1b[Z", "backspace": "\x7f",
-    "ctrl+c": "\x03", "space": " ",
-}  # fmt: skip
+    "up": "\x1b[A",
+    "down": "\x1b[B",
+    "right": "\x1b[C",
+    "left": "\x1b[D",
+    "home": "\x1b[H",
+    "end": "\x1b[F",
+    "pageup": "\x1b[5~",
+    "pagedown": "\x1b[6~",
+    "ctrl+home": "\x1b[1;5H",
+    "ctrl+end": "\x1b[1;5F",
+    "shift+pageup": "\x1b[5;2~",
+    "shift+pagedown": "\x1b[6;2~",
+    "enter": "\r",
+    "escape": "\x1b",
+    "tab": "\t",
+    "shift+tab": "\x1b[Z",
+    "backspace": "\x7f",
+    "ctrl+c": "\x03",
+    "space": " ",
+}
 """What a terminal sends for keys that are no character."""
 _CELL = re.compile(
-    r"query (?P<query>\d+)(?:–\d+)? (?P<query_token>.*?)  key (?P<key>\d+)(?:–\d+)? (?P<key_token>.*?)  weight "
+    r"query (?P<query>\d+)(?:–\d+)? (?P<query_token>.*?)  key (?P<key>\d+)(?:–\d+)?"
+    r" (?P<key_token>.*?)  weight "
     r"(?P<weight>masked|taken out|nan|\S+)(?: \((?:was )?(?P<exact>[\d.e-]+)\))?"
 )
 _FRAMES_QUERY, _FRAME = b"\x1b[?2026$p", re.compile(rb"\x1b\[\?2026([hl])")
@@ -41,7 +57,9 @@ COPIED = re.compile(rb"\x1b\]52;c;([A-Za-z0-9+/=]*)\x07")
 
 @dataclass(frozen=True)
 class Cell:
-    """What the line below the matrix says of the cell under the cursor. `weight` is a number, or the word in place of one."""
+    """What the line below the matrix says of the cell under the cursor. `weight` is a number, or
+    the word in place of one.
+    """
 
     query: int
     query_token: str
@@ -57,7 +75,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Session:
-    """How a session ended: the exit code, all that was written, and whether the terminal is as it was before."""
+    """How a session ended: the exit code, all that was written, and whether the terminal is as it
+    was before.
+    """
 
     code: int
     written: bytes
@@ -67,7 +87,9 @@ class Session:
 class Terminal:
     """A terminal with a program on it. Each wait is for something on the screen."""
 
-    def __init__(self, folder: Path, *words: str | Path, size: tuple[int, int] = (80, 24), **env: str | None) -> None:
+    def __init__(
+        self, folder: Path, *words: str | Path, size: tuple[int, int] = (80, 24), **env: str | None
+    ) -> None:
         self._ours, self._theirs = pty.openpty()
         self._screen = pyte.Screen(*size)
         self._stream = pyte.ByteStream(self._screen)
@@ -88,7 +110,9 @@ class Terminal:
     def click(self, x: int, y: int, *, button: int = 0) -> None:
         """Clicks on a character, counted from 0; button 64 turns the wheel upward."""
         place = f"{button};{x + 1};{y + 1}"
-        self.send(f"\x1b[<{place}M".encode() + (b"" if button >= 64 else f"\x1b[<{place}m".encode()))
+        self.send(
+            f"\x1b[<{place}M".encode() + (b"" if button >= 64 else f"\x1b[<{place}m".encode())
+        )
 
     def resize(self, columns: int, rows: int) -> None:
         """Gives the terminal another size, and says so to the program."""
@@ -108,7 +132,9 @@ class Terminal:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Waits until the screen has what the regular expression describes, over its lines."""
-        return self.until_holds(lambda: re.search(pattern, "\n".join(self.lines), re.MULTILINE), pattern)
+        return self.until_holds(
+            lambda: re.search(pattern, "\n".join(self.lines), re.MULTILINE), pattern
+        )
 
     def until_at(self, query: int, key: int) -> Cell:
         """Waits until the cursor is on this cell."""
@@ -130,7 +156,11 @@ class Terminal:
         number = read["exact"] or read["weight"]
         weight = read["weight"] if read["weight"] in ("masked", "taken out") else float(number)
         return Cell(
-            int(read["query"]), read["query_token"].strip(), int(read["key"]), read["key_token"].strip(), weight
+            int(read["query"]),
+            read["query_token"].strip(),
+            int(read["key"]),
+            read["key_token"].strip(),
+            weight,
         )
 
     def row_of(self, pattern: str) -> int:

@@ -30,9 +30,11 @@ def text_of(layer: str) -> str:
 
 
 def write(folder: Path, layer: str, *pairs: tuple[str, str]) -> tuple[Path, int]:
-    """Writes the file of a layer with pieces replaced, and returns its path and the line of the first piece.
+    """Writes the file of a layer with pieces replaced, and returns its path and the line of the
+    first piece.
 
-    A piece is looked for from the beginning of the class on, and if it is not there, in the whole file.
+    A piece is looked for from the beginning of the class on, and if it is not there, in the whole
+    file.
     """
     file, _, name = layer.partition(":")
     text, line = text_of(layer), 0

@@ -13,14 +13,24 @@ import pytest
 import mhacli
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"mhacli", "mhacli.attention.attend", "mhacli.attention.masks", *(f"mhacli.{name}" for name in mhacli.__all__)}
+PUBLIC = {
+    "mhacli",
+    "mhacli.attention.attend",
+    "mhacli.attention.masks",
+    *(f"mhacli.{name}" for name in mhacli.__all__),
+}
 """What users import: the public names, `attend` and the masks."""
 
 
 def test_imports_keep_the_rule() -> None:
     """The rule is in docs/DESIGN.md, and in pyproject.toml for import-linter."""
-    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = (
+        "import sys; from importlinter.cli import lint_imports;"
+        " sys.exit(lint_imports(no_cache=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -32,11 +42,18 @@ def imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mhacli")
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mhacli":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "mhacli"
+        ):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("folder", ["contract", "golden", "support"])
 def test_tests_of_the_outside_import_what_users_import(folder: str) -> None:
-    inside = {str(path): sorted({*imports(path)} - PUBLIC) for path in (ROOT / "tests" / folder).rglob("*.py")}
+    inside = {
+        str(path): sorted({*imports(path)} - PUBLIC)
+        for path in (ROOT / "tests" / folder).rglob("*.py")
+    }
     assert {path: names for path, names in inside.items() if names} == {}

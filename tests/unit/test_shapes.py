@@ -1,4 +1,6 @@
-"""The shapes in the annotations of attention hold in every call that the tests of attention make."""
+"""The shapes in the annotations of attention hold in every call that the tests of attention
+make.
+"""
 
 from __future__ import annotations
 
@@ -22,4 +24,6 @@ def test_every_annotated_shape_holds() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert Path(__file__).name not in done.stdout  # the reason of a test that is skipped without the variable
+    assert (
+        Path(__file__).name not in done.stdout
+    )  # the reason of a test that is skipped without the variable

@@ -44,15 +44,20 @@ def _rule(word: str) -> float:
 def bench(
     given: Annotated[Mapping[str, Any], Sweep],
     output: Annotated[Output, offers("json", "force", csv=_CSV, svg=_SVG, html=_HTML)],
-    compare_with: str | None = setting(None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True),
+    compare_with: str | None = setting(
+        None, _BASELINE, _COMPARE, "--compare", metavar="FILE", common=True
+    ),
     fail_if: float | None = setting(
         None, _BASELINE, _FAIL_IF, parse=_rule, metavar="RULE", common=True, needs=("compare_with",)
     ),
     strict: bool = setting(False, _BASELINE, _STRICT, needs=("fail_if",)),
-    save_baseline: str | None = setting(None, _BASELINE, "Save this run, for --compare.", metavar="FILE", common=True),
+    save_baseline: str | None = setting(
+        None, _BASELINE, "Save this run, for --compare.", metavar="FILE", common=True
+    ),
 ) -> None:
-    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken. Sizes that are not given are
-    those of the baseline."""
+    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken.
+    Sizes that are not given are those of the baseline.
+    """
     saved = {} if save_baseline is None else {"save-baseline": save_baseline}
     baseline, sweep = None, Sweep(**given).checked()
     require_writable(saved | output.files, force=output.force)
@@ -85,7 +90,9 @@ def bench(
         saved=saved.values(),
     )
     if not any(row.status == "ok" for row in benchmark.rows):
-        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
+        reasons = dict.fromkeys(
+            f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows
+        )
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
     comparison = benchmark.comparison
     if comparison is None:
@@ -94,6 +101,8 @@ def bench(
         note("; ".join([*comparison["warnings"], comparison["summary"]]))
     outcome = comparison["rule"] and comparison["rule"]["outcome"]
     if fail_if is not None and outcome is None:
-        raise MhaError(f"no row of {comparison['baseline']} was measured in this run", code="nothing-compared")
+        raise MhaError(
+            f"no row of {comparison['baseline']} was measured in this run", code="nothing-compared"
+        )
     if outcome == "slower" or (strict and outcome == "inconclusive"):
         raise typer.Exit(EXIT_CHECK)

@@ -1,4 +1,6 @@
-"""`mha bench`: attention backends at many sizes, timed in turns, with the error and the memory of each."""
+"""`mha bench`: attention backends at many sizes, timed in turns, with the error and the memory of
+each.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.commands.bench.result import LAYERS, BackendStatus, Benchmark, BenchRow, Direction, Interval, Sweep
+from mhacli.commands.bench.result import (
+    LAYERS,
+    BackendStatus,
+    Benchmark,
+    BenchRow,
+    Direction,
+    Interval,
+    Sweep,
+)
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
@@ -36,25 +46,30 @@ from mhacli.settings import ITEM_BYTES
 from mhacli.text.numbers import shown
 
 Leaves = tuple[Tensor, ...]
-"""The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
+"""The tensors to which gradients go: q, k and v split into heads, or the rows that a layer
+reads."""
 Clock = Callable[[], float | None]
 """Gives the seconds of a call, the mean of some in succession, or None if a call fails."""
 _COMPILED = ("flex", "compiled")
 _HOLDS_SCORES = ("explicit", "math", "compiled", *LAYERS)
 _EXACT_BYTES = 1 << 30
-"""The most memory for the answers in float64 beyond which they take too long; on CUDA 32 times as much."""
+"""The most memory for the answers in float64 beyond which they take too long; on CUDA 32 times as
+much."""
 _NO_MEMORY = re.compile("can't allocate|out of memory")
 _REFUSED = re.compile(
-    "No available kernel|No viable backend|not implemented for|No working C|Cannot find a working triton"
+    "No available kernel|No viable backend|not implemented for|No working C|Cannot find a working"
+    " triton"
 )
 MIN_ROUNDS, MAX_ROUNDS = 6, 384
 """Six is the fewest samples whose range contains the true median with a probability of 95 %."""
 CHECKPOINTS = (6, 12, 24, 48, 96, 192)
-"""The numbers of rounds after which intervals are checked, since checking after each would stop at a lucky moment."""
+"""The numbers of rounds after which intervals are checked, since checking after each would stop at
+a lucky moment."""
 CLOSE_ENOUGH = 0.01
 """The rounds are enough if the interval of every median lies within this fraction of it."""
 MIN_SAMPLE_S, MAX_CALLS = 2e-3, 1000
-"""Shorter calls are repeated within a sample, so that the overhead of clock and loop does not count."""
+"""Shorter calls are repeated within a sample, so that the overhead of clock and loop does not
+count."""
 L2_BYTES = 256 << 20
 """More than the level-2 cache of any GPU, so that clearing so many bytes evicts the inputs.
 
@@ -65,20 +80,28 @@ Source: `triton.testing.do_bench`.
 def bench(lengths: Sequence[int] = (), **settings: Any) -> Benchmark:
     """The time of each attention backend at each size, as `mha bench` prints it.
 
-    `settings` are those of the command: lists named `backends`, `batch`, `n_heads`, `n_kv_heads`, `d_head`, `dtypes` and
-    `directions`, and `causal`, `decode`, `device`, `threads`, `repeat`, `budget_s`, `call_limit_s` and `seed`. All lists
-    are crossed; an empty list takes what suits the device. `lengths` are numbers of tokens, or of keys with `decode`. Rounds
-    of one size continue until medians are precise to 1 %, `repeat` rounds are done, or `budget_s` (3) seconds have passed. A
-    backend whose single call is predicted to take longer than `call_limit_s` (5) is skipped. Raises `MhaError` for a missing
-    device and for invalid sizes.
+    `settings` are those of the command: lists named `backends`, `batch`, `n_heads`, `n_kv_heads`,
+    `d_head`, `dtypes` and `directions`, and `causal`, `decode`, `device`, `threads`, `repeat`,
+    `budget_s`, `call_limit_s` and `seed`. All lists are crossed; an empty list takes what suits the
+    device. `lengths` are numbers of tokens, or of keys with `decode`. Rounds of one size continue
+    until medians are precise to 1 %, `repeat` rounds are done, or `budget_s` (3) seconds have
+    passed. A backend whose single call is predicted to take longer than `call_limit_s` (5) is
+    skipped. Raises `MhaError` for a missing device and for invalid sizes.
     """
-    given = {name.removesuffix("_s"): value for name, value in {"lengths": lengths, **settings}.items()}
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list | tuple | range)}
+    given = {
+        name.removesuffix("_s"): value for name, value in {"lengths": lengths, **settings}.items()
+    }
+    lists = {
+        name: tuple(value)
+        for name, value in given.items()
+        if isinstance(value, list | tuple | range)
+    }
     return measure(Sweep(**given | lists).checked())
 
 
 def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
-    """The benchmark of every backend at every size of the sweep. A backend that cannot run has a row with the reason.
+    """The benchmark of every backend at every size of the sweep. A backend that cannot run has a
+    row with the reason.
 
     Raises `MhaError` if the device is missing, and `UsageError` for invalid sizes.
     """
@@ -87,35 +110,49 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     if sweep.threads is not None:
         torch.set_num_threads(sweep.threads)
     where = asdict(environment(device, sweep.device)) | {"cpu_name": cpu_name(), "n_cpus": n_cpus()}
-    where |= {"driver": driver() if device.type == "cuda" else None, "load_average": os.getloadavg()[0]}
+    where |= {
+        "driver": driver() if device.type == "cuda" else None,
+        "load_average": os.getloadavg()[0],
+    }
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        rate, n = 0.0, 512 if device.type == "cpu" else 4096  # operations per second of a square matrix product
+        rate, n = (
+            0.0,
+            512 if device.type == "cpu" else 4096,
+        )  # operations per second of a square matrix product
         for dtype in {"float32", *full.dtypes}:  # a kernel may widen to float32
             numbers = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
-            fastest = min(seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4))
+            fastest = min(
+                seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4)
+            )
             rate = max(rate, 2 * n**3 / fastest)
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
             available = free_bytes(device)
-            admitted = {row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned}
+            admitted = {
+                row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned
+            }
             rows += _measured(admitted, device, sweep)
     return Benchmark((), sweep.seed, where, full, tuple(rows))
 
 
 def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
-    """The row with the operations of the products and the least bytes to move, and the reason if a call, with its test, needs
-    too much memory or time.
+    """The row with the operations of the products and the least bytes to move, and the reason if a
+    call, with its test, needs too much memory or time.
 
-    Forward has two products of visible cells and backward five, recomputed scores included. A layer has four
-    projections too, of which backward computes the gradient of the input alone. Source: Dao 2023,
-    "FlashAttention-2", section 4.1.
+    Forward has two products of visible cells and backward five, recomputed scores included. A layer
+    has four projections too, of which backward computes the gradient of the input alone. Source:
+    Dao 2023, "FlashAttention-2", section 4.1.
     """
     item, width, n_tokens = ITEM_BYTES[row.dtype], row.n_heads * row.d_head, row.batch * row.q_len
     cells = n_tokens * row.n_heads * row.k_len
     visible = cells - row.is_masked * n_tokens * row.n_heads * (row.q_len - 1) // 2
     tensors = 2 * n_tokens * width + 2 * row.batch * row.n_kv_heads * row.k_len * row.d_head
-    n_products, n_passes, n_layers = {"forward": (2, 1, 1), "backward": (5, 2, 1), "both": (7, 3, 2)}[row.direction]
+    n_products, n_passes, n_layers = {
+        "forward": (2, 1, 1),
+        "backward": (5, 2, 1),
+        "both": (7, 3, 2),
+    }[row.direction]
     flops, moved = 2 * visible * row.d_head * n_products, tensors * n_passes
     needed = tensors * (2 * item + 24)
     if row.backend in LAYERS:
@@ -128,13 +165,18 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
         reason = f"needs {shown(needed, 'bytes')}, and {shown(available, 'bytes')} is available"
         return replace(row, status="too-large", reason=reason)
     if flops > most_flops:
-        reason = f"a call would take {flops / most_flops:.3g} × --call-limit or more, at the rate of a matrix product"
+        reason = (
+            f"a call would take {flops / most_flops:.3g} × --call-limit or more, at the rate of a"
+            " matrix product"
+        )
         return replace(row, status="too-slow", reason=reason)
     return row
 
 
 def _measured(rows: dict[str, BenchRow], device: torch.device, sweep: Sweep) -> list[BenchRow]:
-    """The rows of one size by backend, measured: first calls one by one, then all backends in turns."""
+    """The rows of one size by backend, measured: first calls one by one, then all backends in
+    turns.
+    """
     problem = cache(partial(_problem, next(iter(rows.values())), device, sweep.seed))
     clocks = dict[str, Clock]()
     for name, row in rows.items():
@@ -153,8 +195,9 @@ def _measured(rows: dict[str, BenchRow], device: torch.device, sweep: Sweep) -> 
 
 
 def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[[], Any]) -> Any:
-    """What an action of a backend gives; if it fails, None, and the row says why. torch gives the reasons for refusing a kernel
-    as warnings."""
+    """What an action of a backend gives; if it fails, None, and the row says why. torch gives the
+    reasons for refusing a kernel as warnings.
+    """
     kernel = sdpa_kernel(KERNELS[name]) if name in KERNELS else nullcontext()
     is_graded = rows[name].direction != "forward"
     with warnings.catch_warnings(record=True) as warned, kernel, torch.set_grad_enabled(is_graded):
@@ -170,7 +213,9 @@ def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[[], Any]) ->
                 status = "unsupported"
             if status == "unsupported" and name in KERNELS:
                 why = [str(each.message).partition(" (Triggered")[0] for each in warned]
-                reason = ": ".join([f"torch has no {name} kernel for this device and these inputs", *why])
+                reason = ": ".join(
+                    [f"torch has no {name} kernel for this device and these inputs", *why]
+                )
             rows[name] = replace(rows[name], status=status, reason=reason)
             return None
 
@@ -178,7 +223,9 @@ def _attempt(rows: dict[str, BenchRow], name: str, action: Callable[[], Any]) ->
 def _first_calls(
     row: BenchRow, problem: Callable[[bool], tuple[Leaves, Leaves | None]], device: torch.device
 ) -> tuple[BenchRow, Clock]:
-    """The row with the time of the first call, compilation included, the kernel, the memory and the error; and its clock."""
+    """The row with the time of the first call, compilation included, the kernel, the memory and the
+    error; and its clock.
+    """
     leaves, exact = problem(row.backend in LAYERS)
     call = _call(row, leaves)
     whole = partial(_results, call, leaves, row.direction)
@@ -188,10 +235,14 @@ def _first_calls(
     row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
     if exact is not None:
         pairs = zip(results, exact, strict=True)
-        errors = torch.cat([(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs])
+        errors = torch.cat(
+            [(ours.detach().to(of.device).double() - of).abs().flatten() for ours, of in pairs]
+        )
         largest, mean = finite(float(errors.max())), finite(float(errors.mean()))
         reason = "results are not finite" if mean is None else None
-        row = replace(row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason)
+        row = replace(
+            row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason
+        )
     if row.direction == "backward":
 
         def backward_seconds() -> float:
@@ -199,7 +250,11 @@ def _first_calls(
             return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
 
         return replace(row, n_calls=1), backward_seconds
-    n_calls = 1 if device.type == "cuda" else math.ceil(MIN_SAMPLE_S / max(seconds_of(whole, 1, device), 1e-9))
+    n_calls = (
+        1
+        if device.type == "cuda"
+        else math.ceil(MIN_SAMPLE_S / max(seconds_of(whole, 1, device), 1e-9))
+    )
     n_calls = min(MAX_CALLS, n_calls)
     return replace(row, n_calls=n_calls), partial(seconds_of, whole, n_calls, device)
 
@@ -211,7 +266,8 @@ def _results(call: Callable[[], Tensor], leaves: Leaves, direction: Direction) -
 
 
 def median_interval(samples: Iterable[float]) -> Interval:
-    """The median and its 95 % interval, for any distribution: from the k-th smallest to the k-th largest sample.
+    """The median and its 95 % interval, for any distribution: from the k-th smallest to the k-th
+    largest sample.
 
     With fewer than six samples, the smallest and the largest. Source: David and Nagaraja
     2003, "Order Statistics", section 7.1.
@@ -221,45 +277,78 @@ def median_interval(samples: Iterable[float]) -> Interval:
     """
     ordered = sorted(samples)
     n = len(ordered)
-    below = accumulate(math.comb(n, k) for k in range(n // 2))  # outcomes with at most k samples below the median
+    below = accumulate(
+        math.comb(n, k) for k in range(n // 2)
+    )  # outcomes with at most k samples below the median
     k = max(0, sum(40 * outcomes <= 2**n for outcomes in below) - 1)
     return statistics.median(ordered), ordered[k], ordered[-1 - k]
 
 
 def _timed(row: BenchRow, first: BenchRow) -> BenchRow:
-    """The row with what its samples give, beside the first, the fastest. Effects on a whole round cancel out in the interval of
-    the ratio: it is that of the ratios per round, widened to include the ratio of the medians."""
+    """The row with what its samples give, beside the first, the fastest. Effects on a whole round
+    cancel out in the interval of the ratio: it is that of the ratios per round, widened to include
+    the ratio of the medians.
+    """
     median, low, high = median_interval(row.samples_s)
     ratio = median / statistics.median(first.samples_s)
     _, ratio_low, ratio_high = median_interval(map(truediv, row.samples_s, first.samples_s))
     p25, p75 = np.quantile(row.samples_s, (0.25, 0.75)).tolist()
-    is_sure, is_similar = len(row.samples_s) >= MIN_ROUNDS, row is not first and min(ratio_low, ratio) <= 1
+    is_sure, is_similar = (
+        len(row.samples_s) >= MIN_ROUNDS,
+        row is not first and min(ratio_low, ratio) <= 1,
+    )
     return replace(
-        row, n_samples=len(row.samples_s), median_s=median, median_low_s=low, median_high_s=high, p25_s=p25, p75_s=p75,
-        min_s=min(row.samples_s), tflops=row.flops / median / 1e12, ratio=ratio, ratio_low=min(ratio_low, ratio),
-        ratio_high=max(ratio_high, ratio), is_sure=is_sure, is_similar=is_similar,
+        row,
+        n_samples=len(row.samples_s),
+        median_s=median,
+        median_low_s=low,
+        median_high_s=high,
+        p25_s=p25,
+        p75_s=p75,
+        min_s=min(row.samples_s),
+        tflops=row.flops / median / 1e12,
+        ratio=ratio,
+        ratio_low=min(ratio_low, ratio),
+        ratio_high=max(ratio_high, ratio),
+        is_sure=is_sure,
+        is_similar=is_similar,
         is_fastest=is_sure and (row is first or is_similar),
-    )  # fmt: skip
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ backends
+# ----------------------------------------------------------------------------------------- backends
 
 
-def _problem(row: BenchRow, device: torch.device, seed: int, is_layer: bool) -> tuple[Leaves, Leaves | None]:
-    """Normal numbers for this size, since zeros would be computed too fast, and what float64 makes of them."""
+def _problem(
+    row: BenchRow, device: torch.device, seed: int, is_layer: bool
+) -> tuple[Leaves, Leaves | None]:
+    """Normal numbers for this size, since zeros would be computed too fast, and what float64 makes
+    of them.
+    """
     exact = replace(row, backend="torch-mha" if is_layer else "explicit")
     shapes: list[tuple[int, ...]] = [(row.batch, row.q_len, row.n_heads * row.d_head)]
     if not is_layer:
         of_keys = (row.batch, row.n_kv_heads, row.k_len, row.d_head)
         shapes = [(row.batch, row.n_heads, row.q_len, row.d_head), of_keys, of_keys]
-    kind: Any = {"generator": torch.Generator(device).manual_seed(seed), "dtype": getattr(torch, row.dtype)}
+    kind: Any = {
+        "generator": torch.Generator(device).manual_seed(seed),
+        "dtype": getattr(torch, row.dtype),
+    }
     has_gradient = row.direction != "forward"
-    leaves = tuple(torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes)
+    leaves = tuple(
+        torch.randn(shape, device=device, **kind).requires_grad_(has_gradient) for shape in shapes
+    )
     exact_device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
-    needed = 32 * row.batch * row.n_heads * row.q_len * row.k_len  # scores, weights, and their gradients
-    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(needed, free_bytes(exact_device)):
+    needed = (
+        32 * row.batch * row.n_heads * row.q_len * row.k_len
+    )  # scores, weights, and their gradients
+    if needed > _EXACT_BYTES * (32 if device.type == "cuda" else 1) or not fits(
+        needed, free_bytes(exact_device)
+    ):
         return leaves, None
-    wide = tuple(leaf.detach().to(exact_device).double().requires_grad_(has_gradient) for leaf in leaves)
+    wide = tuple(
+        leaf.detach().to(exact_device).double().requires_grad_(has_gradient) for leaf in leaves
+    )
     return leaves, _results(_call(exact, wide), wide, row.direction)
 
 
@@ -269,36 +358,60 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     compiled = partial[Any](torch.compile, fullgraph=True, dynamic=False)
     if row.backend in LAYERS:  # whose weights keep the size of normal rows
         if is_grouped or row.q_len != row.k_len:
-            raise NotImplementedError("nn.MultiheadAttention has no shared kv heads, and no cache to decode with")
+            raise NotImplementedError(
+                "nn.MultiheadAttention has no shared kv heads, and no cache to decode with"
+            )
         x, generator = leaves[0], torch.Generator().manual_seed(0)
         width = x.shape[-1]
-        layer = nn.MultiheadAttention(width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32).eval()
+        layer = nn.MultiheadAttention(
+            width, row.n_heads, batch_first=True, device="cpu", dtype=torch.float32
+        ).eval()
         for parameter in layer.parameters():
             parameter.data.normal_(std=width**-0.5, generator=generator)
         layer = layer.to(getattr(torch, row.dtype)).to(x)
-        mask = nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype) if row.is_masked else None
-        call = partial(layer, x, x, x, attn_mask=mask, is_causal=row.is_masked, average_attn_weights=False)
+        mask = (
+            nn.Transformer.generate_square_subsequent_mask(row.q_len, x.device, x.dtype)
+            if row.is_masked
+            else None
+        )
+        call = partial(
+            layer, x, x, x, attn_mask=mask, is_causal=row.is_masked, average_attn_weights=False
+        )
         return lambda: call(need_weights=row.backend == "torch-mha-weights")[0]
     if row.backend in ("explicit", "compiled"):
         function = attend if row.backend == "explicit" else compiled(attend)
         return partial(function, *leaves, allowed=masks.causal() if row.is_masked else None)
     if row.backend != "flex":
         q, k, v = leaves
-        return partial(scaled_dot_product_attention, q, k, v, is_causal=row.is_masked, enable_gqa=is_grouped)
+        return partial(
+            scaled_dot_product_attention, q, k, v, is_causal=row.is_masked, enable_gqa=is_grouped
+        )
     if device.type != "cuda":
-        raise NotImplementedError(f"FlexAttention is measured on CUDA, where it is one kernel, not on {device.type}")
+        raise NotImplementedError(
+            f"FlexAttention is measured on CUDA, where it is one kernel, not on {device.type}"
+        )
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     blocks = None
     if row.is_masked:
         create: Any = torch.compile(create_block_mask)  # uncompiled it would ask every cell at once
-        blocks = create(lambda b, h, q_idx, k_idx: q_idx >= k_idx, None, None, row.q_len, row.k_len, device=device)
+        blocks = create(
+            lambda b, h, q_idx, k_idx: q_idx >= k_idx,
+            None,
+            None,
+            row.q_len,
+            row.k_len,
+            device=device,
+        )
     return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=is_grouped)
 
 
-def _watched(row: BenchRow, call: Callable[[], Leaves], device: torch.device) -> tuple[Leaves, str, int | None]:
-    """What a call gives, the kernel that it runs, and the most bytes that torch's allocator held for it at a time, results
-    included; None where the allocator does not say."""
+def _watched(
+    row: BenchRow, call: Callable[[], Leaves], device: torch.device
+) -> tuple[Leaves, str, int | None]:
+    """What a call gives, the kernel that it runs, and the most bytes that torch's allocator held
+    for it at a time, results included; None where the allocator does not say.
+    """
     peak, before = None, 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -311,18 +424,24 @@ def _watched(row: BenchRow, call: Callable[[], Leaves], device: torch.device) ->
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) - before
     elif device.type == "cpu":
-        peak = max(accumulate((event.nbytes() for event in events if event.name() == "[memory]"), initial=0))
+        peak = max(
+            accumulate(
+                (event.nbytes() for event in events if event.name() == "[memory]"), initial=0
+            )
+        )
     if row.backend in ("explicit", *_COMPILED):
         return results, row.backend, peak
     return results, kernel_among(frozenset(event.name() for event in events)) or "unknown", peak
 
 
-# -------------------------------------------------------------------------------------------------------------- timing
+# ------------------------------------------------------------------------------------------- timing
 
 
 def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -> float:
-    """The seconds of a call. On CUDA events time a single one, behind a level-2 cache that is cleared: while the device does
-    this the host queues the call, so its own time does not count. Elsewhere the wall clock times all calls together."""
+    """The seconds of a call. On CUDA events time a single one, behind a level-2 cache that is
+    cleared: while the device does this the host queues the call, so its own time does not count.
+    Elsewhere the wall clock times all calls together.
+    """
     if device.type == "cuda":
         torch.empty(L2_BYTES, dtype=torch.int8, device=device).zero_()
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -342,8 +461,9 @@ def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -
 def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[float]]:
     """The seconds of each backend by round. A backend whose clock gives None drops out.
 
-    In each round all backends take their turn, in a new random order, until there are enough rounds: `sweep.repeat` of them,
-    or as many as put the interval of every median within 1 % of it, or fill its budget; at least six.
+    In each round all backends take their turn, in a new random order, until there are enough
+    rounds: `sweep.repeat` of them, or as many as put the interval of every median within 1 % of it,
+    or fill its budget; at least six.
     """
     samples, order = {name: list[float]() for name in clocks}, random.Random(sweep.seed)
     began = perf_counter()
@@ -358,13 +478,15 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
             is_over = perf_counter() - began > sweep.budget
             if n_rounds in CHECKPOINTS:
                 intervals = map(median_interval, samples.values())
-                is_over |= all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
+                is_over |= all(
+                    max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals
+                )
             if sweep.repeat is None and n_rounds >= MIN_ROUNDS and is_over:
                 break
     return samples
 
 
-# ------------------------------------------------------------------------------------------------------ kernels of attention
+# ----------------------------------------------------------------------------- kernels of attention
 
 KERNELS: Mapping[str, SDPBackend] = {
     "math": SDPBackend.MATH,
@@ -386,7 +508,9 @@ _TRACES = {
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:
-    """The kernel of attention that left its name among operators; `unfused` for a softmax outside one; None without either."""
+    """The kernel of attention that left its name among operators; `unfused` for a softmax outside
+    one; None without either.
+    """
     for part, kernel in _TRACES.items():
         if any("_scaled_dot_product" in name and part in name for name in operators):
             return kernel

@@ -25,12 +25,21 @@ from mhacli.text.numbers import Unit, shown
 
 _FAMILY = attrgetter("family")
 """What rows have in common that differ only in batch, length and backend."""
-_OUTCOMES = {None: "bold", "slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
+_OUTCOMES = {
+    None: "bold",
+    "slower": "bold red",
+    "inconclusive": "bold yellow",
+    "passed": "bold green",
+}
 
 
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
-    """The complete output of `mha bench`: the answer, the times of each family of sizes, what they mean, and the machine."""
-    parts: list[RenderableType] = [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
+    """The complete output of `mha bench`: the answer, the times of each family of sizes, what they
+    mean, and the machine.
+    """
+    parts: list[RenderableType] = [
+        Text(visible(sentence), style="bold") for sentence in benchmark.summary
+    ]
     for family, rows in grouped(benchmark.rows, _FAMILY).items():
         parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
     parts += [Text(), flowing(_machine(benchmark), screen.width, style="dim")]
@@ -40,34 +49,47 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
 
 
 def sentences(benchmark: Benchmark) -> tuple[str, ...]:
-    """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
+    """One sentence per family of sizes: the fastest backend, its margin, and whether that is
+    certain.
+    """
     timed = grouped((row for row in benchmark.rows if row.interval is not None), _FAMILY)
     found = [(f"{family}: " * (len(timed) > 1)) + _sentence(rows) for family, rows in timed.items()]
     return tuple(found) or ("nothing could be timed",)
 
 
 def _sentence(rows: Sequence[BenchRow]) -> str:
-    """The fastest backend at the longest size against `explicit`, the plain formula, or else against the slowest."""
+    """The fastest backend at the longest size against `explicit`, the plain formula, or else
+    against the slowest.
+    """
     first, *others = _longest(rows)
     time, where = shown(first.median_s, "seconds"), first.length_text
     if not others:
         return f"{first.backend} takes {time} at {where}; no other backend was timed"
     other = next((row for row in others if row.backend == "explicit"), others[-1])
-    ratio, low, high = (shown(each, "short") for each in (other.ratio, other.ratio_low, other.ratio_high))
+    ratio, low, high = (
+        shown(each, "short") for each in (other.ratio, other.ratio_low, other.ratio_high)
+    )
     is_certain = first.is_sure and (other.ratio_low or 0.0) > 1
-    words = f"{first.backend} {'is' if is_certain else 'was'} {ratio} × faster than {other.backend} at {where}"
-    words += f" ({time} against {shown(other.median_s, 'seconds')}, 95 % interval {low} to {high} ×)"
+    words = (
+        f"{first.backend} {'is' if is_certain else 'was'} {ratio} × faster than {other.backend} at"
+        f" {where}"
+    )
+    words += (
+        f" ({time} against {shown(other.median_s, 'seconds')}, 95 % interval {low} to {high} ×)"
+    )
     return words if is_certain else f"{words}, which may be chance"
 
 
 def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """The timed rows of the longest size, of those with two of them if any, the fastest first."""
     by_size = grouped((row for row in rows if row.interval is not None), attrgetter("size"))
-    longest = max(by_size.values(), key=lambda size: (len(size) > 1, size[0].k_len, size[0].batch), default=[])
+    longest = max(
+        by_size.values(), key=lambda size: (len(size) > 1, size[0].k_len, size[0].batch), default=[]
+    )
     return sorted(longest, key=lambda row: row.median_s or 0.0)
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 def _size(row: BenchRow) -> str:
@@ -91,10 +113,13 @@ _NUMBERS: Sequence[Column[BenchRow]] = (
 
 
 def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
-    """The times of the backends at each size, the fastest at the longest one first, and its other numbers. Of sizes, a narrow
-    screen leaves out the shortest, after these numbers."""
+    """The times of the backends at each size, the fastest at the longest one first, and its other
+    numbers. Of sizes, a narrow screen leaves out the shortest, after these numbers.
+    """
     sizes = [*dict.fromkeys(map(_size, rows))]
-    cells = {row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in _longest(rows)}
+    cells = {
+        row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in _longest(rows)
+    }
     for row in rows:
         if row.interval is not None:
             star = "* " * (row.ratio == 1 or row.is_similar)
@@ -104,12 +129,20 @@ def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
             times["backend"] = row.backend if is_known else f"{row.backend} → {row.ran}"
     columns = [Column[Mapping[str, str]](heading="backend", value=itemgetter("backend"))]
     for drop, size in enumerate(sizes):
-        columns.append(Column(heading=size, value=methodcaller("get", size), unit="id", drop=len(sizes) - 1 - drop))
+        columns.append(
+            Column(
+                heading=size, value=methodcaller("get", size), unit="id", drop=len(sizes) - 1 - drop
+            )
+        )
     for drop, each in enumerate(_NUMBERS, len(sizes)):
         value = methodcaller("get", each.heading)
-        columns.append(Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning))
+        columns.append(
+            Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning)
+        )
     legend = ["* fastest, or not certainly slower"]
-    return Table(columns=columns, rows=[*cells.values()], title=visible(family), gap=1, legend=legend)
+    return Table(
+        columns=columns, rows=[*cells.values()], title=visible(family), gap=1, legend=legend
+    )
 
 
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
@@ -118,7 +151,9 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
     for row in rows:
         if row.reason:
             words = (row.backend, row.status, row.reason)
-            sizes.setdefault(": ".join(word for word in words if word != "ok"), []).append(_size(row))
+            sizes.setdefault(": ".join(word for word in words if word != "ok"), []).append(
+                _size(row)
+            )
     for why, of_why in sizes.items():
         yield Text(visible(f"{why} (at {', '.join(of_why)})"), style="dim")
 
@@ -134,23 +169,42 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
 
 
 def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """The ratio of each time to that of the baseline, the rows that cannot be compared, and the outcome."""
+    """The ratio of each time to that of the baseline, the rows that cannot be compared, and the
+    outcome.
+    """
     times: dict[str, Unit] = {"backend": "word", "baseline_s": "seconds", "median_s": "seconds"}
-    ratios: dict[str, Unit] = {"ratio": "short", "ratio_low": "short", "ratio_high": "short", "verdict": "word"}
+    ratios: dict[str, Unit] = {
+        "ratio": "short",
+        "ratio_low": "short",
+        "ratio_high": "short",
+        "verdict": "word",
+    }
     yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
     for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
         yield from table(Table(columns=fields(times | ratios), rows=[*changes], title=size), width)
-    yield from (Text(visible(line), style="dim") for line in [*comparison["warnings"], *comparison["broken"]])
+    yield from (
+        Text(visible(line), style="dim")
+        for line in [*comparison["warnings"], *comparison["broken"]]
+    )
     outcome = comparison["rule"] and comparison["rule"]["outcome"]
     yield from (Text(), Text(visible(comparison["summary"]), style=_OUTCOMES[outcome]))
 
 
-# --------------------------------------------------------------------------------------------------------------- plots
+# -------------------------------------------------------------------------------------------- plots
 
 
 _COLOURS = (
-    "#006ba4", "#ff800e", "#595959", "#5f9ed1", "#c85200", "#ababab", "#1a1a1a", "#ffbc79", "#a2c8ec", "#898989"
-)  # fmt: skip
+    "#006ba4",
+    "#ff800e",
+    "#595959",
+    "#5f9ed1",
+    "#c85200",
+    "#ababab",
+    "#1a1a1a",
+    "#ffbc79",
+    "#a2c8ec",
+    "#898989",
+)
 """Colours that readers with any colour vision tell apart."""
 _LEFT, _TOP, _RIGHT, _BOTTOM = 50.0, 20.0, 430.0, 250.0
 """The edges of the area of a chart, beside which its labels stand."""
@@ -160,33 +214,47 @@ def plots(benchmark: Benchmark) -> list[Piece]:
     """Time and rate against length, for each family of sizes, and each of the requested batches."""
     timed = [row for row in benchmark.rows if row.interval is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
-    series = grouped(timed, lambda row: f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family)
+    series = grouped(
+        timed,
+        lambda row: f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family,
+    )
     key, x = "", 0.0
     for backend, colour in colours.items():
         key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)
         x += svg.mono_width(backend, 10) + 35
     body = [Piece(key, x, 14)]
     for title, rows in series.items():
-        times = _chart(rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
+        times = _chart(
+            rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours
+        )
         rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
         body += [svg.lines([visible(title)]), times, rates]
     return body
 
 
 def _chart(
-    rows: Sequence[BenchRow], label: str, number: Callable[[BenchRow], float], colours: Mapping[str, str]
+    rows: Sequence[BenchRow],
+    label: str,
+    number: Callable[[BenchRow], float],
+    colours: Mapping[str, str],
 ) -> Piece:
     """A line per backend of a number against length, on logarithmic axes."""
     powers, lengths = [math.log10(number(row)) for row in rows], {row.k_len for row in rows}
     ticks = [10.0**power for power in range(math.floor(min(powers)), math.floor(max(powers)) + 2)]
 
     def x(length: int) -> float:
-        return float(np.interp(math.log(length), np.log([min(lengths) / 1.1, max(lengths) * 1.1]), [_LEFT, _RIGHT]))
+        return float(
+            np.interp(
+                math.log(length), np.log([min(lengths) / 1.1, max(lengths) * 1.1]), [_LEFT, _RIGHT]
+            )
+        )
 
     def y(value: float) -> float:
         return float(np.interp(math.log(value), np.log([ticks[0], ticks[-1]]), [_BOTTOM, _TOP]))
 
-    content = written(_LEFT, _TOP - 8, label, 10) + written(_RIGHT, _BOTTOM + 30, "tokens", 9, text_anchor="end")
+    content = written(_LEFT, _TOP - 8, label, 10) + written(
+        _RIGHT, _BOTTOM + 30, "tokens", 9, text_anchor="end"
+    )
     for tick in ticks:
         content += rectangle(_LEFT, y(tick), _RIGHT - _LEFT, 0.5, svg.FAINT)
         content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", 9, text_anchor="end")

@@ -1,4 +1,6 @@
-"""Compares two implementations of attention with the same weights and inputs, and finds the first difference."""
+"""Compares two implementations of attention with the same weights and inputs, and finds the first
+difference.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,24 @@ from mhacli.commands.check.probes import (
     unmasked_inputs,
     unparametrized,
 )
-from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
+from mhacli.commands.check.result import (
+    CheckRequest,
+    Examination,
+    Finding,
+    FirstDifference,
+    OutputComparison,
+)
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.usercode.build import arguments_of, as_float64, cast, cast_copy, is_factory, load_built, parameters_of
+from mhacli.usercode.build import (
+    arguments_of,
+    as_float64,
+    cast,
+    cast_copy,
+    is_factory,
+    load_built,
+    parameters_of,
+)
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import NO_NUMBER, recorded, sorted_numbers
 from mhacli.usercode.process import Stage
@@ -39,14 +55,17 @@ from mhacli.usercode.user_attention import MaskForm, UserAttention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
-"""Sizes that the second implementation gets too if the first has them by default, because inputs must fit both."""
+"""Sizes that the second implementation gets too if the first has them by default, because inputs
+must fit both."""
 _MOST_READINGS = 5
 """The most ways to read the weights of one module."""
 Pair = tuple[UserAttention, UserAttention]
 
 
 class Gap(NamedTuple):
-    """A case of the first implementation, the form of the mask of the second one, and the difference of their outputs."""
+    """A case of the first implementation, the form of the mask of the second one, and the
+    difference of their outputs.
+    """
 
     case: InputCase
     form: MaskForm | None
@@ -59,7 +78,9 @@ class Gap(NamedTuple):
 
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
-    """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
+    """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no
+    input fits both.
+    """
     assert request.against is not None
     targets = (request.target_request.target, request.against.target)
     first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
@@ -68,21 +89,29 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     gaps, pair, weights = _compared(_with_same_weights((first, second), request), request.seed)
     failing = next((gap for gap in gaps if not gap.ok), None)
     departure = None if failing is None else _departure(failing, pair, request.seed)
-    differing = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok]
+    differing = [
+        f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok
+    ]
     finding = Finding(
         code="differs",
         message="the two give different outputs with the same weights",
         evidence="\n".join([*differing, *(f"{gap.case.name}: the same" for gap in gaps if gap.ok)]),
-        fix=f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
-        if departure is None
-        else f"compare the two lines that compute {departure.site}",
+        fix=(
+            f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
+            if departure is None
+            else f"compare the two lines that compute {departure.site}"
+        ),
         effect="they are not the same layer",
     )
     worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
     dtype = str(first.dtype).removeprefix("torch.")
     built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
-    words = f"{second.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in built)})"
-    choices = Choice("built", f"the other is {words}"), Choice("called", f"the other is called {second.described}")
+    given = ", ".join(f"{argument.name}={argument.value}" for argument in built)
+    words = f"{second.built.name}({given})"
+    choices = (
+        Choice("built", f"the other is {words}"),
+        Choice("called", f"the other is called {second.described}"),
+    )
     ignored = zip(targets, map(arguments_without_effect, (first, second)), strict=True)
     untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
     return Examination(
@@ -93,7 +122,9 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         findings=(finding,) if differing else (),
         departure=departure,
         choices=(weights, *choices),
-        comparison=OutputComparison(targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance),
+        comparison=OutputComparison(
+            targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance
+        ),
         against=targets[1],
         not_examined=tuple(dict.fromkeys(untried)),
         notes=tuple(f"{target}: {note}" for target, notes in ignored for note in notes),
@@ -101,7 +132,9 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
 
 
 def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap], Pair, Choice]:
-    """The differences of the first pair without any, else of the first pair. Raises `MhaError` if there is none."""
+    """The differences of the first pair without any, else of the first pair. Raises `MhaError` if
+    there is none.
+    """
     first = None
     for pair, choice in pairs:
         gaps = list(_gaps(*pair, seed))
@@ -110,17 +143,23 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap
             return gaps, pair, choice
     if first is None:
         raise MhaError(
-            "cannot give both the same weights: the names or shapes of their projections do not correspond",
-            hint="projections are recognised by names such as q_proj, wk, qkv, out_proj; --against-arg NAME=VALUE sets a size",
+            "cannot give both the same weights: the names or shapes of their projections do not"
+            " correspond",
+            hint=(
+                "projections are recognised by names such as q_proj, wk, qkv, out_proj;"
+                " --against-arg NAME=VALUE sets a size"
+            ),
             code="cannot-compare",
         )
     return first
 
 
 def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAttention:
-    """The second implementation, ready to be called, with the given and guessed arguments and all sizes of the first under its
-    names, such as `num_heads` for `n_heads`. Arguments without such a name are dropped, and its own have priority. Raises
-    `MhaError` that names the `--against-` options."""
+    """The second implementation, ready to be called, with the given and guessed arguments and all
+    sizes of the first under its names, such as `num_heads` for `n_heads`. Arguments without such a
+    name are dropped, and its own have priority. Raises `MhaError` that names the `--against-`
+    options.
+    """
     stage(f"importing {request.target}")
     try:
         thing = find_target(request.target)
@@ -142,34 +181,45 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
         raise
 
 
-# ------------------------------------------------------------------------------------------------------------- the weights
+# -------------------------------------------------------------------------------------- the weights
 
 
 Cells = Mapping[str, Tensor]
-"""The numbers of the parameter cells that hold each projection, or each parameter, 0 where there is none."""
+"""The numbers of the parameter cells that hold each projection, or each parameter, 0 where there is
+none."""
 _BY_NAME = "weights are copied by their names"
 
 
 def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair, Choice]]:
-    """Both with the same random weights: by name, else in every possible correspondence of projections. What one of them has no
-    cell for, such as a bias, becomes zero in both, and what it has one cell for becomes equal in both."""
+    """Both with the same random weights: by name, else in every possible correspondence of
+    projections. What one of them has no cell for, such as a bias, becomes zero in both, and what it
+    has one cell for becomes equal in both.
+    """
     first, second = (subject.built.module for subject in both)
     if first is None or second is None or not list(second.parameters()):
         yield both, Choice("weights", "there are no weights to copy")
         return
     modules = randomised(first, request.seed), unparametrized(second)
-    readings = (_cells(module, subject, request) for module, subject in zip(modules, both, strict=True))
+    readings = (
+        _cells(module, subject, request) for module, subject in zip(modules, both, strict=True)
+    )
     for (_, cells), (words, other_cells) in itertools.product(*readings):
-        if {name: of.shape for name, of in cells.items()} != {name: of.shape for name, of in other_cells.items()}:
+        if {name: of.shape for name, of in cells.items()} != {
+            name: of.shape for name, of in other_cells.items()
+        }:
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
-        ours, theirs = (F.pad(parameters_to_vector(copy.parameters()).detach(), (1, 0)) for copy in copies)
+        ours, theirs = (
+            F.pad(parameters_to_vector(copy.parameters()).detach(), (1, 0)) for copy in copies
+        )
         for name, places in cells.items():
             theirs[other_cells[name]] = ours[places]
             theirs[0] = 0
             ours[places] = theirs[other_cells[name]]
             ours[0] = 0
-        if all(torch.equal(ours[places], theirs[other_cells[name]]) for name, places in cells.items()):
+        if all(
+            torch.equal(ours[places], theirs[other_cells[name]]) for name, places in cells.items()
+        ):
             pair = list[UserAttention]()
             for subject, copy, numbers in zip(both, copies, (ours, theirs), strict=True):
                 vector_to_parameters(numbers[1:], copy.parameters())
@@ -179,35 +229,53 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
                 return
 
 
-def _cells(module: nn.Module, subject: UserAttention, request: CheckRequest) -> Iterator[tuple[str, Cells]]:
-    """The cells by name of the parameters, then in each reading of the projections, with the words for such a copy. They are read
-    from a copy in which each cell holds its number."""
+def _cells(
+    module: nn.Module, subject: UserAttention, request: CheckRequest
+) -> Iterator[tuple[str, Cells]]:
+    """The cells by name of the parameters, then in each reading of the projections, with the words
+    for such a copy. They are read from a copy in which each cell holds its number.
+    """
     numbered = cast_copy(module, torch.float64, "cpu")
     count = sum(parameter.numel() for parameter in numbered.parameters())
     vector_to_parameters(torch.arange(1, count + 1, dtype=torch.float64), numbered.parameters())
-    yield _BY_NAME, {name: parameter.detach().long() for name, parameter in numbered.named_parameters()}
-    for reading in itertools.islice(readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS):
+    yield (
+        _BY_NAME,
+        {name: parameter.detach().long() for name, parameter in numbered.named_parameters()},
+    )
+    for reading in itertools.islice(
+        readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS
+    ):
         cells = {}
         for name, projection in reading.weights._asdict().items():
             if projection is not None:
                 weight = projection.weight.detach()
-                bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias.detach()
+                bias = (
+                    weight.new_zeros(len(weight))
+                    if projection.bias is None
+                    else projection.bias.detach()
+                )
                 cells[name] = torch.cat([weight, bias[:, None]], dim=1).long()
         yield f"weights are copied: {', '.join(reading.parts)}", cells
 
 
-# -------------------------------------------------------------------------------------------------------------- the outputs
+# -------------------------------------------------------------------------------------- the outputs
 
 
 def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Gap]:
-    """The differences for inputs that both take: self-attention, a context, a mask and padding. Raises `MhaError` if one without
-    masks does not fit both."""
+    """The differences for inputs that both take: self-attention, a context, a mask and padding.
+    Raises `MhaError` if one without masks does not fit both.
+    """
     common = min(first, second, key=lambda attention: (attention.takes_context, attention.n_rows))
     unmasked: tuple[MaskForm | None, ...] = (None,)
-    rows = [(name, inputs, unmasked, unmasked) for name, inputs in unmasked_inputs(common, seed).items()]
+    rows = [
+        (name, inputs, unmasked, unmasked) for name, inputs in unmasked_inputs(common, seed).items()
+    ]
     drawer = common.drawer(seed)
     inputs = drawer.inputs(with_context=common.takes_context)
-    masked, padded = inputs._replace(allowed=drawer.allowed(inputs)[:1]), inputs._replace(real=drawer.real(inputs))
+    masked, padded = (
+        inputs._replace(allowed=drawer.allowed(inputs)[:1]),
+        inputs._replace(real=drawer.real(inputs)),
+    )
     rows.append(("a mask", masked, first.mask_forms[:4], second.mask_forms[:4]))
     rows.append(("padding", padded, first.padding_forms[:4], second.padding_forms[:4]))
     for name, inputs, forms, others in rows:
@@ -222,10 +290,12 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
         if gaps:  # the smallest, because the meaning of True is a choice
             yield min(gaps, key=lambda gap: gap.difference)
         elif None in forms:
-            raise MhaError(f"cannot compare the two: an input for {name} fits only one", code="cannot-compare")
+            raise MhaError(
+                f"cannot compare the two: an input for {name} fits only one", code="cannot-compare"
+            )
 
 
-# ------------------------------------------------------------------------------------------------------- first difference
+# --------------------------------------------------------------------------------- first difference
 
 
 _SITES = ("q", "k", "qk", "scores", "pattern", "v", "z", "concat", "out")
@@ -236,7 +306,9 @@ _INPUTS = ("q", "k", "v")
 
 
 def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
-    """The first site that differs after all that are the same. None if a call cannot be recorded, or if no site differs."""
+    """The first site that differs after all that are the same. None if a call cannot be recorded,
+    or if no site differs.
+    """
     try:
         first, second = (
             recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
@@ -247,7 +319,10 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     same, sites = list[str](), [site for site in _SITES if site in first and site in second]
     for site in sites:
         width = first[site][1][0].shape[-1] if site == "concat" else 1  # heads stand in columns
-        a, b = (sorted_numbers(torch.cat([*map(torch.flatten, call[site][1])]), width) for call in (first, second))
+        a, b = (
+            sorted_numbers(torch.cat([*map(torch.flatten, call[site][1])]), width)
+            for call in (first, second)
+        )
         if site in _UP_TO_A_FACTOR:
             b = b * a.norm() / b.norm().clamp(min=1e-300)
         if largest_difference(a, b) <= TOLERANCE * float(a[a.abs() < NO_NUMBER].abs().max()):
@@ -257,4 +332,6 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     if differing is None:
         return None
     before = [site for site in sites[: sites.index(differing)] if site in same]
-    return FirstDifference(differing, before[-1] if before else None, *first[differing][0], *second[differing][0])
+    return FirstDifference(
+        differing, before[-1] if before else None, *first[differing][0], *second[differing][0]
+    )

@@ -1,7 +1,8 @@
-"""The layers that a user's attention may implement: every reading of its weights, with every design choice that a call or a
-statement allows.
+"""The layers that a user's attention may implement: every reading of its weights, with every design
+choice that a call or a statement allows.
 
-Of scores and scales only tensors that do not depend on the inputs are read, so that mistakes that depend on inputs stay visible.
+Of scores and scales only tensors that do not depend on the inputs are read, so that mistakes that
+depend on inputs stay visible.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.graph import HIDDEN, KERNEL, Operation, RecordedCall
 from mhacli.usercode.process import SourceLine
-from mhacli.usercode.projections import ProjectionReading, Widths, is_norm, parts_of, projection_readings
+from mhacli.usercode.projections import (
+    ProjectionReading,
+    Widths,
+    is_norm,
+    parts_of,
+    projection_readings,
+)
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
@@ -39,8 +46,9 @@ Design = tuple[Mapping[str, Any], tuple[Choice, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that it may implement, whose `design` has no weights, with the choices that it is. `reading` is the source of the
-    weights, None for a function."""
+    """A layer that it may implement, whose `design` has no weights, with the choices that it is.
+    `reading` is the source of the weights, None for a function.
+    """
 
     design: ReferenceLayer
     choices: tuple[Choice, ...] = ()
@@ -49,7 +57,11 @@ class Candidate:
     @cached_property
     def layer(self) -> ReferenceLayer:
         """The design with its weights."""
-        return self.design if self.reading is None else replace(self.design, weights=self.reading.weights)
+        return (
+            self.design
+            if self.reading is None
+            else replace(self.design, weights=self.reading.weights)
+        )
 
     def with_designs(self, *options: Design) -> Candidate:
         """The same with further designs."""
@@ -65,9 +77,20 @@ class Candidate:
 
 
 def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
-    """Every possible layer, those that contradict a statement last, with the fewest choices first. Empty if its projections
-    cannot be identified."""
-    read = (norms, scales, causality, rotations, softcaps, score_biases, sinks, input_norms, after_attention)
+    """Every possible layer, those that contradict a statement last, with the fewest choices first.
+    Empty if its projections cannot be identified.
+    """
+    read = (
+        norms,
+        scales,
+        causality,
+        rotations,
+        softcaps,
+        score_biases,
+        sinks,
+        input_norms,
+        after_attention,
+    )
     designs = list(product(*(list(options(probed, call)) for options in read)))
     layers = [base.with_designs(*design) for base in _base_layers(probed) for design in designs]
 
@@ -83,7 +106,7 @@ def _at(line: SourceLine) -> str:
     return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
 
 
-# ------------------------------------------------------------------------------------------------------ weights and heads
+# -------------------------------------------------------------------------------- weights and heads
 
 
 def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
@@ -93,38 +116,62 @@ def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     for reading in readings_of(subject, module, probed.tensors, request.n_heads):
-        without_out = () if reading.out else (Choice("no-out-proj", "there is no output projection"),)
+        without_out = (
+            () if reading.out else (Choice("no-out-proj", "there is no output projection"),)
+        )
         design = ReferenceLayer(reading.n_heads, reading.n_kv_heads)
         base = Candidate(design, (*reading.choices, *without_out), reading)
         yield base
-        for splits, merges in ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ():
-            words = f"a head has every {reading.n_heads}th column{'' if splits == merges else ' on one side'}"
+        for splits, merges in (
+            ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ()
+        ):
+            words = (
+                f"a head has every {reading.n_heads}th"
+                f" column{'' if splits == merges else ' on one side'}"
+            )
             fields = {"interleaved_split": splits, "interleaved_merge": merges}
             yield base.with_designs((fields, (Choice("interleaved-heads", words),)))
 
 
 def readings_of(
-    subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], stated: int | None
+    subject: UserAttention,
+    module: nn.Module | None,
+    tensors: Mapping[str, Tensor],
+    stated: int | None,
 ) -> Iterator[ProjectionReading]:
-    """Every reading of the weights, with each possible number of heads: stated, else from arguments and attributes, else divisors
-    of the widest weight."""
+    """Every reading of the weights, with each possible number of heads: stated, else from arguments
+    and attributes, else divisors of the widest weight.
+    """
     named, n_kv = counts_of(subject.built, "n_heads"), counts_of(subject.built, "n_kv_heads")
     parts, sizes = parts_of(module, tensors), subject.sizes
     width = max((max(part.weight.shape) for part in parts), default=1)
-    counts = [*named, 1, *(width // n for n in named)] if named else [n for n in range(1, 65) if width % n == 0]
+    counts = (
+        [*named, 1, *(width // n for n in named)]
+        if named
+        else [n for n in range(1, 65) if width % n == 0]
+    )
     for n_heads in dict.fromkeys(n for n in (stated, *counts) if n):
         n_kv_heads = next((n for n in n_kv if n_heads % n == 0), None)
-        yield from projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads))
+        yield from projection_readings(
+            parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)
+        )
 
 
 def counts_of(built: Built, role: str) -> list[int]:
-    """Integers with names of this role, among arguments and attributes of modules. Those of torch's modules are not heads, as
-    the groups of a norm are not."""
+    """Integers with names of this role, among arguments and attributes of modules. Those of torch's
+    modules are not heads, as the groups of a norm are not.
+    """
     named = list(built.arguments.items())
     for module in [] if built.module is None else built.module.modules():
-        if isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith("torch."):
+        if isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith(
+            "torch."
+        ):
             named += vars(module).items()
-    counts = [value for _, value in numbers_of(named, role) if isinstance(value, int) and 0 < value <= 1024]
+    counts = [
+        value
+        for _, value in numbers_of(named, role)
+        if isinstance(value, int) and 0 < value <= 1024
+    ]
     return list(dict.fromkeys(counts))
 
 
@@ -134,12 +181,14 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, f
     return [(name, value) for name, value in numbers if role_of(name.rpartition(".")[2]) == role]
 
 
-# ------------------------------------------------------------------------------------------- causality, scale and softcap
+# --------------------------------------------------------------------- causality, scale and softcap
 
 
 def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """With its own causal mask and without, the expected one first; only one where its behaviour shows which. Then with a rule of
-    its own that the probes show; where it is meant to be causal, one that shows the future does not count."""
+    """With its own causal mask and without, the expected one first; only one where its behaviour
+    shows which. Then with a rule of its own that the probes show; where it is meant to be causal,
+    one that shows the future does not count.
+    """
     expected, influence = probed.expects_causal, probed.influence
     if expected and probed.visible == "full":
         yield {"causal": not probed.subject.mask_forms}, ()
@@ -161,7 +210,11 @@ def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
         if factor and call.as_scores(op.output, op.output.shape) is not None:
             caps.append(1 / factor)
-    yield ({"softcap": caps[0]}, (Choice("softcap", f"scores are soft-capped at {caps[0]:g}"),)) if caps else ({}, ())
+    yield (
+        ({"softcap": caps[0]}, (Choice("softcap", f"scores are soft-capped at {caps[0]:g}"),))
+        if caps
+        else ({}, ())
+    )
 
 
 def _factor_of(operation: Operation) -> float | None:
@@ -173,8 +226,9 @@ def _factor_of(operation: Operation) -> float | None:
 
 
 def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The possible scales: of the option, the usual one, of arguments, and the learned factors of vectors or scores that the call
-    shows, a number or one for each head, `[head, 1, 1]`."""
+    """The possible scales: of the option, the usual one, of arguments, and the learned factors of
+    vectors or scores that the call shows, a number or one for each head, `[head, 1, 1]`.
+    """
     stated = probed.request.scale
     if stated is not None:
         yield {"scale": stated}, (Choice("scale", f"the scale is {stated:g}, from --scale"),)
@@ -184,11 +238,17 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
     for name, value in arguments:
         if name.rpartition(".")[2] == "query_pre_attn_scalar" and type(value) in (int, float):
-            yield {"scale": value**-0.5}, (Choice("scale", f"the scale is 1/√{value:g}, given as {name}"),)
+            yield (
+                {"scale": value**-0.5},
+                (Choice("scale", f"the scale is 1/√{value:g}, given as {name}"),),
+            )
     if all(any(_are_units(rows) for _, rows in call.vectors(role)) for role in "qk"):
         factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} | {1.0}
         for factor in filter(None, factors):
-            yield {"scale": factor}, (Choice("scale", f"the scale of cosines is {factor:g}, {_READ}"),)
+            yield (
+                {"scale": factor},
+                (Choice("scale", f"the scale of cosines is {factor:g}, {_READ}"),),
+            )
     behind = call.behind
     for op, source in call.combined("mul", "div"):
         if not _is_learned(source) or op in behind:
@@ -197,7 +257,10 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         scores = call.as_scores(factor, op.output.shape)
         read = f"is learned, {_READ}{_at(op.at)}"
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
-            yield {"scale": scores[0, :, :1, :1]}, (Choice("scale", f"the scale of each head {read}"),)
+            yield (
+                {"scale": scores[0, :, :1, :1]},
+                (Choice("scale", f"the scale of each head {read}"),),
+            )
         elif factor.numel() == 1:
             yield {"scale": float(factor)}, (Choice("scale", f"the scale {read}"),)
 
@@ -208,17 +271,20 @@ def _are_units(rows: Tensor) -> bool:
 
 
 def _is_learned(source: Operation) -> bool:
-    """Whether a tensor that does not depend on the inputs is a parameter, or computed from parameters."""
+    """Whether a tensor that does not depend on the inputs is a parameter, or computed from
+    parameters.
+    """
     used = [source, *(leaf for operation in source.upstream() for leaf in operation.sources)]
     return any(isinstance(each.output, nn.Parameter) for each in used)
 
 
-# ------------------------------------------------------------------------------------------------------ biases and sinks
+# --------------------------------------------------------------------------------- biases and sinks
 
 
 class ScoreBias(NamedTuple):
-    """A bias added to scores in a call, `[1 or batch, head, query, key]`, scaled as it reaches the softmax, and its line; with
-    the name of the mistake that it is, if it is one."""
+    """A bias added to scores in a call, `[1 or batch, head, query, key]`, scaled as it reaches the
+    softmax, and its line; with the name of the mistake that it is, if it is one.
+    """
 
     values: Tensor
     at: SourceLine
@@ -226,19 +292,28 @@ class ScoreBias(NamedTuple):
 
 
 def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The score bias that a call shows, for inputs of any length; it raises what the subject raises."""
+    """The score bias that a call shows, for inputs of any length; it raises what the subject
+    raises.
+    """
     subject, seed, shown = probed.subject, probed.request.seed, [*score_biases_in(call)]
 
     @functools.cache
     def at_lengths(with_context: bool, batch: int, q_len: int, k_len: int) -> Tensor | None:
-        inputs = subject.drawer(seed).inputs(with_context=with_context, q_len=q_len, k_len=k_len, batch=batch)
-        biases = [*score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))]
+        inputs = subject.drawer(seed).inputs(
+            with_context=with_context, q_len=q_len, k_len=k_len, batch=batch
+        )
+        biases = [
+            *score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))
+        ]
         return sum((each.values for each in biases), torch.zeros(())) if biases else None
 
     def bias(inputs: Inputs) -> Tensor | None:
         return at_lengths(inputs.keys is not None, *inputs.lengths)
 
-    added = [Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(each.at)}") for each in shown[:1]]
+    added = [
+        Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(each.at)}")
+        for each in shown[:1]
+    ]
     yield {"bias": bias if shown else None}, tuple(added)
 
 
@@ -254,23 +329,39 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0, -1] >= HIDDEN
-        factor = next(filter(None, map(_factor_of, op.readers)), 1.0) * (-1 if op.name.startswith("sub") else 1)
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0) * (
+            -1 if op.name.startswith("sub") else 1
+        )
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
         if not torch.equal(bias, bias[:1].expand_as(bias)):
-            by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])  # as if sequences vary faster than heads
+            by_head = bias.reshape(
+                bias.shape[1], len(bias), *bias.shape[2:]
+            )  # as if sequences vary faster than heads
             is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
             yield ScoreBias(bias, op.at, "bias-head-order, batched" * is_moved)
             continue
-        slopes = bias[0, :, -1, visible].diff(dim=-1)  # a penalty grows with the distance to earlier keys
+        slopes = bias[0, :, -1, visible].diff(
+            dim=-1
+        )  # a penalty grows with the distance to earlier keys
         is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
-        is_bonus = slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
-        reshaped = next((each for each in source.upstream() if _moves_heads(each, bias.shape)), None)
-        at, mistake = (op.at, "bias-reversed" * is_bonus) if reshaped is None else (reshaped.at, "bias-head-order")
+        is_bonus = (
+            slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
+        )
+        reshaped = next(
+            (each for each in source.upstream() if _moves_heads(each, bias.shape)), None
+        )
+        at, mistake = (
+            (op.at, "bias-reversed" * is_bonus)
+            if reshaped is None
+            else (reshaped.at, "bias-head-order")
+        )
         yield ScoreBias(bias[:1], at, mistake)
 
 
 def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
-    """Whether it reshapes a learned table, heads last, to a bias `[…, head, query, key]` without a transpose."""
+    """Whether it reshapes a learned table, heads last, to a bias `[…, head, query, key]` without a
+    transpose.
+    """
     if operation.name not in ("view", "reshape") or not _is_learned(operation):
         return False
     table, reshaped = operation.sources[0].output.shape, operation.output.shape
@@ -278,7 +369,9 @@ def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
 
 
 def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The sink logit of each head, `[head]`, an extra score column that is equal for all queries."""
+    """The sink logit of each head, `[head]`, an extra score column that is equal for all
+    queries.
+    """
     k_len = call.inputs.lengths[2]
     for op, source in call.combined("cat"):
         column = source.output
@@ -286,22 +379,35 @@ def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
             continue
         logits = call.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
         if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
-            yield {"sinks": logits[0, :, 0, 0]}, (Choice("sinks", f"each head has a sink logit, {_READ}{_at(op.at)}"),)
+            yield (
+                {"sinks": logits[0, :, 0, 0]},
+                (Choice("sinks", f"each head has a sink logit, {_READ}{_at(op.at)}"),),
+            )
             return
     yield {}, ()
 
 
-# ------------------------------------------------------------------------------------------------------------- rotations
+# ---------------------------------------------------------------------------------------- rotations
 
 
-PAIRS: dict[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
+PAIRS: dict[Pairing, str] = {
+    "half": "column j with column j + d/2",
+    "interleaved": "neighbouring columns",
+}
 
 
 def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """Every distinct rotation of queries or keys in a call, by position or by head, backward ones last, with the stated pairing;
-    none and the usual ones if it only shows tables of numbers that multiply queries or keys."""
-    stated, distinct = probed.request.rope, dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]]()
-    pairs = [pair for role in "qk" for pair in combinations([rows for _, rows in call.vectors(role)], 2)]
+    """Every distinct rotation of queries or keys in a call, by position or by head, backward ones
+    last, with the stated pairing; none and the usual ones if it only shows tables of numbers that
+    multiply queries or keys.
+    """
+    stated, distinct = (
+        probed.request.rope,
+        dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]](),
+    )
+    pairs = [
+        pair for role in "qk" for pair in combinations([rows for _, rows in call.vectors(role)], 2)
+    ]
     for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
         if x.shape != y.shape or x.shape[-1] % 2:
             continue
@@ -309,17 +415,24 @@ def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         if rates is not None:
             angles = tuple(rates.round(decimals=4).tolist())
             distinct.setdefault((stated or pairing, angles), (rates, x.shape[-1]))
-    for (pairing, _), (rates, d) in sorted(distinct.items(), key=lambda each: bool(each[1][0][0] < 0)):
+    for (pairing, _), (rates, d) in sorted(
+        distinct.items(), key=lambda each: bool(each[1][0][0] < 0)
+    ):
         base, n_turned = base_of(rates), 2 * len(rates)
         words = "" if n_turned == d else f"the first {n_turned} of {d} columns, "
         words += f"{PAIRS[pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
         words += ", backwards" if rates[0] < 0 else ""
-        yield {"pairing": pairing, "rates": rates}, (Choice("rope", f"rotary positions rotate {words}"),)
+        yield (
+            {"pairing": pairing, "rates": rates},
+            (Choice("rope", f"rotary positions rotate {words}"),),
+        )
     if distinct:
         return
     path = {*call.path("q"), *call.path("k")}
     products = call.combined("mul", "addcmul", "matmul", "bmm", "einsum")
-    has_tables = any(source.output.ndim > 1 and op in path and not op.projects for op, source in products)
+    has_tables = any(
+        source.output.ndim > 1 and op in path and not op.projects for op, source in products
+    )
     if not stated:
         yield {}, ()
     given = numbers_of(probed.subject.built.arguments.items(), "theta")
@@ -330,8 +443,10 @@ def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
 
 
 def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
-    """The angle per position by which each rotated pair of columns is turned from x to y, `[position, …, d]`; None if y is no
-    such rotation, or its angles do not look like positions: of one sign, and falling from pair to pair."""
+    """The angle per position by which each rotated pair of columns is turned from x to y,
+    `[position, …, d]`; None if y is no such rotation, or its angles do not look like positions: of
+    one sign, and falling from pair to pair.
+    """
     a, b = _pairs(x, pairing), _pairs(y, pairing)
     others = tuple(range(1, a.ndim - 1))
     products, squares = b * a.conj(), a.abs().square()
@@ -363,7 +478,7 @@ def base_of(rates: Tensor) -> float | None:
     return base if is_base else None
 
 
-# ----------------------------------------------------------------------------------------------------------------- norms
+# -------------------------------------------------------------------------------------------- norms
 
 
 _NORMS: tuple[Callable[..., Tensor], ...] = (F.rms_norm, F.layer_norm)
@@ -371,13 +486,16 @@ _EPS = (0.0, torch.finfo(torch.float32).eps, 1e-6, 1e-5)
 
 
 def norm_of(call: RecordedCall, role: str) -> Norm | None:
-    """The norm of the heads of queries or keys in a call, with all that follows it, such as a gain, but without a number below 1,
-    which scales the scores; None without one."""
+    """The norm of the heads of queries or keys in a call, with all that follows it, such as a gain,
+    but without a number below 1, which scales the scores; None without one.
+    """
     rows, scale = list[Tensor](), 1.0
     for operation, tensor in call.vectors(role):
         scale *= min(_factor_of(operation) or 1.0, 1.0) if tensor.shape[-1] > 1 else 1.0
         rows.append((tensor if tensor.ndim == 4 else tensor[:, None]) / scale)
-    for x, y in [(x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape]:
+    for x, y in [
+        (x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape
+    ]:
         fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
         gaps = [float((norm(x) - y).abs().max()) for norm in fits]
         least = min(gaps)
@@ -387,8 +505,9 @@ def norm_of(call: RecordedCall, role: str) -> Norm | None:
 
 
 def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -> Norm:
-    """The norm of heads `[batch, head, length, d]`, each by itself or all together, with the best gain and shift for each head
-    and column, or for all heads if these are equal."""
+    """The norm of heads `[batch, head, length, d]`, each by itself or all together, with the best
+    gain and shift for each head and column, or for all heads if these are equal.
+    """
     normed = function(x, x.shape[-1:], eps=eps)
     u, y = (rows.movedim(1, 0).flatten(1, -2) for rows in (normed, y))
     mean_u, mean_y = u.mean(dim=1, keepdim=True), y.mean(dim=1, keepdim=True)
@@ -409,7 +528,9 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
 
 
 def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The norms of queries and keys that a call shows, the same for both and none where it shows one."""
+    """The norms of queries and keys that a call shows, the same for both and none where it shows
+    one.
+    """
     q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
     if q_norm is None or k_norm is None:
         yield {}, ()
@@ -418,36 +539,52 @@ def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         yield {"q_norm": q_norm or k_norm, "k_norm": k_norm or q_norm}, (choice,)
 
 
-# ------------------------------------------------------------------------------------------------- around the attention
+# ----------------------------------------------------------------------------- around the attention
 
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
 def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """The norm of the module that the inputs pass first, or the input of the queries alone; none where the call shows none."""
+    """The norm of the module that the inputs pass first, or the input of the queries alone; none
+    where the call shows none.
+    """
     made = _made_rows(call)
-    norm = next((norm for norm in _norms_in(probed) if _is_made(call.inputs.queries, norm, made)), None)
+    norm = next(
+        (norm for norm in _norms_in(probed) if _is_made(call.inputs.queries, norm, made)), None
+    )
     if norm is None:
         yield {}, ()
         return
     normed = norm
-    yield {"before": lambda inputs: inputs.map(normed)}, (Choice("pre-norm", "the input is normalised first"),)
+    yield (
+        {"before": lambda inputs: inputs.map(normed)},
+        (Choice("pre-norm", "the input is normalised first"),),
+    )
     if probed.subject.takes_context:
 
         def queries_normed(inputs: Inputs) -> Inputs:
             return inputs._replace(queries=normed(inputs.queries), keys=inputs.rows_of("k"))
 
-        yield {"before": queries_normed}, (Choice("pre-norm", "the input of the queries is normalised first"),)
+        yield (
+            {"before": queries_normed},
+            (Choice("pre-norm", "the input of the queries is normalised first"),),
+        )
 
 
 def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
-    """What the call does with the output: learned numbers times it, a residual connection, a norm of the module, and an
-    activation at the end."""
+    """What the call does with the output: learned numbers times it, a residual connection, a norm
+    of the module, and an activation at the end.
+    """
     if probed.subject.is_function or not call.operations:
         yield {}, ()
         return
-    inputs, out, last, made = call.inputs.queries, as_float64(call.out), call.operations[-1], _made_rows(call)
+    inputs, out, last, made = (
+        call.inputs.queries,
+        as_float64(call.out),
+        call.operations[-1],
+        _made_rows(call),
+    )
     name, activation = last.name.rstrip("_"), None
     if name in _ACTIVATIONS:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
@@ -462,24 +599,38 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
         normed = summed if norm is None else norm(summed)
         return normed if activation is None else activation(normed)
 
-    choices = [Choice("activation", f"the output passes through {name}")] if activation is not None else []
+    choices = (
+        [Choice("activation", f"the output passes through {name}")]
+        if activation is not None
+        else []
+    )
     choices += [Choice("post-norm", "the output is normalised")] if norm is not None else []
     choices += [Choice("residual", "the input is added to the output")] if is_residual else []
     gated = Choice("gate", "the output is multiplied by learned numbers")
     for op, source in call.combined("mul"):
-        if op in call.behind and source.output.numel() in (1, out.shape[-1]) and _is_learned(source):
+        if (
+            op in call.behind
+            and source.output.numel() in (1, out.shape[-1])
+            and _is_learned(source)
+        ):
             yield {"after": partial(after, as_float64(source.output).flatten())}, (*choices, gated)
     yield {"after": partial(after, torch.ones(()))}, tuple(choices)
 
 
 def _norms_in(probed: ProbedAttention) -> list[Norm]:
     """The norms of a module, as functions of rows `[batch, length, width]`."""
-    parts = [] if probed.module is None or probed.subject.is_function else [*probed.module.modules()][1:]
+    parts = (
+        []
+        if probed.module is None or probed.subject.is_function
+        else [*probed.module.modules()][1:]
+    )
     return [_of_rows(part) for part in parts if is_norm(part)]
 
 
 def _made_rows(call: RecordedCall) -> list[Tensor]:
-    """What a call makes in the shape of its output, with the first or the last two axes exchanged too."""
+    """What a call makes in the shape of its output, with the first or the last two axes exchanged
+    too.
+    """
     made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
     turned = (rows for each in made for rows in (each, each.transpose(0, 1), each.mT))
     return [rows for rows in turned if rows.shape == call.out.shape]
@@ -492,7 +643,9 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def _of_rows(norm: nn.Module) -> Norm:
-    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes them first."""
+    """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes
+    them first.
+    """
     if isinstance(norm, nn.GroupNorm):
         return lambda rows: norm(rows.mT).mT
     return norm
@@ -505,4 +658,6 @@ def _is_made(rows: Tensor, norm: Norm | None, made: Sequence[Tensor]) -> bool:
     except Exception:  # a norm of heads
         return False
     others = [other for other in made if other.shape == normed.shape]
-    return any(bool((normed - other).abs().max() <= TOLERANCE * normed.abs().max()) for other in others)
+    return any(
+        bool((normed - other).abs().max() <= TOLERANCE * normed.abs().max()) for other in others
+    )

@@ -1,5 +1,6 @@
-"""The behaviour of checkpoints, and further tests of them: eager attention against the default, sums of attention weights, and
-the token at the beginning of a text."""
+"""The behaviour of checkpoints, and further tests of them: eager attention against the default,
+sums of attention weights, and the token at the beginning of a text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.behaviour import CODES, NARROW, BehaviourTester, difference_of, is_claimed_causal
+from mhacli.commands.check.behaviour import (
+    CODES,
+    NARROW,
+    BehaviourTester,
+    difference_of,
+    is_claimed_causal,
+)
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
@@ -43,12 +50,20 @@ from mhacli.usercode.text_model import text_model_of_ids
 
 @torch.no_grad()
 def checkpoint_behaviour(
-    loaded: Loaded, request: CheckRequest, stage: Stage, texts: Sequence[str] = (), names: Sequence[str] = tuple(CODES)
+    loaded: Loaded,
+    request: CheckRequest,
+    stage: Stage,
+    texts: Sequence[str] = (),
+    names: Sequence[str] = tuple(CODES),
 ) -> tuple[BehaviourTester, tuple[str, ...]]:
-    """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be finite; all else is asked in
-    float32, where rounding is no excuse, if memory allows. Raises `MhaError` where it reads none, or its pass raises."""
+    """What a checkpoint does with texts, else with random ones, and notes. In 16 bits it must be
+    finite; all else is asked in float32, where rounding is no excuse, if memory allows. Raises
+    `MhaError` where it reads none, or its pass raises.
+    """
     model, notes, row = loaded.model, list[str](), (named_by_ids((0, 1)),)
-    made = make_inputs(model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id)
+    made = make_inputs(
+        model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id
+    )
     guarded("the model", loaded.source, lambda: outputs_of(model, made.keywords))
     target = TargetRequest(loaded.source, device=str(device_of(model)))
     text_model = text_model_of_ids(Built(loaded.source, type(model), model, stage=stage), target)
@@ -62,7 +77,11 @@ def checkpoint_behaviour(
         read = _texts(loaded, texts, notes)
     claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
     tester = BehaviourTester(text_model, claim, request.seed, read, request.length)
-    tester.more |= {"eager": eager, "row-sums": row_sums, "bos": partial(doubled_beginning, loaded.tokenizer)}
+    tester.more |= {
+        "eager": eager,
+        "row-sums": row_sums,
+        "bos": partial(doubled_beginning, loaded.tokenizer),
+    }
     tester.test(("finite",))
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
@@ -70,17 +89,21 @@ def checkpoint_behaviour(
         own = tester
         model.float()
         tester = replace(own)
-        moved = max(each.largest for each in map(difference_of, own.single_passes, tester.single_passes))
+        moved = max(
+            each.largest for each in map(difference_of, own.single_passes, tester.single_passes)
+        )
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
         tester.results["dtype"] = tester.result("dtype", None, reason, moved)
     tester.test(names)
     return tester, (*loaded.notes, *notes)
 
 
-# ---------------------------------------------------------------------------------------------------------------- loading
+# ------------------------------------------------------------------------------------------ loading
 
 
-def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_tokenizer: bool = False) -> Loaded:
+def admitted(
+    model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_tokenizer: bool = False
+) -> Loaded:
     """A loaded checkpoint, or a model of transformers in memory. Raises `MhaError`."""
     if not isinstance(model, ModelSettings):
         if config_of(model) is None:
@@ -94,15 +117,23 @@ def admitted(model: ModelSettings | nn.Module, tokenizer: Any = None, *, needs_t
     except MhaError as fault:
         if fault.code != "bad-file" or not has_head:
             raise
-    note = "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
+    note = (
+        "loaded without its language head, whose weights are incomplete: the outputs are those of"
+        " the last layer"
+    )
     loaded = load_model(found, model, allow_nonfinite=True)
     return replace(loaded, notes=(*loaded.notes, note))
 
 
 def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tensor]:
-    """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings of the longest."""
+    """The texts as tokens, the longest first: of two lengths and more than two, or with beginnings
+    of the longest.
+    """
     assert loaded.tokenizer is not None
-    limit = min(most_positions(loaded.config) or MOST_TOKENS, MOST_OF_OURS if texts is TEXTS else MOST_TOKENS)
+    limit = min(
+        most_positions(loaded.config) or MOST_TOKENS,
+        MOST_OF_OURS if texts is TEXTS else MOST_TOKENS,
+    )
     begun = [loaded.tokenizer.beginning(words, limit) for words in texts]
     rows = [row.ids for row, _ in begun]
     if not all(rows):
@@ -115,12 +146,16 @@ def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tenso
     if len(rows) < 3 or len(lengths) < 2:
         rows += [longest[:cut] for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
     device = device_of(loaded.model)
-    return [torch.tensor(ids, device=device)[:, None] for ids in sorted(rows, key=len, reverse=True)]
+    return [
+        torch.tensor(ids, device=device)[:, None] for ids in sorted(rows, key=len, reverse=True)
+    ]
 
 
 TEXTS = (
-    "The bell rang twice before anyone in the old house woke up, and by then the snow had covered the road, the garden and "
-    "the gate.",
+    (
+        "The bell rang twice before anyone in the old house woke up, and by then the snow had"
+        " covered the road, the garden and the gate."
+    ),
     "In 1969 they carried 21 kilograms of stones home, didn't they?",
     "Read it again.",
 )
@@ -130,7 +165,7 @@ MOST_TOKENS, MOST_OF_OURS = 512, 48
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)\b")
 
 
-# ---------------------------------------------------------------------------------------------------- checks of checkpoints
+# ---------------------------------------------------------------------------- checks of checkpoints
 
 
 def eager(tester: BehaviourTester) -> Behaviour:
@@ -142,11 +177,17 @@ def eager(tester: BehaviourTester) -> Behaviour:
     with within():
         if entry_of(model).implementation != "eager":
             return tester.not_tried("eager", f"this family cannot switch from {name} to eager")
-    ours, theirs = [*tester.single_passes], [tester.run_pass(text, within=within)[0] for text in tester.texts]
+    ours, theirs = (
+        [*tester.single_passes],
+        [tester.run_pass(text, within=within)[0] for text in tester.texts],
+    )
     if len({len(text) for text in tester.texts}) > 1:
         ours += tester.run_pass(*tester.texts, mask=tester.model.mask)
         theirs += tester.run_pass(*tester.texts, mask=tester.model.mask, within=within)
-    agrees, differs = f"{name}, the default, and eager agree", f"{name}, the default, and eager give different outputs"
+    agrees, differs = (
+        f"{name}, the default, and eager agree",
+        f"{name}, the default, and eager give different outputs",
+    )
     return tester.compare("eager", [*map(difference_of, ours, theirs)], agrees, differs)
 
 
@@ -164,10 +205,13 @@ def eager_in_place(model: Any) -> Iterator[None]:
 def row_sums(tester: BehaviourTester) -> Behaviour:
     """Whether each query's weights, including that of a sink logit, sum to 1, and give the outputs.
 
-    Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
+    Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is
+    computed explicitly.
     """
     model: Any = tester.module
-    texts = [text[:MOST_TOKENS] for text in tester.texts][: 1 if tester.model.mask is None else len(tester.texts)]
+    texts = [text[:MOST_TOKENS] for text in tester.texts][
+        : 1 if tester.model.mask is None else len(tester.texts)
+    ]
     side: PaddingSide = "right" if tester.model.has_source or tester.is_causal is False else "left"
     inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
@@ -175,18 +219,28 @@ def row_sums(tester: BehaviourTester) -> Behaviour:
     with captured(model, inspection.take, batch=len(texts)):
         tester.run_pass(*texts, mask=tester.model.mask, side=side)
     layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
-    for layer in layers:  # whether their weights times their values were verified to be their output
+    for (
+        layer
+    ) in layers:  # whether their weights times their values were verified to be their output
         kind = type(model.get_submodule(layer.name)).__name__
         inside.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
     tester.inside = tuple(
         AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
         for (kind, reason), names in inside.items()
     )
-    layers = [layer for layer in layers if not any("is not understood" in reason for reason in layer.unverified)]
+    layers = [
+        layer
+        for layer in layers
+        if not any("is not understood" in reason for reason in layer.unverified)
+    ]
     checks = [(check, layer) for layer in layers for check in layer.survey.checks]
     sums = [check for check, _ in checks if check.name == ROW_SUMS]
     if not sums:
-        why = "mha does not know some keywords of these attention calls" if inside else "no attention was captured"
+        why = (
+            "mha does not know some keywords of these attention calls"
+            if inside
+            else "no attention was captured"
+        )
         return tester.not_tried("row-sums", why)
     answer = partial(tester.result, "row-sums", tried=Tried(len(texts[0]), 1))
     for check, layer in checks:
@@ -196,7 +250,9 @@ def row_sums(tester: BehaviourTester) -> Behaviour:
                 message = "the attention weights of a query do not sum to 1"
             message += ": NaN or Inf" if check.error is None else ""
             at = Place(attention=layer.name)
-            return tester.failed(answer(False, message, check.error, tolerance=check.tolerance, at=at))
+            return tester.failed(
+                answer(False, message, check.error, tolerance=check.tolerance, at=at)
+            )
     worst = max(sums, key=lambda check: check.severity)
     reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
     return answer(True, reason, worst.error, tolerance=worst.tolerance)
@@ -206,10 +262,11 @@ _WORD = "word"
 
 
 def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester) -> Behaviour:
-    """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded and encoded again.
+    """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded
+    and encoded again.
 
-    It is common, and no fault, that both the template and the tokenizer add it: chats must then be encoded without
-    special tokens, as transformers does. The result is a warning.
+    It is common, and no fault, that both the template and the tokenizer add it: chats must then be
+    encoded without special tokens, as transformers does. The result is a warning.
     """
     if tokenizer is None:
         return tester.not_tried("bos", "there is no tokenizer")
@@ -221,11 +278,16 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester)
         return tester.not_tried("bos", "the tokenizer has no token for the beginning of a text")
 
     def times(text: str, *, special: bool = True) -> int:
-        return len(list(takewhile(lambda i: i == first, tokenizer.sequence(text, special=special).ids)))
+        return len(
+            list(takewhile(lambda i: i == first, tokenizer.sequence(text, special=special).ids))
+        )
 
     name = tokenizer.library.id_to_token(first) or f"<{first}>"
     decoded = guarded("the tokenizer", tokenizer.path, lambda: tokenizer.library.decode(encoded))
-    counts = {times(decoded): "a text that was decoded and is encoded again", times(_WORD): "an encoded text"}
+    counts = {
+        times(decoded): "a text that was decoded and is encoded again",
+        times(_WORD): "an encoded text",
+    }
     chat = None
     with suppress(MhaError):  # there is no template, or it refuses the message
         chat, _ = tokenizer.chat((Message("user", _WORD),))
@@ -233,10 +295,19 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester)
     most = max(counts)
     answer = partial(tester.result, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
-        return tester.failed(answer(False, f"{counts[most]} begins with {name!r} {most} times", most))
+        return tester.failed(
+            answer(False, f"{counts[most]} begins with {name!r} {most} times", most)
+        )
     if chat is not None and times(chat) > 1:
-        advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
+        advice = (
+            "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make"
+            " the ids"
+        )
         tester.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
-        return answer(None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat))
-    return answer(True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most)
+        return answer(
+            None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat)
+        )
+    return answer(
+        True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most
+    )

@@ -1,4 +1,6 @@
-"""`mha check`: examines a user's attention in a child process and names its mistakes and their lines."""
+"""`mha check`: examines a user's attention in a child process and names its mistakes and their
+lines.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
     "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
-def check(request: CheckRequest, output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)]) -> None:
+def check(
+    request: CheckRequest,
+    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)],
+) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
     require_writable(output.files, force=output.force)
@@ -39,7 +44,9 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", "png",
     from mhacli.commands.check.run import examine_in_child
 
     with show_activity() as on_stage:
-        examination = replace(examine_in_child(request, on_stage=on_stage), command=record_command())
+        examination = replace(
+            examine_in_child(request, on_stage=on_stage), command=record_command()
+        )
     print_report(
         output,
         view=examination.view,

@@ -1,4 +1,6 @@
-"""Finds the mistakes in a user's attention: puts mistakes of the catalogue into the reference until the outputs match."""
+"""Finds the mistakes in a user's attention: puts mistakes of the catalogue into the reference until
+the outputs match.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,20 @@ from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conve
 from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE, _PLAIN = 100, 12, 2, 3
-"""The most layers to rank, to try with one mistake, and with several: a few seconds' work. The first two may be the
-same layer without and with its own causal mask. The plainest are tried early."""
+"""The most layers to rank, to try with one mistake, and with several: a few seconds' work. The
+first two may be the same layer without and with its own causal mask. The plainest are tried
+early."""
 _MOST_MISTAKES = 4
 _HIDES = -1e4
-"""A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores were −10,000."""
+"""A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores
+were −10,000."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A layer that may explain some cases, alone or with mistakes of a `pool`; `call` is the recorded first case."""
+    """A layer that may explain some cases, alone or with mistakes of a `pool`; `call` is the
+    recorded first case.
+    """
 
     candidate: Candidate
     cases: list[InputCase]
@@ -59,7 +65,9 @@ class Trial:
         return sites_in(self.call, self.candidate.layer, mistakes).n_produced
 
     def likelihood(self, mistakes: Sequence[Mistake]) -> tuple[int, bool]:
-        """How many tensors it has in common with the call, and whether the line of the last mistake reads like it."""
+        """How many tensors it has in common with the call, and whether the line of the last mistake
+        reads like it.
+        """
         sites, last = sites_in(self.call, self.candidate.layer, mistakes), mistakes[-1]
         source = sites.line_of(last.site).source
         return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
@@ -72,13 +80,15 @@ class Trial:
 
 @dataclass
 class Diagnosis:
-    """The result of a diagnosis. `call` is the recorded first case. `proofs` are the mistakes that together give the outputs,
-    each with the largest difference, relative to the tolerance, and the trial that shows it. Where nothing explains the output,
-    `likeliest` is the layer that has the most tensors in common with the call, and `likeliest_mistake` the mistake of it that
-    gives the weighted values of the call.
-    `not_examined` are masks that act only beside another argument, `ignored` those that hide nothing whatever stands in them, and
-    `unexplained` those that no hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments
-    `passed` were given, and `notes` are for callers."""
+    """The result of a diagnosis. `call` is the recorded first case. `proofs` are the mistakes that
+    together give the outputs, each with the largest difference, relative to the tolerance, and the
+    trial that shows it. Where nothing explains the output, `likeliest` is the layer that has the
+    most tensors in common with the call, and `likeliest_mistake` the mistake of it that gives the
+    weighted values of the call. `not_examined` are masks that act only beside another argument,
+    `ignored` those that hide nothing whatever stands in them, and `unexplained` those that no
+    hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments `passed`
+    were given, and `notes` are for callers.
+    """
 
     cases: list[InputCase]
     call: RecordedCall
@@ -113,38 +123,58 @@ class Diagnosis:
 
     @property
     def mask_form(self) -> MaskForm | None:
-        """The form of a mask of queries and keys that it obeys; None if it takes none, or reads it wrongly."""
-        forms = (case.form for case in self.cases if case.form is not None and not case.form.is_padding)
+        """The form of a mask of queries and keys that it obeys; None if it takes none, or reads it
+        wrongly.
+        """
+        forms = (
+            case.form for case in self.cases if case.form is not None and not case.form.is_padding
+        )
         return next(forms, None) if self.is_right else None
 
     def explains(self, case: InputCase, *more: Mistake, **changes: Any) -> bool:
-        """Whether the layer with its mistakes and some more gives the output of a case, whether it hides scores by −∞ or by −10⁹;
-        `changes` are other fields of it."""
+        """Whether the layer with its mistakes and some more gives the output of a case, whether it
+        hides scores by −∞ or by −10⁹; `changes` are other fields of it.
+        """
         layer, known = replace(self.layer, **changes), (*self.mistakes, *more)
-        return any(error_of(layer, (*known, *hides), [case]) <= 1.0 for hides in ((), *zip(sentinels(-1e9))))
+        return any(
+            error_of(layer, (*known, *hides), [case]) <= 1.0
+            for hides in ((), *zip(sentinels(-1e9)))
+        )
 
     def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
-        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of several, the one whose layer shares
-        the most tensors with the call, and then one whose line reads like it."""
+        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of
+        several, the one whose layer shares the most tensors with the call, and then one whose line
+        reads like it.
+        """
         self.n_hypotheses += len(hypotheses)
-        errors = [(error_of(trial.candidate.layer, mistakes, trial.cases), mistakes) for mistakes in hypotheses]
+        errors = [
+            (error_of(trial.candidate.layer, mistakes, trial.cases), mistakes)
+            for mistakes in hypotheses
+        ]
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-        error, mistakes = max(matching, key=lambda match: trial.likelihood(match[1])) if matching[1:] else matching[0]
+        error, mistakes = (
+            max(matching, key=lambda match: trial.likelihood(match[1]))
+            if matching[1:]
+            else matching[0]
+        )
         self.candidate = trial.candidate
         self.proofs |= {new: (error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
         return True
 
     def finds(self, trial: Trial, n_more: int = 1) -> bool:
-        """Whether mistakes of the pool explain the cases together with those that are known, and keeps them: one, else one more
-        after each that shares the most tensors with the call."""
+        """Whether mistakes of the pool explain the cases together with those that are known, and
+        keeps them: one, else one more after each that shares the most tensors with the call.
+        """
         leads, n_shared = [self.mistakes], 0
         for n_left in reversed(range(n_more)):
             if any(self.accepts(trial, trial.with_one_more(lead)) for lead in leads):
                 return True
-            counts = [(trial.n_produced(more), more) for more in trial.with_one_more(leads[0]) if n_left]
+            counts = [
+                (trial.n_produced(more), more) for more in trial.with_one_more(leads[0]) if n_left
+            ]
             n_shared = max(n_shared, trial.n_produced(leads[0]))
             n_best = max((n for n, _ in counts), default=0)
             if n_best <= n_shared:
@@ -153,10 +183,13 @@ class Diagnosis:
         return False
 
 
-def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]) -> float:
-    """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a match, and the first larger one
-    ends the comparison. Infinite if shapes or NaN positions differ, if a mistake does not apply to this layer, or if everything
-    is NaN and none of the mistakes leaves only that.
+def error_of(
+    layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence[InputCase]
+) -> float:
+    """The largest difference from the outputs, relative to each case's tolerance: up to 1 is a
+    match, and the first larger one ends the comparison. Infinite if shapes or NaN positions differ,
+    if a mistake does not apply to this layer, or if everything is NaN and none of the mistakes
+    leaves only that.
 
     Padded queries and those without visible keys have no right output and are left out.
     """
@@ -183,18 +216,26 @@ def error_of(layer: ReferenceLayer, mistakes: Sequence[Mistake], cases: Sequence
 def diagnose(probed: ProbedAttention) -> Diagnosis:
     """Diagnoses a subject. Raises what the subject raises."""
     subject, seed = probed.subject, probed.request.seed
-    cases = [make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()]
+    cases = [
+        make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()
+    ]
     result = Diagnosis(cases, recorded_case(subject, cases[0]))
     again = make_case("", subject, cases[0].inputs)
-    if largest_difference(again.output, cases[0].output) <= again.tolerance:  # else no layer matches
+    if (
+        largest_difference(again.output, cases[0].output) <= again.tolerance
+    ):  # else no layer matches
         _explain_core(result, probed)
     if result.candidate is None:
         return result
-    of_masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"] or subject.mask_forms
+    of_masks = [
+        form for form in subject.mask_forms if call_role(form.parameter) != "bias"
+    ] or subject.mask_forms
     forms, means = [*of_masks, *subject.padding_forms], probed.request.mask_means
     if means is not None:  # what is added to scores, such as −∞, has no True
         forms = [
-            each for each in forms if each.kind != "additive" and (each.kind == "lengths" or each.true_means == means)
+            each
+            for each in forms
+            if each.kind != "additive" and (each.kind == "lengths" or each.true_means == means)
         ]
     for name in dict.fromkeys(form.parameter for form in forms):
         of_name = [form for form in forms if form.parameter == name]
@@ -202,7 +243,9 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
     masked = [case for case in result.cases if case.form is not None]
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
-    for case in masked_cases(subject, seed, of_windows, batch=4):  # two images with two windows each
+    for case in masked_cases(
+        subject, seed, of_windows, batch=4
+    ):  # two images with two windows each
         _explain_further(result, probed, [case])
     unmasked = large_case(subject, cases[0])
     for case in masked:
@@ -218,27 +261,44 @@ def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> 
     known = {
         "causal": probed.expects_causal,
         "pairing": probed.request.rope is not None,
-        "order": probed.subject.n_rows == 3 or all(choice.name != "unnamed" for choice in candidate.choices),
+        "order": (
+            probed.subject.n_rows == 3
+            or all(choice.name != "unnamed" for choice in candidate.choices)
+        ),
         "fused": order is not None,
     }
     facts = {name for name, is_known in known.items() if is_known}
     numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]
-    possible = [each for each in (*MISTAKES, *numbers) if each.shown_by != "steps" and facts.issuperset(each.needs)]
-    return [each for each in possible if not (probed.request.not_causal and each.stage == "causal_rule")]
+    possible = [
+        each
+        for each in (*MISTAKES, *numbers)
+        if each.shown_by != "steps" and facts.issuperset(each.needs)
+    ]
+    return [
+        each for each in possible if not (probed.request.not_causal and each.stage == "causal_rule")
+    ]
 
 
 def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
-    """Accepts the first layer that matches without a mistake, or with one; then the same for layers that contradict a statement;
-    then one with several mistakes. Few are tried where no token attends to another, which few mistakes explain."""
+    """Accepts the first layer that matches without a mistake, or with one; then the same for layers
+    that contradict a statement; then one with several mistakes. Few are tried where no token
+    attends to another, which few mistakes explain.
+    """
     call, ranked, attends = result.call, list[Trial](), probed.visible != "itself only"
     most = _LAYERS_FOR_ONE if attends else _PLAIN
-    for _, group in groupby(candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))):
+    for _, group in groupby(
+        candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))
+    ):
         layers = list(group)
         if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
             return
-        by_run = sorted(layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced)
+        by_run = sorted(
+            layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced
+        )
         few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:most], *layers[:most]])
-        likely = {layer: Trial(layer, result.cases, call, _pool(probed, layer, call)) for layer in few}
+        likely = {
+            layer: Trial(layer, result.cases, call, _pool(probed, layer, call)) for layer in few
+        }
         ranked = ranked or [likely[layer] for layer in by_run[:most]]
         result.likeliest = ranked[0].candidate
         if any(map(result.finds, likely.values())):
@@ -248,7 +308,9 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
     if ranked and not any(sites_in(call, trial.candidate.layer).producers("z") for trial in ranked):
         layer, pool = ranked[0].candidate.layer, ranked[0].pool
         shown = [mistake for mistake in pool if sites_in(call, layer, [mistake]).producers("z")]
-        result.likeliest_mistake = shown[0] if len({mistake.code for mistake in shown}) == 1 else None
+        result.likeliest_mistake = (
+            shown[0] if len({mistake.code for mistake in shown}) == 1 else None
+        )
 
 
 def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
@@ -258,7 +320,9 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
         return
-    unmasked = [case for case in result.cases if case.form is None]  # which a mistake must explain too
+    unmasked = [
+        case for case in result.cases if case.form is None
+    ]  # which a mistake must explain too
     for case in cases:
         if result.explains(case):
             is_added = case.form is not None and case.form.kind == "additive"
@@ -268,7 +332,11 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
             result.choices.append(Choice("mask-form", case.name))
             return
     for case in cases if result.layer.causal else ():
-        if case.form is not None and "query" in case.form.axes and result.explains(case, causal=False):
+        if (
+            case.form is not None
+            and "query" in case.form.axes
+            and result.explains(case, causal=False)
+        ):
             what = f"a mask that is given takes the place of its own causal mask ({case.name})"
             result.choices.append(Choice("mask-replaces-causal", what))
             return
@@ -283,14 +351,20 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
             return
     result.unexplained.append(form.parameter)
     inputs = cases[0].inputs
-    allowed, real = (None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real))
-    if torch.equal(as_float64(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output):
+    allowed, real = (
+        None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real)
+    )
+    if torch.equal(
+        as_float64(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output
+    ):
         result.ignored.append(form.parameter)
 
 
 def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
-    """Finds a mistake that only some inputs show, those of the first case: masks of windows, or huge scores, which show a finite
-    mask value and a softmax without subtracting the maximum. It must explain all cases."""
+    """Finds a mistake that only some inputs show, those of the first case: masks of windows, or
+    huge scores, which show a finite mask value and a softmax without subtracting the maximum. It
+    must explain all cases.
+    """
     case = cases[0]
     if result.candidate is None or result.explains(case):
         return
@@ -300,11 +374,15 @@ def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[Inp
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-    pool = [mistake for mistake in _pool(probed, result.candidate, call) if mistake.shown_by == "further"]
+    pool = [
+        mistake
+        for mistake in _pool(probed, result.candidate, call)
+        if mistake.shown_by == "further"
+    ]
     result.finds(Trial(result.candidate, cases, call, pool))
 
 
-# -------------------------------------------------------------------------------------------- steps behind a cache
+# ----------------------------------------------------------------------------- steps behind a cache
 
 
 _FEWEST = 4
@@ -313,24 +391,33 @@ _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
 def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
-    """Reads a text after a prefill, token by token, and in longer steps, by each convention until one gives what one call gives,
-    and diagnoses the first that does not. Nothing if the subject takes no cache, if no convention works, and if tokens see
-    later ones."""
+    """Reads a text after a prefill, token by token, and in longer steps, by each convention until
+    one gives what one call gives, and diagnoses the first that does not. Nothing if the subject
+    takes no cache, if no convention works, and if tokens see later ones.
+    """
     attention, form = probed.subject, diagnosis.mask_form
     if probed.module is not None:  # which no call has left anything in
         attention = attention.with_call(cast_copy(probed.module, attention.dtype, attention.device))
-    takes_causal = probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
-    is_causal = takes_causal or (probed.influence is not None and not bool(probed.influence.triu(1).any()))
+    takes_causal = (
+        probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
+    )
+    is_causal = takes_causal or (
+        probed.influence is not None and not bool(probed.influence.triu(1).any())
+    )
     length, mask = attention.sizes.q_len, form if takes_causal else None
     conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
     if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
         return
     rows = attention.drawer(probed.request.seed).rows(length).to(attention.dtype)
-    whole = as_float64(replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask))
+    whole = as_float64(
+        replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask)
+    )
     tried = []
     for convention in conventions:
         cases = list(_cases(convention, rows))
-        differing = [case for case in cases if largest_difference(case.output, whole) > case.tolerance]
+        differing = [
+            case for case in cases if largest_difference(case.output, whole) > case.tolerance
+        ]
         tried += [(convention, cases, differing)] if cases else []
         if cases and not differing:
             break
@@ -344,18 +431,28 @@ def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
 
 
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
-    """The cases of a prefill with single steps, of single tokens, and of longer steps where they are accepted; none if the first
-    raises, or if what is read later does not depend on what was read first."""
+    """The cases of a prefill with single steps, of single tokens, and of longer steps where they
+    are accepted; none if the first raises, or if what is read later does not depend on what was
+    read first.
+    """
     length, text = rows.shape[1], as_float64(rows)
     start = length - 2
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
     single, longer = tuple(range(1, length + 1)), ((length - 3, length - 1, length), (2, length))
     for ends in ((start, length - 1, length), single, *longer):
-        with suppress(Exception):  # not every attention accepts longer steps, or a first step of one token
+        with suppress(
+            Exception
+        ):  # not every attention accepts longer steps, or a first step of one token
             out = convention(rows, ends)
-            if ends[0] == start and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9:
+            if (
+                ends[0] == start
+                and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9
+            ):
                 return
-            name = f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))} tokens"
+            name = (
+                f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))}"
+                " tokens"
+            )
             yield InputCase(name, Inputs(text, ends=ends), out)
 
 
@@ -365,14 +462,20 @@ def _is_chunked(case: InputCase) -> bool:
 
 
 def _judged(
-    convention: StepConvention, cases: Sequence[InputCase], differing: Sequence[InputCase], diagnosis: Diagnosis
+    convention: StepConvention,
+    cases: Sequence[InputCase],
+    differing: Sequence[InputCase],
+    diagnosis: Diagnosis,
 ) -> tuple[bool | None, str]:
-    """Whether steps are right, and what they give. The mistake of those that differ from one call joins the diagnosis if it is
-    known. If steps of one token do not differ, later ones of several tokens that are masked as torch masks a first call, or not
-    understood, are left to the caller."""
+    """Whether steps are right, and what they give. The mistake of those that differ from one call
+    joins the diagnosis if it is known. If steps of one token do not differ, later ones of several
+    tokens that are masked as torch masks a first call, or not understood, are left to the caller.
+    """
     same, has_chunks = "token by token, after a prefill", any(map(_is_chunked, cases))
     if not differing:
-        diagnosis.notes += [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
+        diagnosis.notes += (
+            [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
+        )
         return True, f"{same}{', in chunks' * has_chunks}: the same as in one call"
     takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
@@ -381,9 +484,17 @@ def _judged(
         convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
     call = RecordedCall(differing[0].output, differing[0].inputs, operations=watcher.operations)
     is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
-    pool = [] if takes_single_steps and is_of_torch else [each for each in MISTAKES if each.shown_by == "steps"]
-    is_named = diagnosis.candidate is not None and diagnosis.finds(Trial(diagnosis.candidate, judged, call, pool))
+    pool = (
+        []
+        if takes_single_steps and is_of_torch
+        else [each for each in MISTAKES if each.shown_by == "steps"]
+    )
+    is_named = diagnosis.candidate is not None and diagnosis.finds(
+        Trial(diagnosis.candidate, judged, call, pool)
+    )
     if takes_single_steps and not is_named:
-        diagnosis.notes.append(f"{_LATER_CHUNK} gives another output than one call: give one token at a time")
+        diagnosis.notes.append(
+            f"{_LATER_CHUNK} gives another output than one call: give one token at a time"
+        )
         return None, f"{same}: the same as in one call; later chunks differ"
     return False, f"{differing[0].name} give other outputs than one call"

@@ -1,4 +1,6 @@
-"""`mha check`: probes a user's attention, compares it with the reference, and diagnoses its mistakes."""
+"""`mha check`: probes a user's attention, compares it with the reference, and diagnoses its
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examin
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.probes import ProbedAttention, arguments_without_effect, probe
-from mhacli.commands.check.result import AttentionInside, CheckRequest, Examination, Finding, OutputComparison, Verdict
+from mhacli.commands.check.result import (
+    AttentionInside,
+    CheckRequest,
+    Examination,
+    Finding,
+    OutputComparison,
+    Verdict,
+)
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
@@ -43,7 +52,9 @@ _SMALL = 5_000_000
 
 
 def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    """The document of the requested examination. Raises `MhaError` if a target cannot be imported, built or called."""
+    """The document of the requested examination. Raises `MhaError` if a target cannot be imported,
+    built or called.
+    """
     return examination_of(decode(CheckRequest, request, "request"), stage).to_dict()
 
 
@@ -52,22 +63,32 @@ def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     started = time.perf_counter()
     with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
         examination = examine(request, stage)
-    environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    environment = {
+        "mha": mhacli.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     return replace(examination, time_s=time.perf_counter() - started, environment=environment)
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
-    """The comparison of two implementations, or the behaviour of a checkpoint, or of a target that takes token ids; else probes,
-    compares and diagnoses the attention in each of its modes."""
+    """The comparison of two implementations, or the behaviour of a checkpoint, or of a target that
+    takes token ids; else probes, compares and diagnoses the attention in each of its modes.
+    """
     if request.against is not None:
         with one_thread():
             return compare(request, stage)
     built = None if request.model is not None else load_built(request.target_request, stage)
     module = None if built is None else built.module
     if built is None or config_of(module) is not None:
-        from mhacli.commands.check.checkpoint import admitted, checkpoint_behaviour  # loads what only checkpoints need
+        from mhacli.commands.check.checkpoint import (
+            admitted,
+            checkpoint_behaviour,
+        )  # loads what only checkpoints need
 
-        subject = ModelSettings(path=request.model, device=request.device) if module is None else module
+        subject = (
+            ModelSettings(path=request.model, device=request.device) if module is None else module
+        )
         stage("loading the model", limited=False)
         tester, _ = checkpoint_behaviour(admitted(subject), request, stage)
         return _of_behaviour(tester, request.model or request.target_request.target)
@@ -83,11 +104,17 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
                 if model is None:
                     raise
             else:
-                return combined([(subject, _with_behaviour(subject, request)) for subject in subjects])
-        claim = True if model.has_source and request.states_causal is None else request.states_causal
+                return combined(
+                    [(subject, _with_behaviour(subject, request)) for subject in subjects]
+                )
+        claim = (
+            True if model.has_source and request.states_causal is None else request.states_causal
+        )
         tester = BehaviourTester(model, claim, request.seed, requested=request.length)
         _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)
-        return replace(_of_behaviour(tester, request.target_request.target), arguments=arguments_of(built))
+        return replace(
+            _of_behaviour(tester, request.target_request.target), arguments=arguments_of(built)
+        )
 
 
 def _n_parameters(module: nn.Module | None) -> int:
@@ -97,7 +124,11 @@ def _n_parameters(module: nn.Module | None) -> int:
 def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     """The report on a model by its behaviour, and by the comparison of what is inside."""
     verdict: Verdict = "wrong" if tester.findings else "consistent" if tester.holds else "unknown"
-    if verdict == "consistent" and tester.inside and all(each.verdict == "right" for each in tester.inside):
+    if (
+        verdict == "consistent"
+        and tester.inside
+        and all(each.verdict == "right" for each in tester.inside)
+    ):
         verdict = "right"
     first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
     return Examination(
@@ -113,13 +144,17 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
 
 
 def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examination:
-    """The report on one mode, with its behaviour over a long text where it reads one sequence of vectors."""
+    """The report on one mode, with its behaviour over a long text where it reads one sequence of
+    vectors.
+    """
     report = _examined_mode(subject, request)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
     if text_model is None or report.verdict == "wrong":
         return report
     choices = {choice.name for choice in report.choices}
-    is_causal = (request.causal or bool(choices & {"meant-causal", "causal"})) and "causal-by-mask" not in choices
+    is_causal = (
+        request.causal or bool(choices & {"meant-causal", "causal"})
+    ) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     try:
         tester = BehaviourTester(text_model, stated, request.seed, requested=request.length)
@@ -134,9 +169,13 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
         _compare_inside(parts, tester, request)
     if tester.inside or subject.is_pooled:
         behaved = _of_behaviour(tester, report.target)
-        return replace(behaved, called=report.called, arguments=report.arguments, example=report.example)
+        return replace(
+            behaved, called=report.called, arguments=report.arguments, example=report.example
+        )
     verdict = "wrong" if tester.findings else report.verdict
-    return replace(report, verdict=verdict, findings=tuple(tester.findings), behaviour=tester.behaviours)
+    return replace(
+        report, verdict=verdict, findings=tuple(tester.findings), behaviour=tester.behaviours
+    )
 
 
 def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination:
@@ -155,12 +194,21 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
     diagnosis = diagnose(probed)
     subject.built.stage(f"giving {report.target} a text step by step", limited=False)
     examine_stepwise(probed, diagnosis)
-    findings, comparison, passed = findings_of(diagnosis, probed), None, (*diagnosis.passed, *subject.unread)
+    findings, comparison, passed = (
+        findings_of(diagnosis, probed),
+        None,
+        (*diagnosis.passed, *subject.unread),
+    )
     if diagnosis.candidate is not None:
-        errors = [(error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance) for case in diagnosis.cases]
+        errors = [
+            (error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance)
+            for case in diagnosis.cases
+        ]
         relative, tolerance = max(errors)
         dtype = str(subject.dtype).removeprefix("torch.")
-        comparison = OutputComparison("reference", dtype, len(errors), finite(relative * tolerance), tolerance)
+        comparison = OutputComparison(
+            "reference", dtype, len(errors), finite(relative * tolerance), tolerance
+        )
     report = replace(
         report,
         verdict="wrong" if findings else "right",
@@ -172,14 +220,16 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         reason=None,
         n_parameters=_n_parameters(probed.module),
         n_hypotheses=diagnosis.n_hypotheses,
-        not_examined=tuple(name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed),
+        not_examined=tuple(
+            name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed
+        ),
         notes=(*arguments_without_effect(subject), *diagnosis.notes),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
     return report if findings or diagnosis.is_right else _undecided(report, diagnosis, probed)
 
 
-# ---------------------------------------------------------------------------------------- the attention inside a model
+# --------------------------------------------------------------------- the attention inside a model
 
 
 ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
@@ -187,8 +237,10 @@ ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
 
 
 def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass:
-    """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class and name, none if the model
-    itself does. Where nothing states if tokens may see later ones, an attention that hides them does, else what is `claimed`."""
+    """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class
+    and name, none if the model itself does. Where nothing states if tokens may see later ones, an
+    attention that hides them does, else what is `claimed`.
+    """
     modules = dict(tester.module.named_modules()) if tester.module is not None else {}
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
     text = tester.texts[-1] if _n_parameters(tester.module) > _SMALL else tester.text
@@ -207,28 +259,37 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
             hide_later.append(not sees.triu(1).any())
 
     if tester.module is not None:
-        # compiled code hides its attention, and code that torch's fused layers skip may raise anything
+        # compiled code hides its attention, and code that torch's fused layers skip may raise
+        # anything
         with suppress(Exception), captured(tester.module, take, anywhere=True):
             tester.run_pass(text)
     if tester.is_causal is None:
-        tester.is_causal, tester.hides_later = (any(hide_later) and not all(hide_later)) or claimed, any(hide_later)
+        tester.is_causal, tester.hides_later = (
+            (any(hide_later) and not all(hide_later)) or claimed,
+            any(hide_later),
+        )
     tester.test()
     return {} if any("" in named for named in found.values()) else found
 
 
 def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
-    """Compares each class of attention inside a model with the reference, once for the same numbers; their mistakes come before
-    those of behaviour."""
+    """Compares each class of attention inside a model with the reference, once for the same
+    numbers; their mistakes come before those of behaviour.
+    """
     inside, mistakes = list[AttentionInside](), list[Finding]()
     for cls, named in parts.items():
         verdict: Verdict = "right"
         for module in {_numbers_of(module): module for module in named.values()}.values():
             try:
                 with naming(copied(module)) as target:
-                    alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
+                    alone = replace(
+                        request, target=target, arg=(), call_arg=(), example=None, causal=False
+                    )
                     built = load_built(alone.target_request, tester.model.attention.built.stage)
                     subjects = find_modes(built, alone.target_request)
-                    compared = combined([(subject, _examined_mode(subject, alone)) for subject in subjects])
+                    compared = combined(
+                        [(subject, _examined_mode(subject, alone)) for subject in subjects]
+                    )
                 verdict, reason = compared.verdict, compared.reason or ""
                 mistakes += compared.findings
             except Exception as fault:  # user code may raise anything
@@ -240,45 +301,68 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
 
 
 def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
-    """The numbers that a module and its parts hold besides weights, such as a scale, but for that of its layer."""
+    """The numbers that a module and its parts hold besides weights, such as a scale, but for that
+    of its layer.
+    """
     held = [item for part in module.modules() for item in vars(part).items()]
     return frozenset(
-        (name, value) for name, value in held if isinstance(value, int | float) and role_of(name) != "layer"
+        (name, value)
+        for name, value in held
+        if isinstance(value, int | float) and role_of(name) != "layer"
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- the report
+# --------------------------------------------------------------------------------------- the report
 
 
 def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    subject, candidate, form, choices = probed.subject, diagnosis.candidate, diagnosis.mask_form, list[Choice]()
+    subject, candidate, form, choices = (
+        probed.subject,
+        diagnosis.candidate,
+        diagnosis.mask_form,
+        list[Choice](),
+    )
     if candidate is not None:
         layer, weights = candidate.layer, candidate.layer.weights
         choices += candidate.choices
         if weights is not None:
             named = zip(("q", "k", "v", "the output"), weights, strict=True)
-            unbiased = ", ".join(name for name, each in named if each is not None and each.bias is None)
+            unbiased = ", ".join(
+                name for name, each in named if each is not None and each.bias is None
+            )
             d_v = len(weights.v.weight) // layer.n_kv_heads
             if unbiased:
                 choices.append(Choice("no-bias", f"no bias: {unbiased}"))
             if layer.n_kv_heads != layer.n_heads:
-                choices.append(Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"))
+                choices.append(
+                    Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")
+                )
             if d_v != layer.d_head:
-                choices.append(Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}"))
+                choices.append(
+                    Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}")
+                )
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if probed.expects_causal and not probed.request.causal:
         source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    if probed.expects_causal and probed.visible == "full" and form is not None and "query" in form.axes:
-        choices.append(Choice("causal-by-mask", "it is causal only through the mask that it is given"))
+    if (
+        probed.expects_causal
+        and probed.visible == "full"
+        and form is not None
+        and "query" in form.axes
+    ):
+        choices.append(
+            Choice("causal-by-mask", "it is causal only through the mask that it is given")
+        )
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
 def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttention) -> Examination:
-    """The report without a verdict, with the reason and with suggestions: it is no attention, its weights cannot be read, or a
-    site differs."""
+    """The report without a verdict, with the reason and with suggestions: it is no attention, its
+    weights cannot be read, or a site differs.
+    """
     request, likeliest = probed.request, diagnosis.candidate or diagnosis.likeliest
     if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
@@ -286,14 +370,22 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         reason = "no token attends to another: this is not attention"
         return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
-    departure = None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
+    departure = (
+        None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
+    )
     reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
     unused = () if reading is None else reading.unused
     unclear = dict.fromkeys(unused if diagnosis.candidate is None else diagnosis.unexplained)
     if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
-        reason = f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of its input"
+        reason = (
+            f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of"
+            " its input"
+        )
     elif likeliest is None:
-        reason = "the names and shapes of the parameters do not show which project queries, keys and values"
+        reason = (
+            "the names and shapes of the parameters do not show which project queries, keys and"
+            " values"
+        )
     elif unclear:
         reason = f"it is not clear what it does with {first_names(unclear, _MOST_PARTS)}"
     elif departure is not None:
@@ -307,7 +399,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
     return replace(report, verdict="unknown", reason=reason, departure=departure, next_steps=steps)
 
 
-# ---------------------------------------------------------------------------------------------- both modes as one report
+# ------------------------------------------------------------------------- both modes as one report
 
 
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
@@ -315,7 +407,9 @@ _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examination:
     """The report on the worst mode, with the findings of all, proven ones first."""
-    worst = min((report for _, report in reports), key=lambda report: _SEVERITY.index(report.verdict))
+    worst = min(
+        (report for _, report in reports), key=lambda report: _SEVERITY.index(report.verdict)
+    )
     if len(reports) == 1:
         return worst
     findings: dict[str, Finding] = {}
@@ -323,7 +417,9 @@ def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examinatio
         for finding in report.findings:
             earlier = findings.get(finding.code, finding)
             modes = (*earlier.modes, *([] if subject.mode is None else [subject.mode]))
-            findings[finding.code] = replace(max(earlier, finding, key=lambda one: one.proven), modes=modes)
+            findings[finding.code] = replace(
+                max(earlier, finding, key=lambda one: one.proven), modes=modes
+            )
     every = [report for _, report in reports]
     return replace(
         worst,
@@ -331,6 +427,8 @@ def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examinatio
         findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
         n_hypotheses=sum(report.n_hypotheses for report in every),
-        not_examined=tuple(name for name in worst.not_examined if all(name in one.not_examined for one in every)),
+        not_examined=tuple(
+            name for name in worst.not_examined if all(name in one.not_examined for one in every)
+        ),
         notes=tuple(dict.fromkeys(note for report in every for note in report.notes)),
     )

@@ -1,4 +1,6 @@
-"""The sites of a layer in a recorded call: which operation makes the numbers of each, on which line and in which variable."""
+"""The sites of a layer in a recorded call: which operation makes the numbers of each, on which line
+and in which variable.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,36 @@ from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 
-SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
+SITES = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q",
+    "k",
+    "v",
+    "qk",
+    "scaled",
+    "scores",
+    "pattern",
+    "z",
+    "concat",
+    "out",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerSites:
-    """A layer's tensor at each of its sites for the inputs of a recorded call, and the operations of the call that produce it."""
+    """A layer's tensor at each of its sites for the inputs of a recorded call, and the operations
+    of the call that produce it.
+    """
 
     call: RecordedCall
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def producers(self, site: str) -> list[Operation]:
-        """The operations that produce the numbers of a site, in any order, or those of its first head."""
+        """The operations that produce the numbers of a site, in any order, or those of its first
+        head.
+        """
         if site not in self.tensors:
             return []
         expected = self.tensors[site]
@@ -48,41 +68,62 @@ class LayerSites:
         return sum(bool(self.producers(site)) for site in SITES)
 
     def _producer(self, site: str) -> Operation | None:
-        """The first operation on a line of user code that produces a site: where heads are split or joined, the first that
-        shapes them; a projection by the name of a variable, as shapes may be the same."""
+        """The first operation on a line of user code that produces a site: where heads are split or
+        joined, the first that shapes them; a projection by the name of a variable, as shapes may be
+        the same.
+        """
         producers = [op for op in self.producers(site) if op.at.line is not None]
         preferred = []
         if site.removesuffix("_split") in ("q", "k", "v", "concat"):
             preferred = [op for op in producers if not (op.projects or op.is_product)]
         elif site.endswith("_proj"):
-            preferred = [op for op in producers if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}]
+            preferred = [
+                op
+                for op in producers
+                if site[0] in {read_name(n)[0] for n in assigned_names(op.at.source)}
+            ]
         return next(iter(preferred or producers), None)
 
     def line_of(self, site: str) -> SourceLine:
-        """The line that produces a site's numbers, or those of the first later site that is found."""
+        """The line that produces a site's numbers, or those of the first later site that is
+        found.
+        """
         producer = self._first_producer(site)
         return SourceLine() if producer is None else producer.at
 
     def _first_producer(self, site: str) -> Operation | None:
         """The operation that produces a site, or the first later one that is found."""
-        later = (self._producer(each) for each in (site, *SITES[SITES.index(site.removesuffix("_split")) :]))
+        later = (
+            self._producer(each)
+            for each in (site, *SITES[SITES.index(site.removesuffix("_split")) :])
+        )
         return next((operation for operation in later if operation is not None), None)
 
     def line_for(self, patterns: Sequence[str], site: str, built: Built) -> SourceLine:
-        """The line of a mistake: the first that matches a pattern, before others one that leads to a site, else the one that
-        computes the site, else the first line of `forward` or of a function."""
+        """The line of a mistake: the first that matches a pattern, before others one that leads to
+        a site, else the one that computes the site, else the first line of `forward` or of a
+        function.
+        """
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
         for part in (parts := (getattr(built.thing, "forward", None), built.thing)):
             with contextlib.suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-                source += [SourceLine(built.file, number, line.strip()) for number, line in enumerate(lines, first)]
+                source += [
+                    SourceLine(built.file, number, line.strip())
+                    for number, line in enumerate(lines, first)
+                ]
         texts = "".join(str(part.__doc__) for part in parts)
         code = [
-            each for each in source if not each.source.startswith(("def ", "class ", '"')) and each.source not in texts
+            each
+            for each in source
+            if not each.source.startswith(("def ", "class ", '"')) and each.source not in texts
         ]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
-        made = [[op.at for op in ops if op.at.line is not None] for ops in (leading, self.call.operations)]
+        made = [
+            [op.at for op in ops if op.at.line is not None]
+            for ops in (leading, self.call.operations)
+        ]
         for places in (*made, code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
@@ -105,8 +146,9 @@ class LayerSites:
                 yield site, fitting[0]
 
     def first_difference(self) -> FirstDifference | None:
-        """The first site that the call does not produce, and the last one before it. The scaled products are scores too. None if
-        there is nothing to compare."""
+        """The first site that the call does not produce, and the last one before it. The scaled
+        products are scores too. None if there is nothing to compare.
+        """
         if not (self.tensors and self.call.operations):
             return None
         made = {site for site in SITES if self.producers(site)}
@@ -116,18 +158,31 @@ class LayerSites:
         before = [site for site in SITES[: SITES.index(missing)] if site in self.tensors]
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)
         producer = self._producer(before[-1]) if before else None
-        later = [] if producer is None else self.call.operations[self.call.operations.index(producer) + 1 :]
+        later = (
+            []
+            if producer is None
+            else self.call.operations[self.call.operations.index(producer) + 1 :]
+        )
         shared = [op for site in before for op in self.producers(site)]
-        operation = next((op for op in later if op.at.line is not None and op not in shared), producer)
+        operation = next(
+            (op for op in later if op.at.line is not None and op not in shared), producer
+        )
         line = SourceLine() if operation is None else operation.at
         return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
 
 
-def sites_in(call: RecordedCall, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()) -> LayerSites:
+def sites_in(
+    call: RecordedCall, layer: ReferenceLayer, mistakes: Sequence[Mistake] = ()
+) -> LayerSites:
     """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
     tensors = dict[str, Tensor]()
-    with contextlib.suppress(Exception), torch.no_grad():  # the mistake may not be possible here, or a norm fail
+    with (
+        contextlib.suppress(Exception),
+        torch.no_grad(),
+    ):  # the mistake may not be possible here, or a norm fail
         stages = stages_with(mistakes)
-        run_stages(stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor}))
+        run_stages(
+            stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})
+        )
         return LayerSites(call, tensors)
     return LayerSites(call)

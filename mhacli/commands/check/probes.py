@@ -1,5 +1,6 @@
-"""What is known of a user's attention before it is compared: what probes measure, its random weights, and test inputs, each of
-which shows one property, with the outputs for them."""
+"""What is known of a user's attention before it is compared: what probes measure, its random
+weights, and test inputs, each of which shows one property, with the outputs for them.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +31,33 @@ RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""
 _N_COPIES, _SIGMAS = 200, 5.0
 _SMALL_SCALE = 0.1
-"""The scale of inputs with small scores and nearly equal weights, so that every visible key has an influence."""
+"""The scale of inputs with small scores and nearly equal weights, so that every visible key has an
+influence."""
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
-_DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")
+_DENIALS = (
+    "non",
+    "not",
+    "anti",
+    "or",
+    "bi",
+    "un",
+    "optionally",
+    "optional",
+    "possibly",
+    "no",
+    "without",
+)
 
 
 @dataclass
 class ProbedAttention:
-    """All that is known before the comparison: the subject without dropout and with random weights, its module in float64 for the
-    reference, the weights that a function is called with, and the request. If it keeps state, each call uses a fresh copy.
+    """All that is known before the comparison: the subject without dropout and with random weights,
+    its module in float64 for the reference, the weights that a function is called with, and the
+    request. If it keeps state, each call uses a fresh copy.
 
-    `evidence` has that of each mistake that needs no reference, by its code. `influence`: whether another token at key changes
-    the output at query, on the diagonal through its value, not its query; None where nothing was measured.
+    `evidence` has that of each mistake that needs no reference, by its code. `influence`: whether
+    another token at key changes the output at query, on the diagonal through its value, not its
+    query; None where nothing was measured.
     """
 
     subject: UserAttention
@@ -53,8 +69,9 @@ class ProbedAttention:
 
     @property
     def expects_causal(self) -> bool:
-        """Whether no token is meant to see a later one: by the option, an argument, or its name. For cross-attention only an
-        argument counts, because the context has its own positions."""
+        """Whether no token is meant to see a later one: by the option, an argument, or its name.
+        For cross-attention only an argument counts, because the context has its own positions.
+        """
         subject, request = self.subject, self.request
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
@@ -64,12 +81,18 @@ class ProbedAttention:
 
     @property
     def visible(self) -> str:
-        """Which tokens influence an output, a name of `_KINDS`; empty where nothing was measured."""
+        """Which tokens influence an output, a name of `_KINDS`; empty where nothing was
+        measured.
+        """
         if (seen := self.influence) is None:
             return ""
         # the first or the last query may see no key, and then sees all
         ones, inner = torch.ones_like(seen), slice(1, -1)
-        kinds = (name for name, (shape, _) in _KINDS.items() if torch.equal(seen[inner], shape(ones)[inner]))
+        kinds = (
+            name
+            for name, (shape, _) in _KINDS.items()
+            if torch.equal(seen[inner], shape(ones)[inner])
+        )
         return next(kinds, "other")
 
     @property
@@ -77,24 +100,37 @@ class ProbedAttention:
         """What was measured without the reference."""
         if self.influence is None:
             return ()
-        return (ProbeResult("visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()),)
+        return (
+            ProbeResult(
+                "visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()
+            ),
+        )
 
 
 def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
-    """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied, or has none."""
+    """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied,
+    or has none.
+    """
     module, has_dropout = subject.built.module, False
     twin = copied(module)
     for part in twin.modules() if twin is not None and twin is not module else ():
         for name, value in vars(part).items():
             if type(value) in (int, float) and 0 <= value < 1 and role_of(name) == "dropout":
                 has_dropout, vars(part)[name] = True, p
-    return replace(subject.with_call(twin), is_without_dropout=False) if has_dropout and twin is not None else None
+    return (
+        replace(subject.with_call(twin), is_without_dropout=False)
+        if has_dropout and twin is not None
+        else None
+    )
 
 
 def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
-    """What is measured without the reference, in eval mode; then with random weights and biases, because initial ones hide
-    mistakes, for example with zero biases."""
-    called = subject.with_call(copied(subject.built.call))  # so that the subject keeps nothing of the calls
+    """What is measured without the reference, in eval mode; then with random weights and biases,
+    because initial ones hide mistakes, for example with zero biases.
+    """
+    called = subject.with_call(
+        copied(subject.built.call)
+    )  # so that the subject keeps nothing of the calls
     probed, seed = ProbedAttention(called, request), request.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
@@ -106,10 +142,14 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     if (module := subject.built.module) is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
-        floats = {name: as_float64(each) for name, each in tensors.items() if each.is_floating_point()}
+        floats = {
+            name: as_float64(each) for name, each in tensors.items() if each.is_floating_point()
+        }
         return replace(probed, subject=subject, tensors=floats)
     module = cast(randomised(module, request.seed), subject.dtype)
-    subject = replace(subject.with_call(module), is_copied="state-kept-between-calls" in probed.evidence)
+    subject = replace(
+        subject.with_call(module), is_copied="state-kept-between-calls" in probed.evidence
+    )
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
@@ -122,8 +162,9 @@ def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
 
 
 def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
-    """Whether the same input gives the same output in eval mode, at once and after another input, with more dropout if there is
-    any."""
+    """Whether the same input gives the same output in eval mode, at once and after another input,
+    with more dropout if there is any.
+    """
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
     subject, twin = probed.subject, with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
     unused = replace(subject.with_call(copied(subject.built.call)), is_copied=True)
@@ -136,42 +177,64 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
             again = "in eval mode, but the same one after torch.manual_seed: it is random"
             probed.evidence["dropout-in-eval"] = f"the same input gives another output {again}"
             return
-        how = "the same input gives another output after other calls, with the same seed too: it keeps state"
+        how = (
+            "the same input gives another output after other calls, with the same seed too: it"
+            " keeps state"
+        )
     except Exception as fault:  # a later call fails
-        how = f"the first call works, a later one with the same input raises {exception_text(fault):.200}"
+        how = (
+            "the first call works, a later one with the same input raises"
+            f" {exception_text(fault):.200}"
+        )
     probed.evidence["state-kept-between-calls"], probed.subject = how, unused
 
 
-# ------------------------------------------------------------------------------------------------------------ visible keys
+# ------------------------------------------------------------------------------------- visible keys
 
 
 _KINDS: Mapping[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "full": (torch.ones_like, "every token sees every token"),
     "causal": (torch.tril, "every token sees itself and those before it"),
-    "without itself": (lambda ones: ones.tril(-1), "every token sees those before it, but not itself"),
-    "plus the next": (lambda ones: ones.tril(1), "every token sees itself, those before it, and the next one"),
+    "without itself": (
+        lambda ones: ones.tril(-1),
+        "every token sees those before it, but not itself",
+    ),
+    "plus the next": (
+        lambda ones: ones.tril(1),
+        "every token sees itself, those before it, and the next one",
+    ),
     "transposed": (torch.triu, "every token sees itself and those after it, none before"),
-    "later": (lambda ones: ones.triu(1), "every token sees those after it, neither itself nor those before"),
+    "later": (
+        lambda ones: ones.triu(1),
+        "every token sees those after it, neither itself nor those before",
+    ),
     "itself only": (lambda ones: ones.tril().triu(), "every token sees itself alone"),
     "other": (lambda ones: ~ones, "what a token sees is neither everything nor a triangle"),
 }
-"""Which tokens influence an output, as a matrix made from one that is True everywhere, and in words; at last any other."""
+"""Which tokens influence an output, as a matrix made from one that is True everywhere, and in
+words; at last any other."""
 
 
 def replace_tokens(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """Which tokens influence which outputs in self-attention, by replacing each token in turn.
 
-    A token among equal ones cannot change its output through its query, so equal tokens show the diagonal.
+    A token among equal ones cannot change its output through its query, so equal tokens show the
+    diagonal.
     """
     random, small = (drawer.inputs(with_context=False) for _ in range(2))
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
-    by_random, by_equal = _by_token(probed, random, drawer), _by_token(probed, small, drawer, factor=_SMALL_SCALE)
+    by_random, by_equal = (
+        _by_token(probed, random, drawer),
+        _by_token(probed, small, drawer, factor=_SMALL_SCALE),
+    )
     if random.keys is None:
         by_random.fill_diagonal_(False)  # the token may act through its query only
     probed.influence = by_random | by_equal
 
 
-def _by_token(probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0) -> Tensor:
+def _by_token(
+    probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0
+) -> Tensor:
     """Whether another token at key changes each output, `[query, key]`."""
     before = probed.subject(base, seed=0)
     replaced = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
@@ -179,15 +242,17 @@ def _by_token(probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, fac
     return torch.stack([each.movedim(-2, 0).flatten(1).any(1) for each in changes], 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- dropout
+# ------------------------------------------------------------------------------------------ dropout
 
 
 def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
-    """Whether the mean output in training mode with dropout 0.5, over many copies of the input, is that in eval mode times 1 − p.
+    """Whether the mean output in training mode with dropout 0.5, over many copies of the input, is
+    that in eval mode times 1 − p.
 
-    Each output column contains a part without dropout, such as a bias, and a part that dropout scales. The slope of the
-    training output over the eval output, within columns, is independent of the former. Every copy gives a slope, and their
-    spread gives the standard error. It decides between the slopes 1 and 1 − p, if five standard errors separate them.
+    Each output column contains a part without dropout, such as a bias, and a part that dropout
+    scales. The slope of the training output over the eval output, within columns, is independent of
+    the former. Every copy gives a slope, and their spread gives the standard error. It decides
+    between the slopes 1 and 1 − p, if five standard errors separate them.
     """
     twin = with_dropout(probed.subject, RAISED_DROPOUT)
     if twin is None or probed.evidence:
@@ -199,25 +264,35 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
     slope, error = slopes.mean().item(), slopes.std().item() / _N_COPIES**0.5
-    if 2 * _SIGMAS * error < RAISED_DROPOUT and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error:
-        mean = f"with dropout {RAISED_DROPOUT} the mean output in training is {slope:.2f} ± {error:.2f} of that in eval"
+    if (
+        2 * _SIGMAS * error < RAISED_DROPOUT
+        and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error
+    ):
+        mean = (
+            f"with dropout {RAISED_DROPOUT} the mean output in training is {slope:.2f} ±"
+            f" {error:.2f} of that in eval"
+        )
         probed.evidence["dropout-not-rescaled"] = f"{mean}: what is kept is not divided by 1 − p"
 
 
-# --------------------------------------------------------------------------------------------------------- inputs
+# ------------------------------------------------------------------------------------------- inputs
 
 
 TOLERANCE = TOLERANCES["float32"].runs
-"""Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
+"""Relative to the largest number of the output: rounding of float32, which many modules compute
+with inside."""
 LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
-"""Inputs times this make scores a million times as large; a number that stands for −∞ must be lower still."""
+"""Inputs times this make scores a million times as large; a number that stands for −∞ must be lower
+still."""
 
 
 @dataclass(frozen=True, eq=False)
 class InputCase:
-    """One input, rounded to the subject's dtype, and its output `[batch, query, d_out]`, both in float64. `form` is the form of
-    the mask or of the padding, and `rounding` the tolerance relative to the largest number of the output."""
+    """One input, rounded to the subject's dtype, and its output `[batch, query, d_out]`, both in
+    float64. `form` is the form of the mask or of the padding, and `rounding` the tolerance relative
+    to the largest number of the output.
+    """
 
     name: str
     inputs: Inputs
@@ -232,8 +307,9 @@ class InputCase:
         return max(finite.abs().max().item() if finite.numel() else 1.0, 1e-30) * self.rounding
 
     def counted(self, out: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The compared rows of an output, bool `[batch, query]`, or with heads for a function: padded queries, and those that may
-        `keep` no key, have no right output."""
+        """The compared rows of an output, bool `[batch, query]`, or with heads for a function:
+        padded queries, and those that may `keep` no key, have no right output.
+        """
         counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), self.inputs.real
         if real is not None and real.shape[1] == out.shape[-2]:
             counted &= real if out.ndim == 3 else real[:, None]
@@ -244,11 +320,18 @@ class InputCase:
 
 
 def make_case(
-    name: str, subject: UserAttention, inputs: Inputs, form: MaskForm | None = None, *, rounding: float = TOLERANCE
+    name: str,
+    subject: UserAttention,
+    inputs: Inputs,
+    form: MaskForm | None = None,
+    *,
+    rounding: float = TOLERANCE,
 ) -> InputCase:
     """The case with the subject's output. Raises what the subject raises."""
     output = as_float64(subject(inputs, mask=form))
-    return InputCase(name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding)
+    return InputCase(
+        name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding
+    )
 
 
 def recorded_case(subject: UserAttention, case: InputCase) -> RecordedCall:
@@ -261,7 +344,9 @@ def recorded_case(subject: UserAttention, case: InputCase) -> RecordedCall:
 def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
     """A sentence about each argument that is never read."""
     name = getattr(called_function(subject.built.call), "__name__", subject.built.name)
-    return tuple(f"{name}() never reads {it}: no value of it changes the output" for it in subject.unread)
+    return tuple(
+        f"{name}() never reads {it}: no value of it changes the output" for it in subject.unread
+    )
 
 
 def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
@@ -269,7 +354,9 @@ def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
     drawer = subject.drawer(seed)
     inputs = {"self-attention": drawer.inputs(with_context=False)}
     if subject.takes_context or subject.n_rows > 1:
-        name = "fewer queries than keys" if subject.takes_context else "other rows for each argument"
+        name = (
+            "fewer queries than keys" if subject.takes_context else "other rows for each argument"
+        )
         inputs[name] = drawer.inputs(with_context=True)
     return inputs
 
@@ -280,7 +367,11 @@ def masked_cases(
     """One case for each form of a mask, or of padding, that fits these sizes."""
     drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context, batch=batch)
-    allowed, holes, right = drawer.allowed(inputs), drawer.real(inputs, on_the_right=False), drawer.real(inputs)
+    allowed, holes, right = (
+        drawer.allowed(inputs),
+        drawer.real(inputs, on_the_right=False),
+        drawer.real(inputs),
+    )
     for form in forms:
         n_masks = len(allowed) // form.n_shared if "batch" in form.axes else 1
         masked = inputs._replace(allowed=allowed[:n_masks].repeat(form.n_shared, 1, 1, 1))
@@ -288,26 +379,36 @@ def masked_cases(
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
         mark = "True" if form.kind == "bool" else "1"
         meaning = "may attend" if form.true_means == "keep" else "hidden"
-        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(form.kind, f"{mark} = {meaning}")
+        kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(
+            form.kind, f"{mark} = {meaning}"
+        )
         with suppress(Exception):  # the form does not fit these sizes
-            yield make_case(f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form)
+            yield make_case(
+                f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form
+            )
 
 
 def large_case(subject: UserAttention, case: InputCase) -> InputCase:
     """Another case with scores a million times as large."""
     inputs = case.inputs
-    large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)
+    large = inputs._replace(
+        queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE
+    )
     if large.allowed is not None:  # one visible key for each query, so that its score may be low
         q_len, k_len = large.allowed.shape[-2:]
-        large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
+        large = large._replace(
+            allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None]
+        )
     return make_case("scores × 1,000,000", subject, large, case.form, rounding=LARGE_TOLERANCE)
 
 
-# -------------------------------------------------------------------------------------------------------- random weights
+# ----------------------------------------------------------------------------------- random weights
 
 
 def unparametrized(module: nn.Module) -> nn.Module:
-    """A copy whose weights are parameters, also those that torch computes from others, as with a weight norm."""
+    """A copy whose weights are parameters, also those that torch computes from others, as with a
+    weight norm.
+    """
     copied_module = copy.deepcopy(module)
     for part in copied_module.modules():
         kind, names = type(part), [*getattr(part, "parametrizations", ())]
@@ -315,7 +416,9 @@ def unparametrized(module: nn.Module) -> nn.Module:
             part.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         for name in names:
             parametrize.remove_parametrizations(part, name)
-        for key, hook in [*part._forward_pre_hooks.items()]:  # the older weight norm and spectral norm
+        for key, hook in [
+            *part._forward_pre_hooks.items()
+        ]:  # the older weight norm and spectral norm
             if isinstance(hook, WeightNorm | SpectralNorm):
                 hook.remove(part)
                 del part._forward_pre_hooks[key]
@@ -326,13 +429,17 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
     """A copy with random weights, scaled for queries and keys of unit size, and non-zero biases."""
     copied_module, generator = unparametrized(module), torch.Generator().manual_seed(seed + 1)
     for parameter in copied_module.parameters():
-        is_set = parameter.numel() == 1 and bool(parameter != 0)  # a gate of 0 would hide all that is behind it
+        is_set = parameter.numel() == 1 and bool(
+            parameter != 0
+        )  # a gate of 0 would hide all that is behind it
         if not parameter.is_floating_point() or is_set:
             continue
         numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if bool((parameter.detach() == 1).all()):  # an untrained gain of a norm, or a temperature
             numbers = (1 + numbers * 0.2).abs()
         else:
-            numbers = numbers * (0.5 if parameter.ndim < 2 else 1.2 * sorted(parameter.shape)[-1] ** -0.5)
+            numbers = numbers * (
+                0.5 if parameter.ndim < 2 else 1.2 * sorted(parameter.shape)[-1] ** -0.5
+            )
         parameter.data.copy_(numbers)
     return copied_module

@@ -23,8 +23,8 @@ Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
 _CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
 _TARGET = (
-    "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function of q, k and v. "
-    "mha imports and runs it."
+    "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
+    " of q, k and v. mha imports and runs it."
 )
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _LENGTH = "Tokens of the texts whose behaviour is tried."
@@ -40,20 +40,35 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest:
-    """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and intentions that the code does
-    not show. `time_limit_s` is per call."""
+    """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
+    intentions that the code does not show. `time_limit_s` is per call.
+    """
 
-    # fmt: off
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
     model: str | None = setting(
-        None, _CODE, MODEL, "--model --checkpoint", metavar="DIR", common=True, excludes=("target", "arg", "other"))
+        None,
+        _CODE,
+        MODEL,
+        "--model --checkpoint",
+        metavar="DIR",
+        common=True,
+        excludes=("target", "arg", "other"),
+    )
     arg: tuple[str, ...] = like(OwnCode, "arg", _CODE)
     call_arg: tuple[str, ...] = like(OwnCode, "call_arg", _CODE)
     example: str | None = like(OwnCode, "example", _CODE)
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET", common=True)
-    other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",))
+    other_arg: tuple[str, ...] = _pairs(
+        (), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",)
+    )
     other_call_arg: tuple[str, ...] | None = _pairs(
-        None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg", needs=("other",))
+        None,
+        _CODE,
+        _AGAINST_CALL_ARG,
+        "--against-call-arg",
+        default="as --call-arg",
+        needs=("other",),
+    )
     causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
     not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal", excludes=("causal",))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
@@ -62,18 +77,26 @@ class CheckRequest:
     n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
     device: str = like(Config, "device", _RUN, value="cpu", default="")
     seed: int = like(Config, "seed", _RUN)
-    length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions")
+    length: int | None = setting(
+        None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions"
+    )
     time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
-    # fmt: on
 
     @cached_property
     def target_request(self) -> TargetRequest:
-        """The attention to check. Raises `UsageError` if there is none, and for an argument that is not `NAME=VALUE`."""
+        """The attention to check. Raises `UsageError` if there is none, and for an argument that is
+        not `NAME=VALUE`.
+        """
         if self.target is None:
-            raise UsageError("there is nothing to check", hint="add FILE.py:NAME, the name of code, or --model DIR")
+            raise UsageError(
+                "there is nothing to check",
+                hint="add FILE.py:NAME, the name of code, or --model DIR",
+            )
         device = "cpu" if self.device == "auto" else self.device
         arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
-        return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed, self.example)
+        return TargetRequest(
+            self.target, arguments, calls, self.causal, device, self.seed, self.example
+        )
 
     @property
     def states_causal(self) -> bool | None:
@@ -82,20 +105,30 @@ class CheckRequest:
 
     @cached_property
     def against(self) -> TargetRequest | None:
-        """The attention to compare it with; None for the reference. Raises `UsageError` as `target_request` does."""
+        """The attention to compare it with; None for the reference. Raises `UsageError` as
+        `target_request` does.
+        """
         if self.other is None:
             return None
         given, arguments = self.other_call_arg, pairs(self.other_arg, "against-arg")
-        calls = self.target_request.call_arguments if given is None else pairs(given, "against-call-arg")
-        return replace(self.target_request, target=self.other, arguments=arguments, call_arguments=calls)
+        calls = (
+            self.target_request.call_arguments
+            if given is None
+            else pairs(given, "against-call-arg")
+        )
+        return replace(
+            self.target_request, target=self.other, arguments=arguments, call_arguments=calls
+        )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect` the consequence, `fix` the
-    corrected expression. `proven`: the reference with this mistake and those of `together_with` gives the module's output
-    within `tolerance`; `error` is the largest difference. `file`, `line` and `source` locate the operation if known. `modes`
-    are the affected modes, empty for attention with one mode."""
+    """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect`
+    the consequence, `fix` the corrected expression. `proven`: the reference with this mistake and
+    those of `together_with` gives the module's output within `tolerance`; `error` is the largest
+    difference. `file`, `line` and `source` locate the operation if known. `modes` are the affected
+    modes, empty for attention with one mode.
+    """
 
     code: str
     message: str
@@ -125,7 +158,9 @@ def words_of_code(name: str) -> Word:
 
 
 def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: Any) -> Finding:
-    """The finding for a mistake of this name, or for a failure of this code, with its words, or with `more` in place of them."""
+    """The finding for a mistake of this name, or for a failure of this code, with its words, or
+    with `more` in place of them.
+    """
     words = words_of_code(name)
     fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
     fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
@@ -142,8 +177,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a behaviour fails: the position from which the input was changed, the first output that differs, the first part of
-    the model whose outputs differ while its inputs agree, and the first attention whose outputs differ."""
+    """Where a behaviour fails: the position from which the input was changed, the first output that
+    differs, the first part of the model whose outputs differ while its inputs agree, and the first
+    attention whose outputs differ.
+    """
 
     cut: int | None = None
     position: int | None = None
@@ -153,8 +190,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:
-    """A behaviour of a model as a whole. `ok` is None where it was not tried; `reason` says why, or what was seen. `largest` is
-    the largest difference, relative to the usual size of an output, and `tolerance` what rounding explains."""
+    """A behaviour of a model as a whole. `ok` is None where it was not tried; `reason` says why, or
+    what was seen. `largest` is the largest difference, relative to the usual size of an output, and
+    `tolerance` what rounding explains.
+    """
 
     name: str
     ok: bool | None
@@ -167,7 +206,9 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was measured without the reference, in words and as a number; `ok` is None, because it is a matter of choice."""
+    """What was measured without the reference, in words and as a number; `ok` is None, because it
+    is a matter of choice.
+    """
 
     name: str
     message: str
@@ -177,7 +218,9 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""
+    """The largest difference between the outputs of module and reference with the same weights,
+    over `n_inputs` inputs.
+    """
 
     against: str
     dtype: str
@@ -187,8 +230,9 @@ class OutputComparison:
 
 
 class AttentionInside(Struct, frozen=True):
-    """A class of attention inside a model, with the names of its modules, and the verdict of the comparison with the reference;
-    `reason` says why there is none."""
+    """A class of attention inside a model, with the names of its modules, and the verdict of the
+    comparison with the reference; `reason` says why there is none.
+    """
 
     type: str
     names: tuple[str, ...]
@@ -197,8 +241,10 @@ class AttentionInside(Struct, frozen=True):
 
 
 class FirstDifference(Struct, frozen=True):
-    """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
-    it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
+    """The first difference from the reference: `site` is the first site that differs, `last_shared`
+    the last equal site before it. For two implementations, `other_file`, `other_line` and
+    `other_source` locate the site in the other one.
+    """
 
     site: str
     last_shared: str | None
@@ -212,11 +258,13 @@ class FirstDifference(Struct, frozen=True):
 
 @dataclass(frozen=True, repr=False)
 class Examination(Shown):
-    """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that
-    the verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments
-    without effect. `example` is the call that was assumed, empty where one was given. `next_steps` are suggestions for an
-    undecided verdict. Of attention with two modes it is the report on the worse one, with the findings of both. `modes` is
-    always empty. `inside` are the classes of attention inside a whole model."""
+    """The examination of an attention in user code. `not_examined` are arguments that always kept
+    their defaults, so that the verdict does not cover them. `notes` are facts that may surprise a
+    caller but are no mistakes, such as arguments without effect. `example` is the call that was
+    assumed, empty where one was given. `next_steps` are suggestions for an undecided verdict. Of
+    attention with two modes it is the report on the worse one, with the findings of both. `modes`
+    is always empty. `inside` are the classes of attention inside a whole model.
+    """
 
     verdict: Verdict
     target: str
@@ -250,10 +298,18 @@ class Examination(Shown):
         return self.verdict in ("right", "consistent")
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: each finding, behaviour and probe under the names of the document."""
+        """The rows of `--csv`: each finding, behaviour and probe under the names of the
+        document.
+        """
         document = self.to_dict()
-        findings = [{"name": finding["code"], "ok": False} | finding for finding in document["findings"]]
-        parts = {"finding": findings, "behaviour": document["behaviour"], "probe": document["probes"]}
+        findings = [
+            {"name": finding["code"], "ok": False} | finding for finding in document["findings"]
+        ]
+        parts = {
+            "finding": findings,
+            "behaviour": document["behaviour"],
+            "probe": document["probes"],
+        }
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
     def view(self, screen: Any) -> Any:
@@ -279,7 +335,10 @@ class Examination(Shown):
         if self.comparison is None:
             return f"{self.attention_inside}; the rest by behaviour: {held}"
         n, other = self.comparison.n_inputs, self.against or "the reference"
-        return f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same weights"
+        return (
+            f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
+            " weights"
+        )
 
     @property
     def limits(self) -> tuple[str, ...]:
@@ -289,7 +348,9 @@ class Examination(Shown):
 
     @property
     def summary(self) -> str:
-        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and its limits."""
+        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and its
+        limits.
+        """
         if self.verdict == "unknown":
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
@@ -298,11 +359,20 @@ class Examination(Shown):
 
     @property
     def attention_inside(self) -> str:
-        """In how many attention modules of a model the attention was compared with the reference, and why not in the others."""
+        """In how many attention modules of a model the attention was compared with the reference,
+        and why not in the others.
+        """
         n_right = sum(len(each.names) for each in self.inside if each.verdict == "right")
         compared = f"attention right in {n_right} of {sum(len(each.names) for each in self.inside)}"
-        others = [f"{each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"]
-        return "; ".join([compared if n_right else "the attention inside was not compared with the reference", *others])
+        others = [
+            f"{each.type}: {each.reason}" for each in self.inside if each.verdict == "unknown"
+        ]
+        return "; ".join(
+            [
+                compared if n_right else "the attention inside was not compared with the reference",
+                *others,
+            ]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""

@@ -1,4 +1,6 @@
-"""`mha check` as a Python function. Targets given by name run in a child process; nothing here loads torch."""
+"""`mha check` as a Python function. Targets given by name run in a child process; nothing here
+loads torch.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,15 @@ def check(
 ) -> Examination:
     """Checks an implementation of attention and names its mistakes, as `mha check` does.
 
-    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
-    child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. A model that
-    takes token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens: 256, or the model's
-    positions. `arguments` go to the constructor, `call_arguments` to each call; or `example` makes the call, as a function of
-    the target and a length. `against` is another implementation to compare with, instead of the reference. `causal`,
-    `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises `MhaError` if the
-    target cannot be imported, built or called.
+    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A
+    name is imported and run in a child process, with `time_limit_s` for each call; an object is
+    examined in this process, a module as a copy. A model that takes token ids, of transformers or
+    not, is examined by its behaviour over texts of `length` tokens: 256, or the model's positions.
+    `arguments` go to the constructor, `call_arguments` to each call; or `example` makes the call,
+    as a function of the target and a length. `against` is another implementation to compare with,
+    instead of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the
+    intention where the code does not show it. Raises `MhaError` if the target cannot be imported,
+    built or called.
     """
     with _named(target) as name, _named(against) as other, _named(example) as call:
         request = CheckRequest(
@@ -56,7 +60,9 @@ def check(
             example=call,
             other=other,
             other_arg=_words(against_arguments),
-            other_call_arg=None if against_call_arguments is None else _words(against_call_arguments),
+            other_call_arg=None
+            if against_call_arguments is None
+            else _words(against_call_arguments),
             causal=causal is True,
             not_causal=causal is False,
             mask_means=mask_means,
@@ -68,17 +74,23 @@ def check(
             length=length,
             time_limit_s=time_limit_s,
         )
-        if all(isinstance(name_or_object, str | None) for name_or_object in (target, against, example)):
+        if all(
+            isinstance(name_or_object, str | None) for name_or_object in (target, against, example)
+        ):
             return examine_in_child(request)
         from mhacli.commands.check.examine import examination_of
 
         return examination_of(request, process.no_stage)
 
 
-def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
+def examine_in_child(
+    request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
+) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
     limit_s = request.time_limit_s
-    document, printed = process.run_in_child(_JOB, asdict(request), time_limit_s=limit_s, on_stage=on_stage)
+    document, printed = process.run_in_child(
+        _JOB, asdict(request), time_limit_s=limit_s, on_stage=on_stage
+    )
     return replace(decode(Examination, document, "the examination"), printed=printed)
 
 
@@ -93,9 +105,13 @@ def _named(thing: object) -> Iterator[str | None]:
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         try:
             thing = copy.deepcopy(thing)
-        except Exception as fault:  # it holds what Python cannot copy, or its own __deepcopy__ raises
+        except (
+            Exception
+        ) as fault:  # it holds what Python cannot copy, or its own __deepcopy__ raises
             problem = f"{type(thing).__name__} cannot be copied: {process.exception_text(fault)}"
-            raise MhaError(problem, hint="give a function that builds it", code="cannot-examine") from fault
+            raise MhaError(
+                problem, hint="give a function that builds it", code="cannot-examine"
+            ) from fault
     with naming(thing) as name:
         yield name
 
@@ -105,7 +121,11 @@ def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     words = []
     for name, value in arguments.items():
         is_of_torch = type(value).__module__ == "torch"  # a dtype or a device
-        if not (is_of_torch or value is None or isinstance(value, str | int | float | bool | tuple | list | dict)):
+        if not (
+            is_of_torch
+            or value is None
+            or isinstance(value, str | int | float | bool | tuple | list | dict)
+        ):
             problem = f"{name}={value!r:.80} is neither a number, a text, a list nor a dict"
             raise UsageError(problem, hint="give a module that is built already")
         words.append(f"{name}={value}" if is_of_torch else f"{name}={value!r}")

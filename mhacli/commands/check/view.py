@@ -1,4 +1,6 @@
-"""The report of `mha check`: the verdict, each mistake with evidence, line and fix, and the checks behind it."""
+"""The report of `mha check`: the verdict, each mistake with evidence, line and fix, and the checks
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Line = tuple[str, Text]
 
 
 def check_view(examination: Examination, on: Screen) -> RenderableType:
-    """The mistakes, the construction and call, what was measured, and last the verdict in a sentence behind its limits."""
+    """The mistakes, the construction and call, what was measured, and last the verdict in a
+    sentence behind its limits.
+    """
     blocks: list[RenderableType] = []
     for finding in examination.findings:
         title = Text(visible(finding.code), style="bold red")
@@ -40,7 +44,10 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     rest = [*_building(examination), *_answers(examination), *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
-    target, (words, style) = f"{visible(examination.target + against)}:", _VERDICTS[examination.verdict]
+    target, (words, style) = (
+        f"{visible(examination.target + against)}:",
+        _VERDICTS[examination.verdict],
+    )
     verdict = Text.assemble((target, "bold"), " ", _text(examination.sentence))
     end = bare(pairs([(words, verdict)], style=style), on.width)
     return Group(*blocks, _grid(rest, on), Text(""), *limits, end)
@@ -52,7 +59,9 @@ def _text(text: str, style: str = "") -> Text:
 
 def _grid(lines: Iterable[Line], on: Screen) -> RenderableType:
     """A table with labels on the left and wrapped text beside them."""
-    return bare(pairs([(f"{label:<{_LABEL}}", text) for label, text in lines], style="dim", gap=0), on.width)
+    return bare(
+        pairs([(f"{label:<{_LABEL}}", text) for label, text in lines], style="dim", gap=0), on.width
+    )
 
 
 def _finding(finding: Finding) -> Iterator[Line]:
@@ -71,11 +80,17 @@ def _finding(finding: Finding) -> Iterator[Line]:
 def _building(examination: Examination) -> Iterator[Line]:
     """The construction, the call, and the design choices."""
     if examination.arguments:
-        name, words = examination.target.rpartition(":")[2], [f"{of.name}={of.value}" for of in examination.arguments]
+        name, words = (
+            examination.target.rpartition(":")[2],
+            [f"{of.name}={of.value}" for of in examination.arguments],
+        )
         yield "built", _text(f"{name}({', '.join(words)})")
     guessed = [of for of in examination.arguments if of.origin == "guessed"]
     if guessed:
-        lines = [f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}" for of in guessed]
+        lines = [
+            f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}"
+            for of in guessed
+        ]
         yield "guessed", _text("\n".join(lines), "yellow")
     if examination.called:
         yield "called", _text(examination.called)
@@ -87,7 +102,9 @@ def _building(examination: Examination) -> Iterator[Line]:
 
 def _answers(examination: Examination) -> Iterator[Line]:
     """Each behaviour with what was seen or why it was not tried, and the probes."""
-    answers = [("behaves", one.ok, one.name, one.reason, one.tried) for one in examination.behaviour]
+    answers = [
+        ("behaves", one.ok, one.name, one.reason, one.tried) for one in examination.behaviour
+    ]
     answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
     before, length = "", None
     for label, ok, name, text, tried in answers:
@@ -98,11 +115,16 @@ def _answers(examination: Examination) -> Iterator[Line]:
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
-    """The comparison, the first difference with its line in each implementation, the printed output, next steps, the number of
-    parameters, the time and versions."""
+    """The comparison, the first difference with its line in each implementation, the printed
+    output, next steps, the number of parameters, the time and versions.
+    """
     other, comparison = examination.against or "the reference", examination.comparison
     if comparison is not None:
-        these = " with these mistakes" if any(finding.proven for finding in examination.findings) else ""
+        these = (
+            " with these mistakes"
+            if any(finding.proven for finding in examination.findings)
+            else ""
+        )
         inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
         text = f"with {other}{these}, in {comparison.dtype}, {inputs}: largest difference "
         text += "not finite" if error is None else shown(error, "error")
@@ -110,13 +132,23 @@ def _measured(examination: Examination) -> Iterator[Line]:
         tried = f"; hypotheses: {examination.n_hypotheses:,}" if examination.n_hypotheses else ""
         yield "compared", _text(f"{text}{tried}")
     if (difference := examination.departure) is not None:
-        before = "" if difference.last_shared is None else f"; {difference.last_shared} is still the same"
+        before = (
+            ""
+            if difference.last_shared is None
+            else f"; {difference.last_shared} is still the same"
+        )
         yield "differs", _text(f"first at {difference.site}, compared with {other}{before}")
         lines = [(examination.target, difference.file, difference.line, difference.source)]
         if examination.against is not None:
-            lines.append((other, difference.other_file, difference.other_line, difference.other_source))
+            lines.append(
+                (other, difference.other_file, difference.other_line, difference.other_source)
+            )
         for target, file, line, source in lines:
-            at = f"{target}  in library code" if file is None else f"{place(file, line)}  {source.strip()}"
+            at = (
+                f"{target}  in library code"
+                if file is None
+                else f"{place(file, line)}  {source.strip()}"
+            )
             yield "", _text(at, "dim")
     printed = [line for line in examination.printed.splitlines() if line.strip()]
     if printed:
@@ -126,6 +158,8 @@ def _measured(examination: Examination) -> Iterator[Line]:
         yield "next", _text("\n".join(examination.next_steps))
     facts = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
     facts += [shown(examination.time_s, "seconds")] if examination.time_s else []
-    facts += [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
+    facts += [
+        f"{name} {version}" for name, version in examination.environment.items() if name != "python"
+    ]
     if facts:
         yield "", _text(" · ".join(facts), "dim")

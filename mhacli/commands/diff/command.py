@@ -1,4 +1,6 @@
-"""`mha diff`: compares two models over a text, or two saved records, these without torch: where they first differ."""
+"""`mha diff`: compares two models over a text, or two saved records, these without torch: where
+they first differ.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
 from mhacli.settings import VIEW, Source, setting
 
 _TOLERANCE = (
-    "Of two records: largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
-    "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)"
+    "Of two records: largest difference that counts as equal, relative to the largest number of a"
+    " site; 0 for the same bits. (default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16,"
+    " bfloat16, by the coarser record)"
 )
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
@@ -37,18 +40,29 @@ _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
 def diff(
     request: DiffRequest,
     *,
-    tolerance: float | None = setting(None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"),
-    view: Literal["heatmap", "none"] = setting("heatmap", VIEW, "How to draw each head of records."),
+    tolerance: float | None = setting(
+        None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"
+    ),
+    view: Literal["heatmap", "none"] = setting(
+        "heatmap", VIEW, "How to draw each head of records."
+    ),
     source: Annotated[Source, offers("typed", "text", "file", "encoding", "errors", "max_bytes")],
     options: Annotated[
         ViewOptions,
-        offers("precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES),
+        offers(
+            "precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES
+        ),
     ],
     output: Annotated[Output, offers("json", "png", "force", csv=_CSV, save=_SAVE, **REPORT)],
 ) -> None:
-    """Compares two models, place by place in the order of execution, or two records; exit code 3 if they differ."""
+    """Compares two models, place by place in the order of execution, or two records; exit code 3 if
+    they differ.
+    """
     if output.save is not None and request.b is not None:
-        source, request = replace(source, typed=(request.b, *source.typed)), replace(request, b=None)
+        source, request = (
+            replace(source, typed=(request.b, *source.typed)),
+            replace(request, b=None),
+        )
     has_text = bool(source.typed or source.text or source.file) or request.ids is not None
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
@@ -61,8 +75,12 @@ def diff(
         require_drawable(found, options)
     else:
         if tolerance is not None:
-            raise UsageError("--tolerance is for two records: what counts between models is measured")
-        request = replace(request, save=output.save, force=output.force, command=tuple(record_command()))
+            raise UsageError(
+                "--tolerance is for two records: what counts between models is measured"
+            )
+        request = replace(
+            request, save=output.save, force=output.force, command=tuple(record_command())
+        )
         document = _of_models(request, source, kinds)
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
@@ -84,7 +102,9 @@ def diff(
 
 
 def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]:
-    """What the two are. Raises `MhaError` if they cannot be compared, or not with or without a text."""
+    """What the two are. Raises `MhaError` if they cannot be compared, or not with or without a
+    text.
+    """
     sides = request.sides
     kinds: list[str] = [side.kind for side in sides]
     if len(sides) == 1 and (not is_saved or "record" in kinds):
@@ -92,7 +112,9 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
         raise UsageError("mha diff needs two things to compare", hint=hint)
     if has_text and ("places" in kinds or kinds == ["record", "record"]):
         what = "a file of places has the ids" if "places" in kinds else "a record has the text"
-        raise UsageError(f"{what} that it was made of: it is compared without a text", hint="leave out the text")
+        raise UsageError(
+            f"{what} that it was made of: it is compared without a text", hint="leave out the text"
+        )
     for side in sides if not (has_text or "places" in kinds) else ():
         if is_hub_id(side.word):
             raise MhaError(f"{side.word} does not exist", code="unreadable", path=side.word)
@@ -101,14 +123,18 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
         raise UsageError("two models are compared over a text, and none is given", hint=hint)
     if "record" in kinds and kinds != ["record", "record"]:
         record, other = sides if kinds[0] == "record" else sides[::-1]
-        message = f"{record.word} is a record, which lacks most places of a model such as {other.word}"
+        message = (
+            f"{record.word} is a record, which lacks most places of a model such as {other.word}"
+        )
         hint = "mha diff A TEXT --save FILE saves all places of A"
         raise MhaError(message, hint=hint, code="cannot-compare", path=record.word)
     return kinds
 
 
 def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
-    """The document of a comparison, which runs in a child process where it runs code of the user."""
+    """The document of a comparison, which runs in a child process where it runs code of the
+    user.
+    """
     texts = read_texts(source) if request.ids is None and "places" not in kinds else []
     require_not_blank(texts)
     if len(texts) > 1:
@@ -117,7 +143,10 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
     for side in request.sides:
         if side.kind == "checkpoint":
             local_checkpoint(side)
-    job, sent = "mhacli.commands.diff.models:diff_request", asdict(replace(request, text="".join(texts)))
+    job, sent = (
+        "mhacli.commands.diff.models:diff_request",
+        asdict(replace(request, text="".join(texts))),
+    )
     with show_activity() as stage:
         if "code" in kinds:
             from mhacli.usercode import process

@@ -1,4 +1,6 @@
-"""Compares two models over the same inputs: loads or builds each, runs it, and says where they first differ."""
+"""Compares two models over the same inputs: loads or builds each, runs it, and says where they
+first differ.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _KEYWORDS = ("input_ids", "decoder_input_ids")
 
 
 def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
-    """The differences of two models in memory over `inputs`: keywords, positional arguments, or one tensor."""
+    """The differences of two models in memory over `inputs`: keywords, positional arguments, or one
+    tensor.
+    """
     for model in (a, b):
         require_open(model, "mhacli.diff")
     of_a, of_b = (compute(model, forward_of(model, inputs)) for model in (a, b))
@@ -46,16 +50,29 @@ def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
 
 
 def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    """The document of two models that are named; with `save`, the first model alone is saved. Raises `MhaError`."""
+    """The document of two models that are named; with `save`, the first model alone is saved.
+    Raises `MhaError`.
+    """
     request = decode(DiffRequest, fields, "the request")
     sides, names = request.sides, (request.a, request.b or "")
-    found = [find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides]
-    inputs = [each for pair in zip(sides, found, strict=True) if (each := _inputs(*pair, found, request)) is not None]
+    found = [
+        find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides
+    ]
+    inputs = [
+        each
+        for pair in zip(sides, found, strict=True)
+        if (each := _inputs(*pair, found, request)) is not None
+    ]
     if not inputs:
-        hint = "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another tokenizer; --ids 3,7,5 gives ids"
+        hint = (
+            "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another"
+            " tokenizer; --ids 3,7,5 gives ids"
+        )
         raise UsageError("neither side has a tokenizer", hint=hint)
     if [*inputs[0]] != [*inputs[-1]]:
-        message = "only one of the two is an encoder-decoder, which also reads the text of its decoder"
+        message = (
+            "only one of the two is an encoder-decoder, which also reads the text of its decoder"
+        )
         raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
@@ -71,17 +88,25 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     comparison = compare(computed[0], computed[1])
     of_a, of_b = ((side.attn, side.device, side.revision) for side in sides)
     # of what is saved or built by code they are not known
-    for name, x, y in zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ():
-        comparison.notes.extend([f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else [])
+    for name, x, y in (
+        zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ()
+    ):
+        comparison.notes.extend(
+            [f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else []
+        )
     return model_diff(comparison, names)
 
 
-# -------------------------------------------------------------------------------------------------------------- the inputs
+# --------------------------------------------------------------------------------------- the inputs
 
 
-def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], request: DiffRequest) -> Inputs | None:
-    """What a side reads: the ids of a file of places, those that are given, or those of its tokenizer. None for code, which reads
-    the same as the other side, and for a checkpoint without a tokenizer."""
+def _inputs(
+    side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], request: DiffRequest
+) -> Inputs | None:
+    """What a side reads: the ids of a file of places, those that are given, or those of its
+    tokenizer. None for code, which reads the same as the other side, and for a checkpoint without a
+    tokenizer.
+    """
     if side.kind == "places":
         return load_places(side.word)[1]
     if request.ids is not None:
@@ -91,16 +116,22 @@ def _inputs(side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], r
         is_pair = any(each is not None and each.config.is_encoder_decoder for each in found)
         return {name: [[*request.ids]] for name in _KEYWORDS[: 1 + is_pair]}
     if loaded is not None and loaded.tokenizer is not None and request.text:
-        texts = make_texts(Run(model=side, texts=(request.text,), max_tokens=request.max_tokens), loaded)
+        texts = make_texts(
+            Run(model=side, texts=(request.text,), max_tokens=request.max_tokens), loaded
+        )
         rows = [*(texts.context or ()), *texts.sequences]
     elif request.tokenizer is not None and request.text and not any(found):
-        rows = [load_tokenizer(Checkpoint(""), request.tokenizer).beginning(request.text, request.max_tokens)[0]]
+        rows = [
+            load_tokenizer(Checkpoint(""), request.tokenizer).beginning(
+                request.text, request.max_tokens
+            )[0]
+        ]
     else:
         return None
     return {name: [[*row.ids]] for name, row in zip(_KEYWORDS, rows, strict=False)}
 
 
-# --------------------------------------------------------------------------------------------------------------- the runs
+# ----------------------------------------------------------------------------------------- the runs
 
 
 def _computed(
@@ -111,7 +142,9 @@ def _computed(
     stage: Stage,
     first: Computed | None,
 ) -> Computed:
-    """What a side computes. With one model at a time, and to be saved, its rounding is measured at once, and it is freed."""
+    """What a side computes. With one model at a time, and to be saved, its rounding is measured at
+    once, and it is freed.
+    """
     if side.kind == "places":
         return load_places(side.word)[0]
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
@@ -124,7 +157,9 @@ def _computed(
                 model.set_attn_implementation(side.attn)
         except (ValueError, ImportError) as fault:
             line = str(fault).partition("\n")[0]
-            raise UsageError(f"attention {side.attn} does not work with {type(model).__name__}: {line:.200}") from fault
+            raise UsageError(
+                f"attention {side.attn} does not work with {type(model).__name__}: {line:.200}"
+            ) from fault
         forward = forward_of(model, tensors)
     else:
         model, forward = _built(side, tensors, stage)
@@ -138,33 +173,54 @@ def _computed(
 
 
 def _require_room(found: Loaded, length: int) -> None:
-    """Raises `MhaError` if a checkpoint has no positions for so many ids, or if what it computes of them fits neither into memory
-    nor into the temporary folder."""
+    """Raises `MhaError` if a checkpoint has no positions for so many ids, or if what it computes of
+    them fits neither into memory nor into the temporary folder.
+    """
     most = most_positions(found.config)
     if most is not None and length > most:
         message = f"{length} ids are more than the {most} positions of {found.source}"
-        raise MhaError(message, hint=f"--max-tokens {most} takes the first {most} of a text", code="too-large")
+        raise MhaError(
+            message, hint=f"--max-tokens {most} takes the first {most} of a text", code="too-large"
+        )
     config = found.text_config
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
-    width, n_layers, n_heads, n_words, inner = (int(getattr(config, name, None) or 0) for name in names)
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "intermediate_size",
+    )
+    width, n_layers, n_heads, n_words, inner = (
+        int(getattr(config, name, None) or 0) for name in names
+    )
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
 
     def needed(n: int) -> int:
         return 4 * n * (24 * width + 3 * n_words) + 4 * n * n * (2 + 3 * n_heads * is_eager)
 
-    require_room(needed, length, memory.available_bytes(), what=f"{length} tokens through {found.source}")
-    folder, stored = tempfile.gettempdir(), 4 * length * (n_layers * (16 * width + 2 * (inner or 4 * width)) + n_words)
+    require_room(
+        needed, length, memory.available_bytes(), what=f"{length} tokens through {found.source}"
+    )
+    folder, stored = (
+        tempfile.gettempdir(),
+        4 * length * (n_layers * (16 * width + 2 * (inner or 4 * width)) + n_words),
+    )
     if stored > shutil.disk_usage(folder).free:
         message = (
-            f"{folder} has no room for the {shown(stored, 'bytes')} that {found.source} computes of {length} tokens"
+            f"{folder} has no room for the {shown(stored, 'bytes')} that {found.source} computes of"
+            f" {length} tokens"
         )
-        raise MhaError(message, hint="TMPDIR names another folder; a shorter text needs less", code="too-large")
+        raise MhaError(
+            message, hint="TMPDIR names another folder; a shorter text needs less", code="too-large"
+        )
 
 
 def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.Module, Forward]:
     """A model that code builds, and its call."""
     device = "cpu" if side.device == "auto" else side.device
-    made = load_built(TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device), stage)
+    made = load_built(
+        TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device), stage
+    )
     if made.module is None:
         raise MhaError(f"{side.word} gives no torch.nn.Module", code="no-target")
     module = made.module if side.dtype is None else made.module.to(getattr(torch, side.dtype))
@@ -175,15 +231,25 @@ def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.
     return module, lambda: run_model(module, lambda: example(module, ids))
 
 
-def _mapped(model: nn.Module, words: Sequence[str], first: Computed | None) -> dict[str, Place | None]:
-    """The modules of a model that `--map LEFT=RIGHT` names: of the first model on the left, with any place; of the second on the
-    right, with the place of their partner. Raises `UsageError` if there is none."""
+def _mapped(
+    model: nn.Module, words: Sequence[str], first: Computed | None
+) -> dict[str, Place | None]:
+    """The modules of a model that `--map LEFT=RIGHT` names: of the first model on the left, with
+    any place; of the second on the right, with the place of their partner. Raises `UsageError` if
+    there is none.
+    """
     modules, mapped = {name for name, _ in model.named_modules()}, dict[str, Place | None]()
-    places = {} if first is None else {place.name: place for place in first.entries if place.site not in OF_CALLS}
+    places = (
+        {}
+        if first is None
+        else {place.name: place for place in first.entries if place.site not in OF_CALLS}
+    )
     for word in words:
         forms = word.split("=")
         if len(forms) != 2:
-            raise UsageError(f"--map {word[:100]!r} is not of the form 'model.layers.{{i}}=transformer.h.{{i}}'")
+            raise UsageError(
+                f"--map {word[:100]!r} is not of the form 'model.layers.{{i}}=transformer.h.{{i}}'"
+            )
         for n in itertools.count():
             left, right = (form.replace("{i}", str(n)) for form in forms)
             name = left if first is None else right

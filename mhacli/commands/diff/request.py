@@ -1,4 +1,6 @@
-"""What `mha diff` compares: two things that words name, how to load them if they are models, and what these read."""
+"""What `mha diff` compares: two things that words name, how to load them if they are models, and
+what these read.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,33 @@ from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.models.folder import is_hub_id
 from mhacli.record.storage import is_scan
-from mhacli.settings import Computation, Config, Dtype, ModelSettings, OwnCode, example_call, index_list, like, setting
+from mhacli.settings import (
+    Computation,
+    Config,
+    Dtype,
+    ModelSettings,
+    OwnCode,
+    example_call,
+    index_list,
+    like,
+    setting,
+)
 from mhacli.usercode.target import require_readable
 
 PLACES = "mha.places/1"
 """The schema of a file of what a model computes."""
 _MODELS, _READ = "Models", "Text"
-_A, _OTHER = "A checkpoint (DIR or hub id), FILE.py:NAME, or a saved file.", "What to compare with it."
+_A, _OTHER = (
+    "A checkpoint (DIR or hub id), FILE.py:NAME, or a saved file.",
+    "What to compare with it.",
+)
 _ATTN = "Implementation of attention, such as eager or sdpa."
 _EXAMPLE = "The call of code, such as 'lambda m, ids: m(ids)'."
 _IDS = "Read these token ids, such as 5,17,3, instead of a text."
-_MAP = "Compare modules of A with those of B by their names, such as 'model.layers.{i}=transformer.h.{i}'."
+_MAP = (
+    "Compare modules of A with those of B by their names, such as"
+    " 'model.layers.{i}=transformer.h.{i}'."
+)
 _TOKENIZER = "byte, or the path of a tokenizer.json."
 _TEXTS = ("typed", "text", "file")
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
@@ -30,7 +48,9 @@ _call: Any = partial(setting, parse=example_call, metavar="LAMBDA", default="")
 
 @dataclass(frozen=True, kw_only=True)
 class Side(ModelSettings):
-    """One of the two things, with the implementation of attention of a checkpoint, and of code the arguments and the call."""
+    """One of the two things, with the implementation of attention of a checkpoint, and of code the
+    arguments and the call.
+    """
 
     attn: str | None
     arg: tuple[str, ...]
@@ -43,14 +63,19 @@ class Side(ModelSettings):
 
     @cached_property
     def kind(self) -> Literal["checkpoint", "code", "places", "record"]:
-        """What it is: a checkpoint, code that builds a model, a file of what a model computed, or a record. Raises `MhaError` if
-        it does not exist or cannot be read."""
+        """What it is: a checkpoint, code that builds a model, a file of what a model computed, or a
+        record. Raises `MhaError` if it does not exist or cannot be read.
+        """
         word = self.word
         if is_hub_id(word) or (os.path.isdir(word) and not is_scan(word)):
             return "checkpoint"
         if os.path.lexists(word):
             document = read_tensor_header(word).metadata if os.path.isfile(word) else None
-            return "places" if isinstance(document, dict) and document.get("schema") == PLACES else "record"
+            return (
+                "places"
+                if isinstance(document, dict) and document.get("schema") == PLACES
+                else "record"
+            )
         if ":" not in word:
             raise MhaError(f"{word} does not exist", code="unreadable", path=word)
         require_readable(word)
@@ -59,18 +84,28 @@ class Side(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRequest:
-    """Two things to compare, or one model to be saved; how to load models, and what they read. What is not given for B is that
-    of A."""
+    """Two things to compare, or one model to be saved; how to load models, and what they read. What
+    is not given for B is that of A.
+    """
 
-    # fmt: off
     a: str = setting("", "", _A, argument=True, metavar="A")
     b: str | None = setting(None, "", _OTHER, argument=True, metavar="[B]")
-    dtype: Dtype | None = setting(None, _MODELS, "Number format of both models.", default="that of the weights")
+    dtype: Dtype | None = setting(
+        None, _MODELS, "Number format of both models.", default="that of the weights"
+    )
     dtype_b: Dtype | None = setting(None, _MODELS, "Number format of B.")
     attn: str | None = setting(None, _MODELS, _ATTN, metavar="NAME", default="transformers' choice")
     attn_b: str | None = setting(None, _MODELS, "Implementation of attention of B.", metavar="NAME")
     device: str = like(Config, "device", _MODELS)
-    device_b: str | None = like(Config, "device", _MODELS, value=None, names=("--device-b",), help="Device of B.", default="")
+    device_b: str | None = like(
+        Config,
+        "device",
+        _MODELS,
+        value=None,
+        names=("--device-b",),
+        help="Device of B.",
+        default="",
+    )
     revision: str | None = like(ModelSettings, "revision", _MODELS, modes=("layer", "model"))
     revision_b: str | None = setting(None, _MODELS, "Branch, tag or commit of B.", metavar="NAME")
     arg_a: tuple[str, ...] = like(OwnCode, "arg", _MODELS, common=False)
@@ -78,11 +113,13 @@ class DiffRequest:
     example_a: str | None = _call(None, _MODELS, _EXAMPLE)
     example_b: str | None = _call(None, _MODELS, "The call of the code of B.")
     tokenizer: str | None = setting(None, _READ, _TOKENIZER, default="that of the checkpoints")
-    ids: tuple[int, ...] | None = setting(None, _READ, _IDS, parse=index_list, metavar="LIST", excludes=_TEXTS)
+    ids: tuple[int, ...] | None = setting(
+        None, _READ, _IDS, parse=index_list, metavar="LIST", excludes=_TEXTS
+    )
     max_tokens: int | None = like(Computation, "max_tokens", _READ)
     map: tuple[str, ...] = setting((), _MODELS, _MAP, metavar="LEFT=RIGHT", many=True)
     one_at_a_time: bool = setting(False, _MODELS, "Hold one model in memory at a time.")
-    # fmt: on
+
     text: str = ""
     save: str | None = None
     force: bool = False
@@ -94,6 +131,10 @@ class DiffRequest:
         common = ("device", "dtype", "revision", "attn")
         of_a = {name: getattr(self, name) for name in common}
         of_b = {name: getattr(self, f"{name}_b") or of_a[name] for name in common}
-        a = Side(path=self.a, tokenizer=self.tokenizer, arg=self.arg_a, example=self.example_a, **of_a)
-        b = Side(path=self.b, tokenizer=self.tokenizer, arg=self.arg_b, example=self.example_b, **of_b)
+        a = Side(
+            path=self.a, tokenizer=self.tokenizer, arg=self.arg_a, example=self.example_a, **of_a
+        )
+        b = Side(
+            path=self.b, tokenizer=self.tokenizer, arg=self.arg_b, example=self.example_b, **of_b
+        )
         return (a,) if self.b is None else (a, b)

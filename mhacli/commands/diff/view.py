@@ -1,5 +1,7 @@
-"""The terminal views of a comparison. Of two records: settings, tokens, sites, effects, heads, maps, and the verdict last. Of two
-models: a grid of blocks × places that shows where it grows, the places, and last in a sentence where they first differ."""
+"""The terminal views of a comparison. Of two records: settings, tokens, sites, effects, heads,
+maps, and the verdict last. Of two models: a grid of blocks × places that shows where it grows, the
+places, and last in a sentence where they first differ.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.compare import Difference, LayerDifference, change_of, changed_effects, heads_of
+from mhacli.commands.diff.compare import (
+    Difference,
+    LayerDifference,
+    change_of,
+    changed_effects,
+    heads_of,
+)
 from mhacli.commands.diff.result import CAUSES, Diff, Row, where
 from mhacli.errors import UsageError, first_names
 from mhacli.record.glossary import words_of
@@ -41,7 +49,9 @@ def require_drawable(d: Diff, options: ViewOptions) -> None:
     for record in d.records or ():
         chosen(options.sequences, len(record.sequences), 1, False, "sequence")
         if record.model is None and options.layers is not None:
-            raise UsageError("--layer works only with records of a checkpoint", hint="leave --layer out")
+            raise UsageError(
+                "--layer works only with records of a checkpoint", hint="leave --layer out"
+            )
         drawable_heads(record, options)
 
 
@@ -54,23 +64,37 @@ def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> Re
     layers = [layer for layer in d.layers if layer.inspected_a in inspected] or d.layers
     sections = (
         _settings(d, options),
-        *(_text(text, options, screen) for text in d["texts"] if not text["is_same"] or text["n_other_ids"]),
+        *(
+            _text(text, options, screen)
+            for text in d["texts"]
+            if not text["is_same"] or text["n_other_ids"]
+        ),
         _sites(d, layers, options, screen),
         _effects(d, options, screen),
         _heads(layers, options, screen),
         *_maps(layers, options, screen),
     )
     lines = [line for section in map(list, sections) if section for line in (*section, Text())]
-    rule = f"numbers agree if |B − A| ≤ {d['tolerance']['relative']:.3g} × the site's largest (--tolerance)"
-    return Group(*lines, Text(rule, style="dim"), Text(visible(d.summary), style=_COLOURS[d.verdict]))
+    rule = (
+        f"numbers agree if |B − A| ≤ {d['tolerance']['relative']:.3g} × the site's largest"
+        " (--tolerance)"
+    )
+    return Group(
+        *lines, Text(rule, style="dim"), Text(visible(d.summary), style=_COLOURS[d.verdict])
+    )
 
 
 def _settings(d: Diff, options: ViewOptions) -> Iterator[Text]:
-    """The names, and the settings that differ; the commands only if nothing else differs, since they repeat the rest."""
+    """The names, and the settings that differ; the commands only if nothing else differs, since
+    they repeat the rest.
+    """
     yield Text(f"A = {visible(d['a'])} · B = {visible(d['b'])}", style="bold")
     n_a, n_b = d["n_sequences"]
     if n_a != n_b:
-        yield Text(f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are compared")
+        yield Text(
+            f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are"
+            " compared"
+        )
     others = [row for row in d["settings"] if row["name"] != "command"]
     is_alone = not others and all(text["is_same"] for text in d["texts"])
     for row in d["settings"] if is_alone or options.everything else others:
@@ -92,10 +116,19 @@ def _text(text: dict[str, Any], options: ViewOptions, screen: Screen) -> Iterato
 
 
 def _listed(
-    units: Mapping[str, Unit], rows: Sequence[Row], most: int, options: ViewOptions, screen: Screen, title: str = ""
+    units: Mapping[str, Unit],
+    rows: Sequence[Row],
+    most: int,
+    options: ViewOptions,
+    screen: Screen,
+    title: str = "",
 ) -> Iterator[RenderableType]:
-    """Rows under fields of these units: the first of them, or all on request. Nothing without rows."""
-    listed = Table(columns=fields(units), rows=rows, title=title, most=None if options.everything else most)
+    """Rows under fields of these units: the first of them, or all on request. Nothing without
+    rows.
+    """
+    listed = Table(
+        columns=fields(units), rows=rows, title=title, most=None if options.everything else most
+    )
     yield from table(listed, screen.width) if rows else ()
 
 
@@ -106,37 +139,59 @@ def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
             yield Text(f"{words} {letter}: {text}", style="dim")
 
 
-# --------------------------------------------------------------------------------------------------------------- sites
+# -------------------------------------------------------------------------------------------- sites
 
 
 def _sites(
     d: Diff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The sites of a layer that differ, or the first of each of several layers; with `everything` all sites."""
+    """The sites of a layer that differ, or the first of each of several layers; with `everything`
+    all sites.
+    """
     is_brief, rows = len(layers) > 1 and not options.everything, []
     for layer in layers:
-        sites = [site for site in layer.sites if options.everything or site.status not in ("identical", "skipped")]
+        sites = [
+            site
+            for site in layer.sites
+            if options.everything or site.status not in ("identical", "skipped")
+        ]
         sites.sort(key=lambda site: is_brief and not site.departs)
         rows += [(layer, site) for site in (sites[:1] if is_brief else sites)]
     columns: list[Column[tuple[LayerDifference, Difference]]] = [
-        Column(heading="site", value=lambda row: _site_name(row[1].site), style=lambda row: "red" * row[1].departs),
+        Column(
+            heading="site",
+            value=lambda row: _site_name(row[1].site),
+            style=lambda row: "red" * row[1].departs,
+        ),
         column("diff", "largest", lambda row: row[1].largest, "number"),
         column("diff", "relative", lambda row: row[1].relative, "number"),
-        Column(heading="where", value=lambda row: "; ".join(_remarks(row[1], row[0])), least=24, wraps=True),
+        Column(
+            heading="where",
+            value=lambda row: "; ".join(_remarks(row[1], row[0])),
+            least=24,
+            wraps=True,
+        ),
     ]
     if len(layers) > 1:
         columns.insert(0, Column(heading="layer", value=lambda row: visible(row[0].label)))
     title = f"sites{' that differ' * (not options.everything)}, in the order of execution"
     title = "the first site of each layer that differs" if is_brief else title
     n_more = sum(len(layer.sites) for layer in layers) - len(rows)
-    notes = [f"{count_of(n_more, 'more site')}{' without a difference' * (not is_brief)} (--all)"] if n_more else []
+    notes = (
+        [f"{count_of(n_more, 'more site')}{' without a difference' * (not is_brief)} (--all)"]
+        if n_more
+        else []
+    )
     if rows:
         yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
     elif not layers:
         yield Text("the records have no layer in common", style="yellow")
     yield from _alone("only in", d["only_a"], d["only_b"])
     for layer in () if is_brief else layers:
-        yield from _alone(f"{layer.label} only in".lstrip(), *(map(_site_name, names) for names in layer.only.values()))
+        yield from _alone(
+            f"{layer.label} only in".lstrip(),
+            *(map(_site_name, names) for names in layer.only.values()),
+        )
 
 
 def _site_name(site: str) -> str:
@@ -144,9 +199,15 @@ def _site_name(site: str) -> str:
 
 
 def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
-    """How a site differs if no size tells, where, and why nothing was compared; or how equal it is."""
+    """How a site differs if no size tells, where, and why nothing was compared; or how equal it
+    is.
+    """
     if site.status in ("identical", "within"):
-        yield words_of("columns", "diff")[site.status].heading if site.seen != "shape" else "same shape"
+        yield (
+            words_of("columns", "diff")[site.status].heading
+            if site.seen != "shape"
+            else "same shape"
+        )
     if site.n_only_a or site.n_only_b:
         yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
     elif site.n_nonfinite:
@@ -157,11 +218,17 @@ def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
         yield ", ".join(_place(layer, *site.at.values()))
     if site.why:
         yield site.why
-    yield from (f"{told['name']}: {visible(told['a'])} against {visible(told['b'])}" for told in site.told)
+    yield from (
+        f"{told['name']}: {visible(told['a'])} against {visible(told['b'])}" for told in site.told
+    )
 
 
-def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_b: Sequence[int]) -> Iterator[str]:
-    """The place of a number in A: `head 3`, `query 5 “mat”`, `key 2 “sat”`, with that in B if it differs."""
+def _place(
+    layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_b: Sequence[int]
+) -> Iterator[str]:
+    """The place of a number in A: `head 3`, `query 5 “mat”`, `key 2 “sat”`, with that in B if it
+    differs.
+    """
     sequence = of_a[0] if axes[0] == "sequence" else 0
     for axis, i, j in zip(axes, of_a, of_b, strict=True):
         if axis == "sequence" and len(layer.a.sequences) == 1:
@@ -173,7 +240,7 @@ def _place(layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
 
-# ---------------------------------------------------------------------------------------------------- effects and heads
+# -------------------------------------------------------------------------------- effects and heads
 
 
 def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
@@ -186,16 +253,26 @@ def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[Renderab
         before, after = number.value(change["a"]), number.value(change["b"])
         name = removal_words(change["a"], d.records[0])
         rows.append({"removed": name, "A": before, "B": after, "B − A": change["change"]})
-    units: dict[str, Unit] = {"removed": "word", "A": number.unit, "B": number.unit, "B − A": "change"}
+    units: dict[str, Unit] = {
+        "removed": "word",
+        "A": number.unit,
+        "B": number.unit,
+        "B − A": "change",
+    }
     title = f"{changed_effects(effects)}, the largest difference of {number.heading} first"
     yield from _listed(units, rows, 7, options, screen, title)
     sides = zip((effects["only_a"], effects["only_b"]), d.records, strict=True)
-    yield from _alone("removed only in", *([removal_name(each, of) for each in removed] for removed, of in sides))
+    yield from _alone(
+        "removed only in", *([removal_name(each, of) for each in removed] for removed, of in sides)
+    )
 
 
-def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The heads that changed most, missing and new ones first, each with the statistic that changed most; with `everything`
-    all that changed."""
+def _heads(
+    layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
+    """The heads that changed most, missing and new ones first, each with the statistic that changed
+    most; with `everything` all that changed.
+    """
     heads = [head for layer in layers for head in layer.heads]
     heads.sort(key=lambda head: -math.inf if head["size"] is None else -head["size"])
     rows, names = [], words_of("columns", "statistic")
@@ -206,15 +283,23 @@ def _heads(layers: Sequence[LayerDifference], options: ViewOptions, screen: Scre
         changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
         changes.sort(key=lambda row: row["name"] not in _OF_CHANGE)
         for row in changes[: None if options.everything else 1]:
-            rows.append({**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]})
+            rows.append(
+                {**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]}
+            )
         if not changes:
             rows.append({**about, "statistic": None, "A": None, "B": None})
-    units: dict[str, Unit] = {"head": "word", "type": "word", "statistic": "word", "A": "number", "B": "number"}
+    units: dict[str, Unit] = {
+        "head": "word",
+        "type": "word",
+        "statistic": "word",
+        "A": "number",
+        "B": "number",
+    }
     title = f"{count_of(len(heads), 'head')} changed, the largest change first"
     yield from _listed(units, rows, 4, options, screen, title)
 
 
-# ---------------------------------------------------------------------------------------------------------------- maps
+# --------------------------------------------------------------------------------------------- maps
 
 
 def _maps(
@@ -229,7 +314,9 @@ def _maps(
         found += [(layer, head) for head in heads if options.shows_head(head["head"])]
     if not is_chosen:
         found = [(layer, head) for layer, head in found if head["largest"] != 0]
-        found.sort(key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"])
+        found.sort(
+            key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"]
+        )
     drawn = found if is_chosen or options.everything else found[:1]
     n_more = len(found) - len(drawn)
     more = f" · {n_more} more changed (--all, --head N)" if n_more else ""
@@ -237,11 +324,23 @@ def _maps(
         for sequence in options.sequences or (head["sequence"],):
             yield _map(layer, head["head"], sequence, options, screen, more)
     if is_chosen and not drawn:
-        yield iter([Text("no head is drawn: the records have no pattern or map that can be compared", style="yellow")])
+        yield iter(
+            [
+                Text(
+                    "no head is drawn: the records have no pattern or map that can be compared",
+                    style="yellow",
+                )
+            ]
+        )
 
 
 def _map(
-    layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen, more: str
+    layer: LayerDifference,
+    head: int,
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    more: str,
 ) -> Iterator[RenderableType]:
     """A head in A, in B, and B − A, of the tokens that correspond."""
     heads = [DrawableHead(record, heads_of(record).index(head)) for record in (layer.a, layer.b)]
@@ -250,37 +349,71 @@ def _map(
     title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""
     is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
     if a.block == b.block == 1:
-        rows, columns, is_other = layer.places["query"][sequence], layer.places["key"][sequence], False
-        a, b = (each.part(rows[side]).part(slice(None), columns[side]) for side, each in enumerate((a, b)))
+        rows, columns, is_other = (
+            layer.places["query"][sequence],
+            layer.places["key"][sequence],
+            False,
+        )
+        a, b = (
+            each.part(rows[side]).part(slice(None), columns[side])
+            for side, each in enumerate((a, b))
+        )
     if is_other or not a.weights.size:
-        yield Text(f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim")
+        yield Text(
+            f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim"
+        )
         return
     largest = _change(*(grid_of(each, "", scale="linear") for each in (a, b))).top
-    most, side_by_side = len(a.weights) if options.everything else 40, screen.width // 3 - _LABEL - 2
-    n_columns = side_by_side if side_by_side >= min(len(a.keys), _LEAST) else screen.width - _LABEL - 2
+    most, side_by_side = (
+        len(a.weights) if options.everything else 40,
+        screen.width // 3 - _LABEL - 2,
+    )
+    n_columns = (
+        side_by_side if side_by_side >= min(len(a.keys), _LEAST) else screen.width - _LABEL - 2
+    )
     a, b = (each.fitting(most, n_columns) for each in (a, b))
     scale, top, digits = scale_of(options, heads), largest_of_maps((a, b)), options.precision
     meaning = f"each cell {a.block} × {a.block} tokens" if a.block > 1 else ""
-    panels = [grid_of(each, name, scale=scale, top=top, digits=digits) for each, name in ((a, "A"), (b, "B"))]
+    panels = [
+        grid_of(each, name, scale=scale, top=top, digits=digits)
+        for each, name in ((a, "A"), (b, "B"))
+    ]
     names = [fitted(name, _LABEL) for name in panels[0].rows]
-    of_a, of_b = (replace(panel, rows=names, has_all_rows=True, meaning=meaning) for panel in panels)
+    of_a, of_b = (
+        replace(panel, rows=names, has_all_rows=True, meaning=meaning) for panel in panels
+    )
     panels = [of_a, of_b, _change(of_a, of_b)]
     yield Text(f"{title} · largest change {shown(largest, 'number')}{more}", style="bold")
-    yield from grids(panels, screen, everything=options.everything, in_one_row=not options.everything)
+    yield from grids(
+        panels, screen, everything=options.everything, in_one_row=not options.everything
+    )
 
 
 def _change(of_a: Grid, of_b: Grid) -> Grid:
     """B − A, up to the largest change; a hidden cell counts as zero."""
     change = of_b.values - of_a.values
     top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
-    return replace(of_a, values=change, allowed=of_a.allowed | of_b.allowed, title="B − A", scale="change", top=top)
+    return replace(
+        of_a,
+        values=change,
+        allowed=of_a.allowed | of_b.allowed,
+        title="B − A",
+        scale="change",
+        top=top,
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- two models
+# --------------------------------------------------------------------------------------- two models
 
 
 _MOST_UNMATCHED, _OF_INFINITE = 6, 1e12
-_SHORT = {"scores": "score", "residual": "sum", "q_rotated": "q′", "k_rotated": "k′", "output_norm": "norm"}
+_SHORT = {
+    "scores": "score",
+    "residual": "sum",
+    "q_rotated": "q′",
+    "k_rotated": "k′",
+    "output_norm": "norm",
+}
 
 
 def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType:
@@ -297,18 +430,27 @@ def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType
 
 
 def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
-    """The blocks in rows, their places in columns, shaded by how far differences are above rounding; nothing if none is."""
+    """The blocks in rows, their places in columns, shaded by how far differences are above
+    rounding; nothing if none is.
+    """
     cells: dict[str, dict[tuple[str, str], float]] = {}
     for place in d["places"]:
         if place["layer"] is not None:
             of_layer = cells.setdefault(f"{place['stack'] or ''} {place['layer']}".strip(), {})
-            ratio = _OF_INFINITE if place["relative"] is None else place["relative"] / place["rounding"]
+            ratio = (
+                _OF_INFINITE if place["relative"] is None else place["relative"] / place["rounding"]
+            )
             of_layer[place["part"], place["site"]] = math.log10(max(1.0, ratio))
     if not cells or d["first"] is None:
         return
     columns = [key for key in CAUSES if any(key in of_layer for of_layer in cells.values())]
-    values = np.array([[of_layer.get(key, math.nan) for key in columns] for of_layer in cells.values()])
-    names = ["mlp" if key == ("mlp", "output") else _SHORT.get(key[1], key[1].replace("_", " ")) for key in columns]
+    values = np.array(
+        [[of_layer.get(key, math.nan) for key in columns] for of_layer in cells.values()]
+    )
+    names = [
+        "mlp" if key == ("mlp", "output") else _SHORT.get(key[1], key[1].replace("_", " "))
+        for key in columns
+    ]
     grid = Grid(
         title="how far each place is beyond rounding",
         values=np.nan_to_num(values),
@@ -318,27 +460,55 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
         top=max(1.0, float(np.nanmax(values))),
         corner="layer ",
         unit="short",
-        meaning=f"powers of ten of relative difference ÷ rounding; beyond rounding from {math.log10(d['times_rounding']):.1f} on",
+        meaning=(
+            "powers of ten of relative difference ÷ rounding; beyond rounding from"
+            f" {math.log10(d['times_rounding']):.1f} on"
+        ),
     )
     yield from grids([grid], screen, form="shades")
     yield Text()
 
 
 def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[RenderableType]:
-    """The first place and those outside of blocks that differ, with `everything` all places; and what is unmatched."""
+    """The first place and those outside of blocks that differ, with `everything` all places; and
+    what is unmatched.
+    """
     places, unmatched = d["places"], d["unmatched"]
-    some = [place for place in places if (place["layer"] is None and place["relative"] != 0) or place == d["first"]]
+    some = [
+        place
+        for place in places
+        if (place["layer"] is None and place["relative"] != 0) or place == d["first"]
+    ]
     rows = places if options.everything else some
     columns: list[Column[Row]] = [
-        Column(heading="place", value=where, style=lambda row: "red" * (row["beyond"] and not row["healed"]), least=34),
-        Column(heading="relative", value=lambda row: row["relative"], unit="number", meaning="|B − A| ÷ |A|"),
-        Column(heading="rounding", value=lambda row: row["rounding"], unit="number", meaning="change by rounding"),
+        Column(
+            heading="place",
+            value=where,
+            style=lambda row: "red" * (row["beyond"] and not row["healed"]),
+            least=34,
+        ),
+        Column(
+            heading="relative",
+            value=lambda row: row["relative"],
+            unit="number",
+            meaning="|B − A| ÷ |A|",
+        ),
+        Column(
+            heading="rounding",
+            value=lambda row: row["rounding"],
+            unit="number",
+            meaning="change by rounding",
+        ),
         column("diff", "largest", lambda row: row["largest"], "number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
     more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
     yield from table(Table(columns=columns, rows=rows), screen.width, *more) if rows else ()
-    why: Column[Row] = Column(heading="why", value=lambda row: visible(row["why"]), least=24, wraps=True)
+    why: Column[Row] = Column(
+        heading="why", value=lambda row: visible(row["why"]), least=24, wraps=True
+    )
     most = None if options.everything else _MOST_UNMATCHED
-    listed = Table(columns=[Column(heading="not compared", value=where), why], rows=unmatched, most=most)
+    listed = Table(
+        columns=[Column(heading="not compared", value=where), why], rows=unmatched, most=most
+    )
     yield from table(listed, screen.width) if unmatched else ()

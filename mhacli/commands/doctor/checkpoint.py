@@ -21,16 +21,31 @@ from mhacli.models.run import TIMES_SHAKEN
 from mhacli.settings import ModelSettings
 
 CHECKS = (
-    "finite", "repeat", "causality", "left-padding", "right-padding", "batch", "cache", "eager", "row-sums", "bos",
-)  # fmt: skip
+    "finite",
+    "repeat",
+    "causality",
+    "left-padding",
+    "right-padding",
+    "batch",
+    "cache",
+    "eager",
+    "row-sums",
+    "bos",
+)
 """The checks of `mha doctor`, in its order."""
 
 
 def examine_checkpoint(
-    model: ModelSettings | nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int, report_progress: Progress
+    model: ModelSettings | nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    seed: int,
+    report_progress: Progress,
 ) -> tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]:
-    """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of ours. Raises `MhaError` as
-    `admitted` and `checkpoint_behaviour`."""
+    """The examination of a checkpoint, or of a model of transformers, with texts, or with texts of
+    ours. Raises `MhaError` as `admitted` and `checkpoint_behaviour`.
+    """
     steps = count()
 
     def stage(stage: str, *, limited: bool = True) -> None:
@@ -39,18 +54,28 @@ def examine_checkpoint(
     stage("loading")
     loaded = admitted(model, tokenizer, needs_tokenizer=bool(texts))
     entry = entry_of(loaded.model, loaded.source, loaded.revision)
-    tester, notes = checkpoint_behaviour(loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS)
+    tester, notes = checkpoint_behaviour(
+        loaded, CheckRequest(seed=seed), stage, texts or TEXTS, CHECKS
+    )
     report_progress(1.0, "done")
     step = "float32" if loaded.dtype == "float64" else loaded.dtype
     rule = (
-        f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is changed by one rounding step "
-        f"of {step}, at least {LEAST[loaded.dtype]:g}"
+        f"{TIMES_SHAKEN[loaded.dtype]:g} × the change of the outputs when each part of the model is"
+        f" changed by one rounding step of {step}, at least {LEAST[loaded.dtype]:g}"
     )
     if (in_own := tester.results.get("dtype")) is not None:
         rule += f"; {entry.dtype} is judged in {loaded.dtype}, where faults stand out"
         notes = (*notes, in_own.reason)
     stored = Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
-    shared = ("path", "revision", "family", "architecture", "n_parameters", "implementation", "dtype")
+    shared = (
+        "path",
+        "revision",
+        "family",
+        "architecture",
+        "n_parameters",
+        "implementation",
+        "dtype",
+    )
     examined = ExaminedModel(
         **{name: getattr(entry, name) for name in shared},
         stored=tuple(name for name, _ in stored.most_common()),
@@ -67,13 +92,17 @@ def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     at, layer = answer.at, None
     first = None if at is None else at.module
     if at is not None and at.attention is not None and tester.module is not None:
-        kind, numbers = LayerNumbers(tester.module).kind_of(at.attention), re.findall(r"\.(\d+)(?=\.|$)", at.attention)
+        kind, numbers = (
+            LayerNumbers(tester.module).kind_of(at.attention),
+            re.findall(r"\.(\d+)(?=\.|$)", at.attention),
+        )
         layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
         first = f"{layer} ({at.attention})"
     check = HealthCheck(
         name=answer.name,
         ok=answer.ok,
-        message=answer.reason.removeprefix("not tried: ") + ("" if first is None else f"; first in {first}"),
+        message=answer.reason.removeprefix("not tried: ")
+        + ("" if first is None else f"; first in {first}"),
         value=answer.largest,
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,
@@ -83,4 +112,6 @@ def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     if answer.ok is not False:
         return check
     words = words_of_code(CODES[answer.name])
-    return replace(check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice)
+    return replace(
+        check, meaning=f"{words.effect[0].upper()}{words.effect[1:]}.", advice=words.advice
+    )

@@ -21,16 +21,26 @@ _TOKENIZER = "byte, or the path of a tokenizer.json."
 @command("mha doctor", "mha doctor --model MiniLM", modes=layer_or_model)
 def doctor(
     *,
-    output: Annotated[Output, offers("json", "png", "force", csv="Print CSV: a line per check.", **REPORT)],
-    typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"),
+    output: Annotated[
+        Output, offers("json", "png", "force", csv="Print CSV: a line per check.", **REPORT)
+    ],
+    typed: tuple[str, ...] = setting(
+        (), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"
+    ),
     text: tuple[str, ...] = like(Source, "text", CHECKPOINT),
     model: Annotated[ModelSettings, offers("path", "revision")],
-    tokenizer: str | None = setting(None, CHECKPOINT, _TOKENIZER, metavar="NAME", default="its own", modes=("model",)),
+    tokenizer: str | None = setting(
+        None, CHECKPOINT, _TOKENIZER, metavar="NAME", default="its own", modes=("model",)
+    ),
     device: str = like(Config, "device", DEVICE, default="every device; with --model, the fastest"),
-    dtype: Dtype | None = like(Config, "dtype", DEVICE, value=None, default="all four; with --model, its own"),
+    dtype: Dtype | None = like(
+        Config, "dtype", DEVICE, value=None, default="all four; with --model, its own"
+    ),
     seed: int = like(Config, "seed", DEVICE, modes=("layer", "model")),
 ) -> None:
-    """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
+    """Examines the installation or a checkpoint and prints the report; exit code 3 if a check
+    failed.
+    """
     Config(d_model=1, n_heads=1, device=device).resolved()
     require_writable(output.files, force=output.force)
     texts = read_texts(Source(typed=typed, text=text)) if typed or text else []
@@ -41,9 +51,15 @@ def doctor(
         from mhacli.commands.doctor.run import doctor as examine
     with progress() as report_progress:
         report = examine(
-            model.path, tokenizer, texts=texts, device=device, dtype=dtype, seed=seed, revision=model.revision,
+            model.path,
+            tokenizer,
+            texts=texts,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            revision=model.revision,
             report_progress=report_progress,
-        )  # fmt: skip
+        )
     report = replace(report, command=record_command())
     print_report(
         output,

@@ -22,7 +22,9 @@ from mhacli.settings import Dtype
 from mhacli.text.numbers import shown
 
 _SIZE = (2, 6, 97, 48)
-_UNUSED = "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its driver"
+_UNUSED = (
+    "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its driver"
+)
 
 
 def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
@@ -32,23 +34,44 @@ def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
         names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
         names += ["mps"] if torch.backends.mps.is_available() else []
     for name in names:
-        device, total = choose_device(name), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        device, total = (
+            choose_device(name),
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
         what = environment(device, name).device_name
         yield {"name": name, "what": what, "total_bytes": total, "free_bytes": free_bytes(device)}
 
 
-def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, seed: int) -> Iterator[HealthCheck]:
-    """The checks of devices, threads and the block of statistics, and of attention in every dtype or one."""
-    found = "; ".join(f"{each['name']}: {each['what']}, {shown(each['free_bytes'], 'bytes')} free" for each in devices)
+def check_machine(
+    devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, seed: int
+) -> Iterator[HealthCheck]:
+    """The checks of devices, threads and the block of statistics, and of attention in every dtype
+    or one.
+    """
+    found = "; ".join(
+        f"{each['name']}: {each['what']}, {shown(each['free_bytes'], 'bytes')} free"
+        for each in devices
+    )
     is_unused = driver() is not None and not torch.cuda.is_available()
     yield _row("devices", found, _UNUSED if is_unused else "")
     n, cores, stated = torch.get_num_threads(), n_cpus(), os.environ.get("OMP_NUM_THREADS", "")
-    most = max(n, int(stated) if stated.isdecimal() else 0)  # more than cores are slow, but not wrong
+    most = max(
+        n, int(stated) if stated.isdecimal() else 0
+    )  # more than cores are slow, but not wrong
     message = f"{n} of {cores} cores (OMP_NUM_THREADS{'=' + stated if stated else ' is not set'})"
-    yield _row("threads", message, f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else "", most, cores)
-    yield _row("statistics", f"{'torch' if c_block() is None else 'the compiled block'} computes statistics of heads")
+    yield _row(
+        "threads",
+        message,
+        f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else "",
+        most,
+        cores,
+    )
+    yield _row(
+        "statistics",
+        f"{'torch' if c_block() is None else 'the compiled block'} computes statistics of heads",
+    )
     default = torch.get_default_dtype()
     if default != torch.float32:
         message = f"torch's default dtype is {default}, not float32"
@@ -59,19 +82,30 @@ def check_machine(devices: Sequence[Mapping[str, Any]], dtype: Dtype | None, see
                 yield _check_attention(device["name"], kind, seed)
 
 
-def _row(name: str, message: str, advice: str = "", value: int | None = None, most: int | None = None) -> HealthCheck:
+def _row(
+    name: str, message: str, advice: str = "", value: int | None = None, most: int | None = None
+) -> HealthCheck:
     """A check that passes, or is a warning with advice."""
-    return HealthCheck(name, None if advice else True, message, value, most, is_caution=advice != "", advice=advice)
+    return HealthCheck(
+        name, None if advice else True, message, value, most, is_caution=advice != "", advice=advice
+    )
 
 
 def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
-    """Whether causal attention by its definition and by torch's kernel is what float64 gives for the same numbers."""
-    numbers = torch.randn(3, *_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    """Whether causal attention by its definition and by torch's kernel is what float64 gives for
+    the same numbers.
+    """
+    numbers = torch.randn(
+        3, *_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     numbers = numbers.to(getattr(torch, dtype))
     exact, (q, k, v) = attend(*numbers.double(), allowed=masks.causal()), numbers.to(device)
     most = TOLERANCES[dtype].output * max(1.0, float(exact.abs().max()))
     try:
-        results = attend(q, k, v, allowed=masks.causal()), scaled_dot_product_attention(q, k, v, is_causal=True)
+        results = (
+            attend(q, k, v, allowed=masks.causal()),
+            scaled_dot_product_attention(q, k, v, is_causal=True),
+        )
         error = max(largest_difference(z, exact) for z in results)
         message = "difference from float64"
     except RuntimeError as fault:
@@ -82,4 +116,6 @@ def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
         message = f"products may be rounded to TF32 or bfloat16: torch's precision is {precision!r}"
         advice = "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and NVIDIA_TF32_OVERRIDE"
         advice += ", or torch.set_float32_matmul_precision('highest')"
-    return HealthCheck(f"attention {device} {dtype}", not advice, message, error, most, advice=advice)
+    return HealthCheck(
+        f"attention {device} {dtype}", not advice, message, error, most, advice=advice
+    )

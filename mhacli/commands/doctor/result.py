@@ -12,11 +12,11 @@ CheckStatus = Literal["pass", "fail", "n/a", "care"]
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A check and its result. `ok` is None for a warning (`is_caution`), and if the check does not apply (see
-    `message`).
+    """A check and its result. `ok` is None for a warning (`is_caution`), and if the check does not
+    apply (see `message`).
 
-    `value` is the measured number and `tolerance` the largest that passes. `layer` is the first attention with the
-    fault. `meaning` says how a failure affects results, and `advice` what to do.
+    `value` is the measured number and `tolerance` the largest that passes. `layer` is the first
+    attention with the fault. `meaning` says how a failure affects results, and `advice` what to do.
     """
 
     name: str
@@ -38,8 +38,9 @@ class HealthCheck:
 
 
 class ExaminedModel(Struct, frozen=True):
-    """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first; `lengths` are the
-    lengths of its texts."""
+    """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first;
+    `lengths` are the lengths of its texts.
+    """
 
     path: str
     revision: str | None

@@ -1,4 +1,5 @@
-"""`mha doctor` as a Python function, and its report, `mha.doctor/1`: a line for each check, with advice where one fails.
+"""`mha doctor` as a Python function, and its report, `mha.doctor/1`: a line for each check, with
+advice where one fails.
 
 Works without torch, and reports that it is missing.
 """
@@ -40,10 +41,11 @@ _EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui"}
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A library has its `name`, the
-    installed `version` (None: missing), the range that mha `needs`, and the `extra` that installs it (None: always needed); a
-    device has its `name`, `what` it is, and its `total_bytes` and `free_bytes` of memory. `kernels` and `numerics` are always
-    empty now."""
+    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. A
+    library has its `name`, the installed `version` (None: missing), the range that mha `needs`, and
+    the `extra` that installs it (None: always needed); a device has its `name`, `what` it is, and
+    its `total_bytes` and `free_bytes` of memory. `kernels` and `numerics` are always empty now.
+    """
 
     checks: tuple[HealthCheck, ...]
     libraries: tuple[Mapping[str, str | None], ...]
@@ -59,10 +61,14 @@ class Report(Shown):
 
     def view(self, screen: Any) -> RenderableType:
         """What `mha doctor` prints on a screen."""
-        style = "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
+        style = (
+            "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
+        )
         legend = [f"note: {note}" for note in self.notes]
         if self.model is not None:
-            found = "the largest change of a token's output, relative to the typical size of an output"
+            found = (
+                "the largest change of a token's output, relative to the typical size of an output"
+            )
             legend[:0] = [f"found: {found}", f"at most: {self.model.tolerance}"]
         about = flowing([*map(visible, _facts(self))], screen.width, style="bold")
         checks = table(_table(self.checks), screen.width, *map(visible, legend), has_all=True)
@@ -116,43 +122,66 @@ def doctor(
 ) -> Report:
     """The report on an installation or a model, as `mha doctor` prints it.
 
-    Without `model` it examines this installation, on every device or one, in every dtype or one. A path or hub id is a
-    checkpoint, examined as by `--model`; `tokenizer` is then `byte` or the path of a `tokenizer.json`. A transformers
-    model in memory is copied, which takes as much memory again, and examined on its own device in its own dtype;
-    `tokenizer` is then a transformers tokenizer, and without one the model reads random ids. Raises `MhaError` for a
-    missing device, and if the model cannot be loaded or reads no text.
+    Without `model` it examines this installation, on every device or one, in every dtype or one. A
+    path or hub id is a checkpoint, examined as by `--model`; `tokenizer` is then `byte` or the path
+    of a `tokenizer.json`. A transformers model in memory is copied, which takes as much memory
+    again, and examined on its own device in its own dtype; `tokenizer` is then a transformers
+    tokenizer, and without one the model reads random ids. Raises `MhaError` for a missing device,
+    and if the model cannot be loaded or reads no text.
     """
     began, ranges, libraries = perf_counter(), needed_ranges(), list[Mapping[str, str | None]]()
     for name in (*_REQUIRED, *_EXTRAS):
         version = None
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(name)
-        libraries.append({"name": name, "version": version, "needs": ranges.get(name, ""), "extra": _EXTRAS.get(name)})
+        libraries.append(
+            {
+                "name": name,
+                "version": version,
+                "needs": ranges.get(name, ""),
+                "extra": _EXTRAS.get(name),
+            }
+        )
     if model is None:
         if tokenizer is not None or texts:
             hint = "add --model DIR, or a model in Python"
             raise UsageError(f"{(*texts, tokenizer)[0]!r:.80} needs a model", hint=hint)
         checks, devices = _check_installation(libraries, device, dtype, seed)
-        about = {"mha": mhacli.__version__, "python": platform.python_version(), "device_asked": device}
+        about = {
+            "mha": mhacli.__version__,
+            "python": platform.python_version(),
+            "device_asked": device,
+        }
         about["platform"] = f"{platform.system()} {platform.machine()}"
-        return Report(checks, tuple(libraries), about, devices, seed=seed, time_s=perf_counter() - began)
+        return Report(
+            checks, tuple(libraries), about, devices, seed=seed, time_s=perf_counter() - began
+        )
     subject: Any = model
     if isinstance(model, str):
-        subject = ModelSettings(path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
+        subject = ModelSettings(
+            path=model, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype
+        )
     elif device == "auto" and dtype is None:
         subject = copy.deepcopy(model)
     else:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
     from mhacli.commands.doctor.checkpoint import examine_checkpoint
 
-    examined, checks, notes = examine_checkpoint(subject, tokenizer, texts, seed=seed, report_progress=report_progress)
+    examined, checks, notes = examine_checkpoint(
+        subject, tokenizer, texts, seed=seed, report_progress=report_progress
+    )
     import torch
 
     from mhacli.attention.devices import environment
 
-    about = {name: str(value) for name, value in asdict(environment(torch.device(examined.device), device)).items()}
+    about = {
+        name: str(value)
+        for name, value in asdict(environment(torch.device(examined.device), device)).items()
+    }
     time_s = perf_counter() - began
-    return Report(checks, tuple(libraries), about, model=examined, notes=notes, seed=seed, time_s=time_s)
+    return Report(
+        checks, tuple(libraries), about, model=examined, notes=notes, seed=seed, time_s=time_s
+    )
 
 
 def _check_installation(
@@ -167,7 +196,10 @@ def _check_installation(
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         missing = str(getattr(fault, "name", "")).partition(".")[0]
         name = missing if missing in _REQUIRED else "torch"
-        message, advice = f"it cannot be imported: {str(fault)[:200]}", f"pip install --force-reinstall {name}"
+        message, advice = (
+            f"it cannot be imported: {str(fault)[:200]}",
+            f"pip install --force-reinstall {name}",
+        )
         return (*checks, HealthCheck(name, False, message, advice=advice)), ()
     devices = tuple(find_devices(device))
     return (*checks, *check_machine(devices, dtype, seed)), devices
@@ -181,15 +213,19 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
     for library in libraries:
         name, version = library["name"], library["version"]
         found.append(f"{name} {version or 'missing'}")
-        if version is None or not SpecifierSet(library["needs"]).contains(version, prereleases=True):
+        if version is None or not SpecifierSet(library["needs"]).contains(
+            version, prereleases=True
+        ):
             unfit.append(name)
             is_fault = is_fault or version is not None or name in _REQUIRED
     if not unfit:
         return HealthCheck(row, True, ", ".join(found))
-    return HealthCheck(row, False if is_fault else None, ", ".join(found), advice=installing(*unfit))
+    return HealthCheck(
+        row, False if is_fault else None, ", ".join(found), advice=installing(*unfit)
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- the report
+# --------------------------------------------------------------------------------------- the report
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 
@@ -200,26 +236,39 @@ def _facts(report: Report) -> list[str]:
     if model is None:
         return [f"mha {e['mha']} doctor", f"python {e['python']}", e["platform"]]
     parts = [
-        f"mha {e['mha']} doctor", model.path, f"family {model.family}", model.architecture,
-        count_of(model.n_parameters, "parameter"), " stored as ".join([model.dtype, *model.stored[:1]]),
-        f"attention {model.implementation}", model.device, count_of(int(e["threads"]), "thread"),
-        f"torch {e['torch']}", f"texts of {', '.join(map(str, model.lengths))} tokens",
+        f"mha {e['mha']} doctor",
+        model.path,
+        f"family {model.family}",
+        model.architecture,
+        count_of(model.n_parameters, "parameter"),
+        " stored as ".join([model.dtype, *model.stored[:1]]),
+        f"attention {model.implementation}",
+        model.device,
+        count_of(int(e["threads"]), "thread"),
+        f"torch {e['torch']}",
+        f"texts of {', '.join(map(str, model.lengths))} tokens",
         f"{model.n_passes} forward passes",
-    ]  # fmt: skip
+    ]
     parts[2:2] = [] if model.revision is None else [f"revision {model.revision}"]
     return parts
 
 
 def _table(checks: Sequence[HealthCheck]) -> Table[HealthCheck]:
-    """A line per check: name, status, number with its limit, and message. Below it what a fault means, and what to do."""
+    """A line per check: name, status, number with its limit, and message. Below it what a fault
+    means, and what to do.
+    """
 
     def message(check: HealthCheck) -> str:
-        words = visible(". ".join([check.message, check.meaning] if check.meaning else [check.message]))
+        words = visible(
+            ". ".join([check.message, check.meaning] if check.meaning else [check.message])
+        )
         return words + (f"\n→ {visible(check.advice)}" if check.advice else "")
 
     columns: list[Column[HealthCheck]] = [
         Column(heading="check", value=lambda check: visible(check.name)),
-        Column(heading="", value=lambda check: check.status, style=lambda check: _STYLES[check.status]),
+        Column(
+            heading="", value=lambda check: check.status, style=lambda check: _STYLES[check.status]
+        ),
         column("doctor", "found", lambda check: shown(check.value, "error", 2), "id"),
         column("doctor", "tolerance", lambda check: shown(check.tolerance, "error", 2), "id"),
         Column(heading="", value=message, least=20, wraps=True),

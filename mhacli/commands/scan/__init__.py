@@ -1,1 +1,3 @@
-"""Scans a corpus: a worker that computes units, engines that distribute them, and the study that writes and merges."""
+"""Scans a corpus: a worker that computes units, engines that distribute them, and the study that
+writes and merges.
+"""

@@ -1,8 +1,9 @@
 """The folder of a scan: its manifest, the rows and sums of finished units, and the summary.
 
-A unit is finished when its file in `units` exists and is intact; this file is written last. Every file is written completely or
-not at all, so a scan may be killed at any moment and resumes from the finished units. The sums of units, merged in their order,
-and their spread give the record of a corpus.
+A unit is finished when its file in `units` exists and is intact; this file is written last. Every
+file is written completely or not at all, so a scan may be killed at any moment and resumes from the
+finished units. The sums of units, merged in their order, and their spread give the record of a
+corpus.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ from mhacli.record.storage import MANIFEST, SUMMARY, load
 from mhacli.text.reading import Document
 
 Settings = Mapping[str, Any]
-"""The settings that, with the documents, determine the results, as JSON: equal settings give equal bytes."""
+"""The settings that, with the documents, determine the results, as JSON: equal settings give equal
+bytes."""
 UnitFiles = tuple[bytes, bytes, bytes]
-"""The contents of the files of a unit: rows, the record of a document as an example, empty if none is good, and sums."""
+"""The contents of the files of a unit: rows, the record of a document as an example, empty if none
+is good, and sums."""
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
 _ANEW = "--out another folder starts anew"
@@ -67,7 +70,9 @@ _TEMPORARY_S = 3600.0
 
 
 class Unit(NamedTuple):
-    """Consecutive documents of a corpus, which are computed, written and repeated as a whole, by their number from 0."""
+    """Consecutive documents of a corpus, which are computed, written and repeated as a whole, by
+    their number from 0.
+    """
 
     number: int
     documents: tuple[Document, ...]
@@ -75,10 +80,15 @@ class Unit(NamedTuple):
     @property
     def named(self) -> str:
         """The first and last document, for messages: `corpus.jsonl:1 to corpus.jsonl:16`."""
-        return " to ".join(named(document.file, document.place) for document in (self.documents[0], self.documents[-1]))
+        return " to ".join(
+            named(document.file, document.place)
+            for document in (self.documents[0], self.documents[-1])
+        )
 
     def name(self, settings: Settings) -> str:
-        """The number, so that names sort like the documents, and a digest of what determines the results."""
+        """The number, so that names sort like the documents, and a digest of what determines the
+        results.
+        """
         return f"{self.number:08d}-{json_checksum([_digest_of(settings), self.documents])[:16]}"
 
 
@@ -95,19 +105,30 @@ def differences(old: Settings, new: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScanFolder:
-    """An open folder. `settings` are those of this scan, then those of other devices that computed units."""
+    """An open folder. `settings` are those of this scan, then those of other devices that computed
+    units.
+    """
 
     path: Path
     settings: tuple[Settings, ...]
 
     def paths(self, name: str) -> tuple[str, str, str]:
         """The paths of a unit's rows, its example, and its sums, which mark it as finished."""
-        rows, example = f"{name}.{self.settings[0]['rows'].split()[0]}", f"example-{name.partition('-')[0]}.safetensors"
-        paths = self.path / _ROWS / rows, self.path / example, self.path / _UNITS / f"{name}.safetensors"
+        rows, example = (
+            f"{name}.{self.settings[0]['rows'].split()[0]}",
+            f"example-{name.partition('-')[0]}.safetensors",
+        )
+        paths = (
+            self.path / _ROWS / rows,
+            self.path / example,
+            self.path / _UNITS / f"{name}.safetensors",
+        )
         return tuple(map(str, paths))  # type: ignore[return-value]
 
     def write(self, name: str, files: UnitFiles) -> None:
-        """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError` if one cannot be written."""
+        """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError`
+        if one cannot be written.
+        """
         rows, example, sums = self.paths(name)
         write_whole(rows, files[0], force=True)
         if files[1] and not any(other <= example for other in self.examples()):
@@ -115,7 +136,9 @@ class ScanFolder:
         write_whole(sums, files[2], force=True)
 
     def totals(self, name: str) -> Totals:
-        """The sums of a unit. Raises `MhaError` for a unit without its files, or with a damaged one."""
+        """The sums of a unit. Raises `MhaError` for a unit without its files, or with a damaged
+        one.
+        """
         rows, _, sums = self.paths(name)
         totals = read_totals(sums)
         if sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() != totals.rows:
@@ -123,11 +146,11 @@ class ScanFolder:
         return totals
 
     def finished(self, unit: Unit, names: Iterable[str]) -> tuple[str, Totals | None]:
-        """The name of the unit, and its sums if it is finished and the corpus has an example, of the units with its number and
-        these `names`. Damaged files are named.
+        """The name of the unit, and its sums if it is finished and the corpus has an example, of
+        the units with its number and these `names`. Damaged files are named.
 
-        Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be read, or one with bad
-        documents. Raises `UsageError` for a whole unit of other documents.
+        Earlier forms of the unit are removed: the last one of a shorter corpus, one that cannot be
+        read, or one with bad documents. Raises `UsageError` for a whole unit of other documents.
         """
         names_here = [unit.name(settings) for settings in self.settings]
         for name in names:
@@ -156,7 +179,10 @@ class ScanFolder:
         """The sorted names of all units with files, finished or not, by their number."""
         files = [path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*")]
         names = sorted({file.partition(".")[0] for file in files})
-        return {number: [*same] for number, same in groupby(names, key=lambda name: int(name.partition("-")[0]))}
+        return {
+            number: [*same]
+            for number, same in groupby(names, key=lambda name: int(name.partition("-")[0]))
+        }
 
     def examples(self) -> list[str]:
         """The paths of the examples, in the order of their units."""
@@ -165,23 +191,38 @@ class ScanFolder:
     def require_no_more(self, others: Collection[int]) -> None:
         """Raises `UsageError` if there are units with other numbers than those of the corpus."""
         if others:
-            message = f"{self.path} has {len(others)} units of documents that the corpus does not have"
+            message = (
+                f"{self.path} has {len(others)} units of documents that the corpus does not have"
+            )
             raise UsageError(message, hint=_ANEW, path=str(self.path))
 
-    def record(self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]) -> Record:
-        """The record of all units, which is also written, and in the manifest its sums. Raises `MhaError` if no document is good.
-        Removes unneeded examples, and temporary files of killed processes. Recent ones are kept, because
-        another rank may be writing them."""
+    def record(
+        self, names: Sequence[str], *, spans: Sequence[str], command: tuple[str, ...]
+    ) -> Record:
+        """The record of all units, which is also written, and in the manifest its sums. Raises
+        `MhaError` if no document is good. Removes unneeded examples, and temporary files of killed
+        processes. Recent ones are kept, because another rank may be writing them.
+        """
         paths, totals = [self.paths(name)[-1] for name in names], Totals()
         for path in paths:
             totals.merge(read_totals(path))
         if not totals.n_documents:
             first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
             raise MhaError(f"the corpus has no good document{first}", code="no-documents")
-        record = replace(summary(totals, load(self.examples()[0]), paths, spans=spans), command=command)
+        record = replace(
+            summary(totals, load(self.examples()[0]), paths, spans=spans), command=command
+        )
         record.save(str(self.path / SUMMARY), force=True)
-        facts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")}
-        _write_manifest(self.path, self.settings, **facts, documents=json_checksum(totals.documents), units=names)
+        facts = {
+            name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")
+        }
+        _write_manifest(
+            self.path,
+            self.settings,
+            **facts,
+            documents=json_checksum(totals.documents),
+            units=names,
+        )
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
         for temporary in [*self.path.rglob(f".*{TEMPORARY}")]:
@@ -194,15 +235,20 @@ class ScanFolder:
 def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     """The folder of a scan, created if it does not exist.
 
-    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ, and what follows it.
-    Raises `MhaError` for a folder with other files, or one that cannot be written.
+    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may
+    differ, and what follows it. Raises `MhaError` for a folder with other files, or one that cannot
+    be written.
     """
     path, recorded, manifest = Path(out), list[dict[str, Any]](), os.path.join(out, MANIFEST)
     if os.path.lexists(manifest):
         try:
-            document = decode(dict[str, Any], load_json(read_whole(manifest, MAX_FILE_BYTES), manifest), manifest)
+            document = decode(
+                dict[str, Any], load_json(read_whole(manifest, MAX_FILE_BYTES), manifest), manifest
+            )
             recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
-            if document.get("schema") != _SCHEMA or not all("torch" in settings for settings in recorded):
+            if document.get("schema") != _SCHEMA or not all(
+                "torch" in settings for settings in recorded
+            ):
                 raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
         except MhaError as fault:
             fault.hint = _ANEW
@@ -210,7 +256,11 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     else:  # another rank may make the folder too
         names = path.iterdir() if path.is_dir() else ()
         if any(entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY for entry in names):
-            raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
+            raise UsageError(
+                f"--out {path} holds other files, and no scan",
+                hint="name a new folder",
+                path=str(path),
+            )
         with suppress(OSError):  # the first file that is written says why it cannot be
             for part in (_ROWS, _UNITS):
                 (path / part).mkdir(parents=True, exist_ok=True)
@@ -220,7 +270,11 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
         for _, changed in found:
             is_other_device = "device" in changed and changed.keys() <= _OF_DEVICE
             if not (mixed and is_other_device):
-                hint = "--mixed puts results of several devices together, and says so; " * is_other_device + _ANEW
+                hint = (
+                    "--mixed puts results of several devices together, and says so; "
+                    * is_other_device
+                    + _ANEW
+                )
                 message = f"{out} was made with other settings: {', '.join(changed.values())}"
                 raise UsageError(message, hint=hint, path=out)
         _write_manifest(path, [settings, *others])
@@ -228,12 +282,16 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
 
 
 def _write_manifest(path: Path, settings: Iterable[Settings], **facts: Any) -> None:
-    document = {"schema": _SCHEMA, "settings": sorted(settings, key=_digest_of), **facts}  # whichever was first
+    document = {
+        "schema": _SCHEMA,
+        "settings": sorted(settings, key=_digest_of),
+        **facts,
+    }  # whichever was first
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_whole(str(path / MANIFEST), text.encode(), force=True)
 
 
-# -------------------------------------------------------------------------------------------------- sums over documents
+# ------------------------------------------------------------------------------ sums over documents
 
 MAX_FILE_BYTES = 4 << 30
 MAX_SINKS = 10
@@ -250,15 +308,18 @@ EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 
 @dataclass
 class Totals:
-    """Sums over documents: of a document, a unit or a corpus, to which others are merged in their order.
+    """Sums over documents: of a document, a unit or a corpus, to which others are merged in their
+    order.
 
-    `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document, with the worst result of each
-    check over all; `identical` says whether the model's outputs were the same bits without inspection. Of the heads `keys`,
-    `sums` has the counts of `kinds` `[head, type]`, the `profile` `[head, attention or uniform, step]`, and with spans `spans`,
-    `[head, documents, mass or uniform mass, span, span]`. For each head, `sinks` has the number of documents and the sum of
-    weights of a token, and `cells` the strongest cells.
+    `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document,
+    with the worst result of each check over all; `identical` says whether the model's outputs were
+    the same bits without inspection. Of the heads `keys`, `sums` has the counts of `kinds` `[head,
+    type]`, the `profile` `[head, attention or uniform, step]`, and with spans `spans`, `[head,
+    documents, mass or uniform mass, span, span]`. For each head, `sinks` has the number of
+    documents and the sum of weights of a token, and `cells` the strongest cells.
 
-    `documents` has a digest of the documents of each unit. A unit also has that of its file of `rows`.
+    `documents` has a digest of the documents of each unit. A unit also has that of its file of
+    `rows`.
     """
 
     keys: list[HeadKey] = field(default_factory=list)
@@ -278,11 +339,16 @@ class Totals:
 
     def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
         """Adds a document of a corpus with these `spans`, of which it may lack some."""
-        n_tokens, layers = len(record.keys[0].ids), [record.of_layer(number) for number in range(len(record.layers))]
+        n_tokens, layers = (
+            len(record.keys[0].ids),
+            [record.of_layer(number) for number in range(len(record.layers))],
+        )
         one = Totals(n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
         one.identical = record.model is None or record.model.identical_outputs is not False
         sums = [_sums(layer, spans) for layer in layers]
-        one.sums = {name: np.concatenate(_alike([of_layer[name] for of_layer in sums])) for name in sums[0]}
+        one.sums = {
+            name: np.concatenate(_alike([of_layer[name] for of_layer in sums])) for name in sums[0]
+        }
         for layer in layers:
             queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
             for head in layer.heads:
@@ -299,7 +365,9 @@ class Totals:
         self.merge(one)
 
     def merge(self, other: Totals) -> None:
-        """Adds other documents, behind those added so far. Raises `MhaError` if they have other heads."""
+        """Adds other documents, behind those added so far. Raises `MhaError` if they have other
+        heads.
+        """
         self.documents += other.documents
         self.n_bad += other.n_bad
         self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
@@ -310,7 +378,10 @@ class Totals:
         elif other.n_documents:
             if self.keys != other.keys:
                 raise MhaError("documents of a corpus have different heads", code="bad-file")
-            self.sums = {name: np.add(*_alike([array, other.sums[name]])) for name, array in self.sums.items()}
+            self.sums = {
+                name: np.add(*_alike([array, other.sums[name]]))
+                for name, array in self.sums.items()
+            }
             longer, shorter = (other, self) if other.longest > self.longest else (self, other)
             self.layers = tuple(map(_worst, longer.layers, shorter.layers))
             for mine, theirs in zip(self.sinks, other.sinks, strict=True):
@@ -318,19 +389,24 @@ class Totals:
                     mine[token] = [*map(add, mine[token], sums)] if token in mine else sums
             of_heads = [mine + theirs for mine, theirs in zip(self.cells, other.cells, strict=True)]
             # among equal ones, the first
-            self.cells = [sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST] for cells in of_heads]
+            self.cells = [
+                sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST] for cells in of_heads
+            ]
         self.n_documents += other.n_documents
         self.n_tokens += other.n_tokens
         self.longest = max(self.longest, other.longest)
         self.identical &= other.identical
 
     def to_bytes(self, rows: Columns) -> bytes:
-        """The contents of the file of a unit: the totals, and each statistic of its rows, and that of uniform attention,
-        `[document, head]`, NaN for a missing value."""
+        """The contents of the file of a unit: the totals, and each statistic of its rows, and that
+        of uniform attention, `[document, head]`, NaN for a missing value.
+        """
         arrays = {name: np.ascontiguousarray(array) for name, array in self.sums.items()}
         for name, (kind, numbers) in rows.items() if self.n_documents else ():
             if kind is not str:
-                arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(self.n_documents, -1)
+                arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(
+                    self.n_documents, -1
+                )
         facts = plain(replace(self, sums={}))
         metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
         return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
@@ -339,7 +415,10 @@ class Totals:
 def _alike(arrays: Sequence[Array]) -> list[Array]:
     """Arrays whose last axes have one length, filled up with zeros."""
     longest = max(array.shape[-1] for array in arrays)
-    return [np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, longest - array.shape[-1])]) for array in arrays]
+    return [
+        np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, longest - array.shape[-1])])
+        for array in arrays
+    ]
 
 
 def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
@@ -348,7 +427,9 @@ def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
 
     def of_heads(*names: str) -> Array:
         arrays = [layer.arrays[name][0].astype(np.float64) for name in names]
-        return np.stack([np.broadcast_to(array, (n_heads, *array.shape[1:])) for array in arrays], axis=1)
+        return np.stack(
+            [np.broadcast_to(array, (n_heads, *array.shape[1:])) for array in arrays], axis=1
+        )
 
     kinds = np.array([[kind == head.kind for kind in HEAD_TYPES] for head in layer.heads], np.int64)
     sums = {"kinds": kinds, "profile": of_heads("profile", "uniform_profile")}
@@ -357,7 +438,9 @@ def _sums(layer: Record, spans: Sequence[str]) -> dict[str, Array]:
         if layer.spans:  # of the pairs of spans that are in the document
             numbers = [spans.index(span.name) for span in layer.spans]
             masses = of_heads("span_mass", "uniform_span_mass")
-            sums["spans"][np.ix_(range(n_heads), range(3), numbers, numbers)] = np.insert(masses, 0, 1.0, axis=1)
+            sums["spans"][np.ix_(range(n_heads), range(3), numbers, numbers)] = np.insert(
+                masses, 0, 1.0, axis=1
+            )
     return sums
 
 
@@ -373,13 +456,16 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def read_totals(path: str) -> Totals:
     """The sums of a unit. Raises `MhaError` for a missing or damaged file."""
     file = read_tensor_file(path)
-    arrays, metadata = safetensors.numpy.load(file.data), decode(dict[str, Any], file.metadata, path)
+    arrays, metadata = (
+        safetensors.numpy.load(file.data),
+        decode(dict[str, Any], file.metadata, path),
+    )
     if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
         raise bad_file(path, f"{path} is damaged: its content is not what was written")
     sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
@@ -390,25 +476,38 @@ def _digest(facts: object, arrays: Mapping[str, Array]) -> str:
     return json_checksum([facts, sorted((name, checksum(array)) for name, array in arrays.items())])
 
 
-# ----------------------------------------------------------------------------------------------------------- the record
+# --------------------------------------------------------------------------------------- the record
 
 
-def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Sequence[str]) -> Record:
-    """The record of the example with the head statistics of all documents, whose units are in the files `paths`."""
+def summary(
+    totals: Totals, example: Record, paths: Sequence[str], *, spans: Sequence[str]
+) -> Record:
+    """The record of the example with the head statistics of all documents, whose units are in the
+    files `paths`.
+    """
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
     heads = [*_heads(totals, paths)]
-    layers = tuple(  # with the sizes of the example's arrays, of which only the profiles are of all documents
-        replace(longest, survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks))
+    # with the sizes of the example's arrays, of which only the profiles are of all documents
+    layers = tuple(
+        replace(
+            longest,
+            survey=replace(layer.survey, steps=longest.survey.steps, checks=longest.survey.checks),
+        )
         for layer, longest in zip(example.layers, totals.layers, strict=True)
     )
     in_example = {span.name: span for span in example.spans}
     lengths = [len(text.ids) for text in example.sequences]
-    counts = {name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "longest", "devices", "bad")}
+    counts = {
+        name: getattr(totals, name)
+        for name in ("n_documents", "n_tokens", "n_bad", "longest", "devices", "bad")
+    }
     return replace(
         example,
         heads=HeadTable(head for head, _ in heads),
-        self_check=SelfCheck.of_layers([layer.survey.checks for layer in layers], holds=totals.identical),
+        self_check=SelfCheck.of_layers(
+            [layer.survey.checks for layer in layers], holds=totals.identical
+        ),
         model=replace(example.model, identical_outputs=totals.identical, compared_len=max(lengths)),
         layers=layers,
         spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(lengths))) for name in spans),
@@ -418,7 +517,9 @@ def summary(totals: Totals, example: Record, paths: Sequence[str], *, spans: Seq
 
 
 def _heads(totals: Totals, paths: Sequence[str]) -> Iterator[tuple[HeadStatistics, CorpusHead]]:
-    """The means of each head, and the rest of what is known of it, for some heads at a time if there are many documents."""
+    """The means of each head, and the rest of what is known of it, for some heads at a time if
+    there are many documents.
+    """
     n_heads, step = len(totals.keys), max(1, _VALUES_AT_ONCE // totals.n_documents)
     for start in range(0, n_heads, step):
         parts, stop = defaultdict[str, list[Array]](list), min(start + step, n_heads)
@@ -426,35 +527,64 @@ def _heads(totals: Totals, paths: Sequence[str]) -> Iterator[tuple[HeadStatistic
             with safetensors.safe_open(path, "numpy") as unit:
                 for name in unit.keys():  # noqa: SIM118 - it is no mapping
                     if name.startswith(_OF_ROWS):
-                        parts[name.removeprefix(_OF_ROWS)].append(unit.get_slice(name)[:, start:stop])
+                        parts[name.removeprefix(_OF_ROWS)].append(
+                            unit.get_slice(name)[:, start:stop]
+                        )
         columns = {name: np.concatenate(of_units) for name, of_units in parts.items()}
         for number in range(start, stop):
-            yield _head(totals, number, {name: column[:, number - start] for name, column in columns.items()})
+            yield _head(
+                totals,
+                number,
+                {name: column[:, number - start] for name, column in columns.items()},
+            )
 
 
-def _head(totals: Totals, number: int, columns: Mapping[str, Array]) -> tuple[HeadStatistics, CorpusHead]:
-    """A head with its means over documents. Its strongest distance is that of most documents; others count as 0 in the weight
-    there."""
+def _head(
+    totals: Totals, number: int, columns: Mapping[str, Array]
+) -> tuple[HeadStatistics, CorpusHead]:
+    """A head with its means over documents. Its strongest distance is that of most documents;
+    others count as 0 in the weight there.
+    """
     n_documents, counts = totals.n_documents, totals.sums["kinds"][number].tolist()
-    averaged = [*MEANS, *(f"{CONDITION}{n + 1}" for n in range(len(totals.layers[0].survey.patterns)))]
-    means, uniform = ({name: _mean(columns[of + name]) for name in averaged} for of in ("", "uniform_"))
-    offsets, n_offsets = np.unique(columns["offset"][np.isfinite(columns["offset"])], return_counts=True)
+    averaged = [
+        *MEANS,
+        *(f"{CONDITION}{n + 1}" for n in range(len(totals.layers[0].survey.patterns))),
+    ]
+    means, uniform = (
+        {name: _mean(columns[of + name]) for name in averaged} for of in ("", "uniform_")
+    )
+    offsets, n_offsets = np.unique(
+        columns["offset"][np.isfinite(columns["offset"])], return_counts=True
+    )
     if len(offsets):
         means["offset"] = offset = offsets[n_offsets.argmax()]
-        weights = (np.where(columns["offset"] == offset, columns[f"{of}at_offset"], 0.0) for of in ("", "uniform_"))
-        means["at_offset"], uniform["at_offset"] = (float(np.nansum(each)) / n_documents for each in weights)
+        weights = (
+            np.where(columns["offset"] == offset, columns[f"{of}at_offset"], 0.0)
+            for of in ("", "uniform_")
+        )
+        means["at_offset"], uniform["at_offset"] = (
+            float(np.nansum(each)) / n_documents for each in weights
+        )
     means[LARGEST] = np.fmax.reduce(columns[LARGEST])
     head = mean_head(totals.keys[number], means, uniform)
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
-    sinks = sorted(totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+    sinks = sorted(
+        totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0])
+    )
     return head, CorpusHead(
         layer=head.layer,
         attention=head.attention,
         head=head.head,
         agree=kinds.get(head.kind, 0) / n_documents,
         kinds=kinds,
-        spreads=tuple(spreads({name: columns[name] for name in (*averaged, LARGEST, *EFFECTS) if name in columns})),
-        sinks=tuple(TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]),
+        spreads=tuple(
+            spreads(
+                {name: columns[name] for name in (*averaged, LARGEST, *EFFECTS) if name in columns}
+            )
+        ),
+        sinks=tuple(
+            TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]
+        ),
         cells=tuple(totals.cells[number]),
     )
 
@@ -463,7 +593,9 @@ def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array
     """The means over all documents that replace arrays of the example, `[1, head, …]`."""
     arrays = dict[str, Array]()
     for index, layer in enumerate(layers):
-        of_layer = [number for number, key in enumerate(totals.keys) if key[:2] == (layer.layer, layer.name)]
+        of_layer = [
+            number for number, key in enumerate(totals.keys) if key[:2] == (layer.layer, layer.name)
+        ]
         sums = {name: array[None, of_layer] for name, array in totals.sums.items()}
         profiles = sums["profile"][..., : len(layer.survey.steps)] / totals.n_documents
         means = {"profile": profiles[:, :, 0], "uniform_profile": profiles[:, :, 1]}
@@ -475,7 +607,7 @@ def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array
     return arrays
 
 
-# ------------------------------------------------------------------------------------------------ spread over documents
+# ---------------------------------------------------------------------------- spread over documents
 
 N_RESAMPLES, SEED = 1000, 0
 _BLOCK = 2048
@@ -483,7 +615,9 @@ _BLOCK = 2048
 
 
 def spreads(columns: Mapping[str, Array]) -> Iterator[Spread]:
-    """The spread over documents of each statistic that at least one of them has. NaN stands where a document has no value."""
+    """The spread over documents of each statistic that at least one of them has. NaN stands where a
+    document has no value.
+    """
     known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
     intervals = _intervals(np.stack([*known.values()], axis=1)).T.tolist()
     for (statistic, values), (low, high) in zip(known.items(), intervals, strict=True):
@@ -493,7 +627,9 @@ def spreads(columns: Mapping[str, Array]) -> Iterator[Spread]:
         else:
             low = high = None
         quantiles = np.quantile(finite, QUANTILES, method="inverted_cdf")
-        yield Spread(statistic, len(finite), _mean(finite), std, low, high, tuple(quantiles.tolist()))
+        yield Spread(
+            statistic, len(finite), _mean(finite), std, low, high, tuple(quantiles.tolist())
+        )
 
 
 def _mean(values: Array) -> float:
@@ -503,10 +639,12 @@ def _mean(values: Array) -> float:
 
 
 def _intervals(values: Array) -> Array:
-    """The bounds `[bound, column]` that contain the mean of a fraction `CONFIDENCE` of the resamples.
+    """The bounds `[bound, column]` that contain the mean of a fraction `CONFIDENCE` of the
+    resamples.
 
-    The count of each document is Poisson with mean 1, the limit of resampling with replacement for many documents.
-    Source: Hanley and MacGibbon 2006, "Creating non-parametric bootstrap samples using Poisson frequencies".
+    The count of each document is Poisson with mean 1, the limit of resampling with replacement for
+    many documents. Source: Hanley and MacGibbon 2006, "Creating non-parametric bootstrap samples
+    using Poisson frequencies".
     """
     is_finite = np.isfinite(values)
     filled = np.where(is_finite, values, 0.0)
@@ -523,4 +661,6 @@ def _intervals(values: Array) -> Array:
 @lru_cache(maxsize=16)
 def _counts(number: int) -> Array:
     """How often each resample holds each document of a block, `[resample, document]`."""
-    return np.random.default_rng([SEED, number]).poisson(size=(N_RESAMPLES, _BLOCK)).astype(np.uint8)
+    return (
+        np.random.default_rng([SEED, number]).poisson(size=(N_RESAMPLES, _BLOCK)).astype(np.uint8)
+    )

@@ -1,7 +1,8 @@
-"""The scan of a corpus: finished units are kept, workers compute the others, and all are merged into one record.
+"""The scan of a corpus: finished units are kept, workers compute the others, and all are merged
+into one record.
 
-Units are computed by this process, by ranks or by workers of Ray; the results do not depend on it. Ranks are processes that
-`torchrun` or `srun` has started; each computes every n-th unit.
+Units are computed by this process, by ranks or by workers of Ray; the results do not depend on it.
+Ranks are processes that `torchrun` or `srun` has started; each computes every n-th unit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.command import EffectSettings
 from mhacli.commands.effect.study import effects_of_heads, study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
-from mhacli.commands.scan.folder import EFFECTS, UNIT_SIZE, Settings, Totals, Unit, UnitFiles, differences, open_folder
+from mhacli.commands.scan.folder import (
+    EFFECTS,
+    UNIT_SIZE,
+    Settings,
+    Totals,
+    Unit,
+    UnitFiles,
+    differences,
+    open_folder,
+)
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
@@ -42,7 +52,8 @@ from mhacli.text.reading import Document, documents, is_pipe
 FORMAT = 5
 """The version of the files of units."""
 EXAMPLE_LEN = 64
-"""The number of tokens up to which a longer document is a better example; of longer ones, the shortest is."""
+"""The number of tokens up to which a longer document is a better example; of longer ones, the
+shortest is."""
 N_VERIFIED = 4
 """The number of removals of a document that are repeated by a second method."""
 MAX_ATTEMPTS = 4
@@ -57,11 +68,12 @@ _Computed = Iterator[tuple[Unit, UnitFiles, str]]
 def run_scan(
     scan: Scan, done: Progress, *, report: Callable[[], None], is_stopped: Callable[[], bool]
 ) -> Record | None:
-    """The record of the corpus, also written to the folder; None if other ranks have unfinished units.
+    """The record of the corpus, also written to the folder; None if other ranks have unfinished
+    units.
 
-    It counts `done` documents, and then calls `report`. Once `is_stopped` returns True, no further unit is started, and at the
-    end `KeyboardInterrupt` is raised. Raises `UsageError` for a folder with other settings or documents, and `MhaError` for
-    documents, computations or files that fail.
+    It counts `done` documents, and then calls `report`. Once `is_stopped` returns True, no further
+    unit is started, and at the end `KeyboardInterrupt` is raised. Raises `UsageError` for a folder
+    with other settings or documents, and `MhaError` for documents, computations or files that fail.
     """
     corpus = documents(scan.sources, scan.form)  # a source that cannot be read leaves no folder
     rank, n_ranks = _ranks()
@@ -102,7 +114,7 @@ def run_scan(
     return folder.record(names, spans=scan.span_names, command=recorded_command())
 
 
-# --------------------------------------------------------------------------------------------------------------- a worker
+# ----------------------------------------------------------------------------------------- a worker
 
 
 class Worker:
@@ -123,51 +135,79 @@ class Worker:
 
     @cached_property
     def _loaded(self) -> Loaded:
-        """The model. Not loaded before the first unit, so that Ray counts processes that end meanwhile as attempts at this."""
+        """The model. Not loaded before the first unit, so that Ray counts processes that end
+        meanwhile as attempts at this.
+        """
         run = self._scan.run
         head: LanguageHead | None = "predict" if self._scan.effect else None
         return load_model(self._unloaded, run.model, head, allow_nonfinite=run.allow_nonfinite)
 
     def settings(self) -> Settings:
-        """The settings of this process: the kind of its device with its name or instruction set, and the libraries that decide
-        numbers. The weights of the model are hashed, not loaded. Raises `MhaError` for scans that the model does not support."""
+        """The settings of this process: the kind of its device with its name or instruction set,
+        and the libraries that decide numbers. The weights of the model are hashed, not loaded.
+        Raises `MhaError` for scans that the model does not support.
+        """
         run, device, config = self._scan.run, self._unloaded.target, self._unloaded.config
         if self._scan.span and config.is_encoder_decoder:
             raise spans_of_pair()
-        dtype = run.model.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+        dtype = run.model.dtype or str(
+            getattr(config, "dtype", None) or torch.float32
+        ).removeprefix("torch.")
         on_cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if on_cuda else torch.backends.cpu.get_cpu_capability()
-        return dict(plain({
-            "model": run.path,
-            "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
-            "mha": mhacli.__version__,
-            "torch": torch.__version__.partition("+")[0],
-            "build": torch.__version__,
-            "transformers": version("transformers"),
-            "dtype": dtype,
-            "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
-            "device": f"{device.type} {name}",
-            "threads": torch.get_num_threads(),
-            "rows": f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
-            "unit_size": UNIT_SIZE,
-            "max_tokens": run.max_tokens,
-            "layers": run.model.layers,
-            "conditions": [condition.text for condition in run.statistics.conditions],
-            **{name: getattr(run.statistics, name) for name in ("heads", "first_tokens", "sink_weight")},
-            "spans": self._scan.span,
-            **{name: getattr(self._scan, name) for name in ("allow_nonfinite", "effect")},
-            "format": FORMAT,
-        }))  # fmt: skip
+        name = (
+            torch.cuda.get_device_name(device)
+            if on_cuda
+            else torch.backends.cpu.get_cpu_capability()
+        )
+        return dict(
+            plain(
+                {
+                    "model": run.path,
+                    "model_digest": checkpoint_digest(
+                        self._unloaded.checkpoint, run.model.tokenizer
+                    ),
+                    "mha": mhacli.__version__,
+                    "torch": torch.__version__.partition("+")[0],
+                    "build": torch.__version__,
+                    "transformers": version("transformers"),
+                    "dtype": dtype,
+                    "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
+                    "device": f"{device.type} {name}",
+                    "threads": torch.get_num_threads(),
+                    "rows": (
+                        f"parquet of pyarrow {version('pyarrow')}"
+                        if find_spec("pyarrow")
+                        else "jsonl"
+                    ),
+                    "unit_size": UNIT_SIZE,
+                    "max_tokens": run.max_tokens,
+                    "layers": run.model.layers,
+                    "conditions": [condition.text for condition in run.statistics.conditions],
+                    **{
+                        name: getattr(run.statistics, name)
+                        for name in ("heads", "first_tokens", "sink_weight")
+                    },
+                    "spans": self._scan.span,
+                    **{name: getattr(self._scan, name) for name in ("allow_nonfinite", "effect")},
+                    "format": FORMAT,
+                }
+            )
+        )
 
     def compute(self, unit: Unit, settings: Settings) -> tuple[UnitFiles, str]:
-        """The files of a unit, and the name of this process. Each document is computed separately, as by `mha heads`.
+        """The files of a unit, and the name of this process. Each document is computed separately,
+        as by `mha heads`.
 
-        For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
-        second method. Raises `MhaError` for errors that are not faults of a document, and if the device, the model or versions
-        differ from the `settings` of the scan.
+        For the first good document, the outputs are compared with those without inspection, and
+        some removals are repeated by a second method. Raises `MhaError` for errors that are not
+        faults of a document, and if the device, the model or versions differ from the `settings` of
+        the scan.
         """
         if changed := differences(settings, self.settings()):
-            raise MhaError(f"a worker differs from its scan: {', '.join(changed.values())}", code="other-worker")
+            raise MhaError(
+                f"a worker differs from its scan: {', '.join(changed.values())}",
+                code="other-worker",
+            )
         totals = Totals(devices=(settings["device"],), documents=(json_checksum(unit.documents),))
         good, best = list[tuple[Document, Record]](), None
         for document in unit.documents:
@@ -178,14 +218,18 @@ class Worker:
                     fault.message = f"{named(document.file, document.place)}: {fault.message}"
                     raise
                 reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
-                totals.merge(Totals(n_bad=1, bad=(BadEntry(document.file, document.place, reason),)))
+                totals.merge(
+                    Totals(n_bad=1, bad=(BadEntry(document.file, document.place, reason),))
+                )
                 continue
             totals.add(document, record, spans=self._scan.span_names)
             good.append((document, replace(record, arrays={})))
             if best is None or _rank(record) > _rank(best[1]):
                 best = document, record
         columns = _rows(good)
-        written = {name: column for name, column in columns.items() if not name.startswith("uniform_")}
+        written = {
+            name: column for name, column in columns.items() if not name.startswith("uniform_")
+        }
         if settings["rows"] == "jsonl":  # equal rows give equal bytes
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
             rows = "".join(f"{encode(row)}\n" for row in dicts_of(written)).encode()
@@ -197,12 +241,17 @@ class Worker:
             rows = file.getvalue()
         totals.rows = hashlib.sha256(rows).hexdigest()
         example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
-        return (rows, example, totals.to_bytes(columns)), f"{platform.node()}, process {os.getpid()}"
+        return (
+            rows,
+            example,
+            totals.to_bytes(columns),
+        ), f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> Record:
-        """The record of a document, with the effects of removing each head. Raises `MhaError` with one of `_BAD_CODES` for a
-        document that has none."""
+        """The record of a document, with the effects of removing each head. Raises `MhaError` with
+        one of `_BAD_CODES` for a document that has none.
+        """
         if document.reason or not document.text.strip():
             raise MhaError(document.reason or "only white space", code="no-tokens")
         request = replace(self._scan.run, texts=(document.text,))
@@ -221,23 +270,30 @@ def _rank(record: Record) -> int:
 
 
 def _example(document: Document, record: Record, device: str) -> Record:
-    """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
+    """The record as that of a corpus of one document, without timings, details of the machine and
+    text behind the tokens.
+    """
     n_tokens = len(record.keys[0].ids)
     return replace(
         record,
         sequences=tuple(sequence.covered for sequence in record.sequences),
         context=record.context and tuple(sequence.covered for sequence in record.context),
         timings={},
-        environment=replace(record.environment, device=device.partition(" ")[0], device_name=device),
+        environment=replace(
+            record.environment, device=device.partition(" ")[0], device_name=device
+        ),
         effects=EffectTable(),
-        corpus=CorpusSummary(1, n_tokens, 0, n_tokens, document.file, document.place, (device,), ()),
+        corpus=CorpusSummary(
+            1, n_tokens, 0, n_tokens, document.file, document.place, (device,), ()
+        ),
     )
 
 
 def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
-    """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1, 0 for a whole file),
-    `n_documents` (1) and `n_tokens`, those of `HeadTable`, also of uniform attention, and the effects of removing the heads, if
-    there are any."""
+    """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1,
+    0 for a whole file), `n_documents` (1) and `n_tokens`, those of `HeadTable`, also of uniform
+    attention, and the effects of removing the heads, if there are any.
+    """
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
     effects = [effect for _, record in good for effect in effects_of_heads(record)]
@@ -248,29 +304,40 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
         "n_documents": (int, [1 for _ in of_heads]),
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(has_uniform=True),
-        **{n: (kind, [getattr(each, n, None) for each in effects]) for n, (kind, _) in of_effects if n in EFFECTS},
+        **{
+            n: (kind, [getattr(each, n, None) for each in effects])
+            for n, (kind, _) in of_effects
+            if n in EFFECTS
+        },
     }
 
 
-# --------------------------------------------------------------------------------------------------------------- engines
+# ------------------------------------------------------------------------------------------ engines
 
 
 def _ranks() -> tuple[int, int]:
-    """The number of this process and the number of all, by RANK and WORLD_SIZE. Raises `UsageError` for impossible values."""
+    """The number of this process and the number of all, by RANK and WORLD_SIZE. Raises `UsageError`
+    for impossible values.
+    """
     rank, n_ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None or n_ranks is None:
         return 0, 1
     if not (rank.isdecimal() and n_ranks.isdecimal() and int(rank) < int(n_ranks)):
-        message = f"RANK={rank} and WORLD_SIZE={n_ranks} are not a number from 0 and a larger number of processes"
+        message = (
+            f"RANK={rank} and WORLD_SIZE={n_ranks} are not a number from 0 and a larger number of"
+            " processes"
+        )
         raise UsageError(message, hint="without these two variables the process computes all units")
     return int(rank), int(n_ranks)
 
 
 @contextmanager
 def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]], _Computed]]]:
-    """The settings of the workers, and a function that computes units by them as they are done: with their files and the name of
-    the worker. The worker is this process, for a rank on its own GPU; or those of Ray, which is connected to a cluster or started
-    on this machine, and end with the context. Raises `MhaError` if no cluster answers."""
+    """The settings of the workers, and a function that computes units by them as they are done:
+    with their files and the name of the worker. The worker is this process, for a rank on its own
+    GPU; or those of Ray, which is connected to a cluster or started on this machine, and end with
+    the context. Raises `MhaError` if no cluster answers.
+    """
     if scan.ray is None and scan.workers is None:
         local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
         if scan.run.model.device in ("auto", "cuda") and local.isdecimal() and n_gpus > 1:
@@ -288,7 +355,13 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         with uninterrupted(BEGIN_AND_END_S):  # which also puts our handler of SIGTERM back
-            ray.init(address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(
+                address,
+                num_cpus=n_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
         first = _new_actor(ray, scan)
         settings = _result(ray, first.settings.remote(), "say its settings")
         yield settings, lambda units: _computed(ray, scan, units, settings=settings, idle=[first])
@@ -305,28 +378,46 @@ def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]]
 
 
 def _new_actor(ray: Any, scan: Scan) -> Any:
-    """A further worker, which Ray starts again if it ends. Raises `MhaError` if no node has room for one."""
+    """A further worker, which Ray starts again if it ends. Raises `MhaError` if no node has room
+    for one.
+    """
     needs, n_possible = _room(ray, scan)
     if not n_possible:
         hint = "--cpus-per-worker and --device say what a worker takes"
-        raise MhaError(f"no node of the Ray cluster has room for a worker: {needs}", hint=hint, code="no-worker")
+        raise MhaError(
+            f"no node of the Ray cluster has room for a worker: {needs}",
+            hint=hint,
+            code="no-worker",
+        )
     retries = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS - 1}
-    return ray.remote(num_cpus=needs["CPU"], num_gpus=needs["GPU"], **retries)(Worker).remote(scan, os.getcwd())
+    return ray.remote(num_cpus=needs["CPU"], num_gpus=needs["GPU"], **retries)(Worker).remote(
+        scan, os.getcwd()
+    )
 
 
 def _room(ray: Any, scan: Scan) -> tuple[dict[str, int], int]:
-    """What a worker takes, and the number of workers: as many as requested, at most as many as fit on the nodes."""
+    """What a worker takes, and the number of workers: as many as requested, at most as many as fit
+    on the nodes.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     device = scan.run.model.device
-    on_gpu = device.startswith("cuda") or (device == "auto" and any(node.get("GPU") for node in nodes))
+    on_gpu = device.startswith("cuda") or (
+        device == "auto" and any(node.get("GPU") for node in nodes)
+    )
     needs = {"CPU": scan.n_cpus, "GPU": int(on_gpu)}
-    n_possible = sum(int(min(node.get(name, 0) // n for name, n in needs.items() if n)) for node in nodes)
+    n_possible = sum(
+        int(min(node.get(name, 0) // n for name, n in needs.items() if n)) for node in nodes
+    )
     return needs, min(n_possible, scan.workers or n_possible)
 
 
-def _computed(ray: Any, scan: Scan, units: Iterator[Unit], *, settings: Settings, idle: list[Any]) -> _Computed:
-    """The units as workers of Ray compute them, of which there are as many as there is room for; nodes may join at any time.
-    Raises `MhaError` also for a unit during which too many processes end."""
+def _computed(
+    ray: Any, scan: Scan, units: Iterator[Unit], *, settings: Settings, idle: list[Any]
+) -> _Computed:
+    """The units as workers of Ray compute them, of which there are as many as there is room for;
+    nodes may join at any time. Raises `MhaError` also for a unit during which too many processes
+    end.
+    """
     calls = dict[Any, tuple[Any, Unit]]()
     while True:
         for unit in islice(units, max(0 if calls else 1, _room(ray, scan)[1] - len(calls))):
@@ -343,11 +434,18 @@ def _computed(ray: Any, scan: Scan, units: Iterator[Unit], *, settings: Settings
 
 
 def _result(ray: Any, call: Any, job: str) -> Any:
-    """The result of a call. Raises its exception, and `MhaError` if too many processes have ended."""
+    """The result of a call. Raises its exception, and `MhaError` if too many processes have
+    ended.
+    """
     try:
         return ray.get(call)
     except ray.exceptions.RayTaskError as fault:
         raise fault.cause from None
     except ray.exceptions.RayError as fault:
-        hint = "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes workers fewer"
-        raise MhaError(f"no worker could {job}: {type(fault).__name__}", hint=hint, code="worker-ended") from fault
+        hint = (
+            "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes"
+            " workers fewer"
+        )
+        raise MhaError(
+            f"no worker could {job}: {type(fault).__name__}", hint=hint, code="worker-ended"
+        ) from fault

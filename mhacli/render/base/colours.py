@@ -1,11 +1,14 @@
-"""Colour scales for weights and changes, signs of head types, and characters for screens without colour.
+"""Colour scales for weights and changes, signs of head types, and characters for screens without
+colour.
 
-The ramp runs from dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
-Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
+The ramp runs from dark to bright through blue, green and yellow, so that its order survives colour
+blindness and grey. Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight
+points.
 
-Terminals with 256 or 16 colours have few of these, and the nearest ones are not in order. So each scale has a palette
-for such terminals, chosen by hand so that lightness (L* of CIELAB) rises from step to step: with 256 colours in equal
-steps, none more than a fifth away from the mean. The look of the 16 colours depends on the terminal.
+Terminals with 256 or 16 colours have few of these, and the nearest ones are not in order. So each
+scale has a palette for such terminals, chosen by hand so that lightness (L* of CIELAB) rises from
+step to step: with 256 colours in equal steps, none more than a fifth away from the mean. The look
+of the 16 colours depends on the terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class _Picked(Color):
     of_256: int
     of_16: int
 
-    def downgrade(self, system: ColorSystem) -> Color:  # type: ignore[override]  # rich keeps what it found, which no override needs
+    # rich keeps what it found, which no override needs
+    def downgrade(self, system: ColorSystem) -> Color:  # type: ignore[override]
         """The colour in a terminal's colour system."""
         if system == ColorSystem.TRUECOLOR:
             return self
@@ -40,33 +44,46 @@ class _Picked(Color):
 
 
 def picked(colour: RGB, of_256: int, of_16: int) -> Color:
-    """A colour with its substitutes. The name distinguishes it from other colours with the same RGB values."""
-    substituted = _Picked(f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour))
+    """A colour with its substitutes. The name distinguishes it from other colours with the same RGB
+    values.
+    """
+    substituted = _Picked(
+        f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour)
+    )
     substituted.of_256, substituted.of_16 = of_256, of_16
     return substituted
 
 
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
-"""The style of text in a cell without an attention weight. It is a colour, because faint and bold text changes shades
-on terminals."""
+"""The style of text in a cell without an attention weight. It is a colour, because faint and bold
+text changes shades on terminals."""
 PLAIN, DIM = Style.null(), Style(dim=True)
 ACCENT = Style(color="cyan", bold=True)
 CURSOR = Style(reverse=True)
 """The style, never bold, of the cell under a cursor."""
 UNKNOWN: RGB = (214, 39, 40)
 SINK: RGB = (255, 64, 200)
-"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which are not in the ramp."""
+"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which
+are not in the ramp."""
 
 
 @lru_cache(maxsize=4096)
 def on_colour(colour: Color) -> Style:
-    """The style of text on a background: black or white, whichever reads better on its RGB values."""
-    ink = picked((255, 255, 255), 231, 15) if is_dark(colour.get_truecolor()) else picked((0, 0, 0), 16, 0)
+    """The style of text on a background: black or white, whichever reads better on its RGB
+    values.
+    """
+    ink = (
+        picked((255, 255, 255), 231, 15)
+        if is_dark(colour.get_truecolor())
+        else picked((0, 0, 0), 16, 0)
+    )
     return Style(color=ink, bgcolor=colour)
 
 
 def is_dark(colour: Sequence[int]) -> bool:
-    """Whether white text reads better on a colour than black. Source of the weights: ITU-R BT.709."""
+    """Whether white text reads better on a colour than black. Source of the weights: ITU-R
+    BT.709.
+    """
     red, green, blue = colour
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue <= _MIDDLE
 
@@ -85,14 +102,16 @@ def ink_on(colour: Sequence[int]) -> str:
     return "#ffffff" if is_dark(colour) else "#000000"
 
 
-# --------------------------------------------------------------------------------------------------------------- ramps
+# -------------------------------------------------------------------------------------------- ramps
 
 
 @dataclass(frozen=True)
 class Side:
-    """A scale from its middle to one end: colours in equal steps, and palette numbers for terminals with 256 and 16 colours.
+    """A scale from its middle to one end: colours in equal steps, and palette numbers for terminals
+    with 256 and 16 colours.
 
-    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
+    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control
+    Sequences".
     """
 
     points: Sequence[RGB]
@@ -106,13 +125,17 @@ class Side:
             low = min(int(place), len(self.points) - 2)
             ends = zip(self.points[low], self.points[low + 1], strict=True)
             red, green, blue = (round(a + (b - a) * (place - low)) for a, b in ends)
-            palettes = (numbers[level * len(numbers) // 256] for numbers in (self.of_256, self.of_16))
+            palettes = (
+                numbers[level * len(numbers) // 256] for numbers in (self.of_256, self.of_16)
+            )
             yield picked((red, green, blue), *palettes)
 
 
 @dataclass(frozen=True, eq=False)
 class Ramp:
-    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without colour."""
+    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without
+    colour.
+    """
 
     sides: Sequence[Side]
     sign: Callable[[int], str]
@@ -158,7 +181,8 @@ _VIRIDIS = (
     (253, 231, 37),
 )
 WEIGHTS = Ramp([Side(_VIRIDIS, (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))], glyph)
-"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
+"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours
+between them but greys."""
 
 _NONE = (68, 68, 68)
 _STRONG = 0.5
@@ -168,8 +192,9 @@ _FAINT = 0.05
 
 
 def change_glyph(level: int) -> str:
-    """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much
-    more. All are ASCII, since `·` looks like `-`."""
+    """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#`
+    for little and much more. All are ASCII, since `·` looks like `-`.
+    """
     part = abs(level - 255) / 255
     if part < _FAINT:
         return "."
@@ -184,12 +209,13 @@ CHANGES = Ramp(
     ],
     change_glyph,
 )
-"""Less on one side, more on the other, 255 in the middle. The ends are the sky blue and the orange of Okabe and Ito, which differ
-for every kind of colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a
-change in either direction. Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
+"""Less on one side, more on the other, 255 in the middle. The ends are the sky blue and the orange
+of Okabe and Ito, which differ for every kind of colour blindness. Both are equally far from the
+dark grey of no change, so that brightness shows the size of a change in either direction. Source:
+Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
 
 
-# --------------------------------------------------------------------------------------------------------- head types
+# --------------------------------------------------------------------------------------- head types
 
 KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "previous-token": ("◀", "cyan"),

@@ -1,4 +1,6 @@
-"""What a command shows, as data. A view says what its tables hold; the renderers measure, format, colour and explain."""
+"""What a command shows, as data. A view says what its tables hold; the renderers measure, format,
+colour and explain.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column(Generic[Row]):
-    """A column of a table: its heading, and the value of a row with its unit, weights with `digits`, and `none` without a value.
+    """A column of a table: its heading, and the value of a row with its unit, weights with
+    `digits`, and `none` without a value.
 
-    `meaning` explains the heading in the legend, `explanation` in tooltips, and `about` a cell in its own. Where a screen is
-    narrow, the columns with the largest `drop` go first, and those with 0 stay. The main column, which has a `least` width or
-    else the widest words, is shortened, or broken if it `wraps`: down to that width before any column goes, or as the last
-    resort. `style` is that of a cell on the terminal.
+    `meaning` explains the heading in the legend, `explanation` in tooltips, and `about` a cell in
+    its own. Where a screen is narrow, the columns with the largest `drop` go first, and those with
+    0 stay. The main column, which has a `least` width or else the widest words, is shortened, or
+    broken if it `wraps`: down to that width before any column goes, or as the last resort. `style`
+    is that of a cell on the terminal.
     """
 
     heading: str
@@ -46,7 +50,9 @@ class Column(Generic[Row]):
         return self.none if value is None else shown(value, self.unit, self.digits)
 
 
-def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **how: Any) -> Column[Row]:
+def column(
+    table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **how: Any
+) -> Column[Row]:
     """A column whose words are those of `name` in a table of record/columns.toml."""
     word = words_of("columns", table)[name]
     how = {"meaning": word.legend, **how}
@@ -54,16 +60,20 @@ def column(table: str, name: str, value: Callable[[Row], object], unit: Unit = "
 
 
 def fields(units: Mapping[str, Unit]) -> list[Column[Mapping[str, Any]]]:
-    """The columns of rows that are mappings: a heading for each field, whose values have this unit."""
+    """The columns of rows that are mappings: a heading for each field, whose values have this
+    unit.
+    """
     return [Column(heading=name, value=itemgetter(name), unit=unit) for name, unit in units.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Generic[Row]):
-    """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the first and the last.
+    """Rows under columns. Of more than `most` rows the first are shown, or, with `has_ends`, the
+    first and the last.
 
-    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap` blanks apart. On the
-    terminal the lines of `above` and `below` stand around a row, across all columns.
+    The rows of the `foot` stand below. `legend` explains what is no heading. Columns are `gap`
+    blanks apart. On the terminal the lines of `above` and `below` stand around a row, across all
+    columns.
     """
 
     columns: Sequence[Column[Row]]
@@ -86,21 +96,26 @@ def pairs(
     rows: Sequence[tuple[str, object]], *, style: str = "", gap: int = 2, title: str = ""
 ) -> Table[tuple[str, object]]:
     """Names in a style, and words beside them that may take several lines."""
-    name: Column[tuple[str, object]] = Column(heading="", value=lambda row: row[0], style=lambda row: style)
-    words: Column[tuple[str, object]] = Column(heading="", value=lambda row: row[1], least=20, wraps=True)
+    name: Column[tuple[str, object]] = Column(
+        heading="", value=lambda row: row[0], style=lambda row: style
+    )
+    words: Column[tuple[str, object]] = Column(
+        heading="", value=lambda row: row[1], least=20, wraps=True
+    )
     return Table(columns=[name, words], rows=rows, gap=gap, title=title)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """A matrix of numbers `[row, column]` with names along both axes. NaN is not a number; where `allowed` is false a cell is
-    masked.
+    """A matrix of numbers `[row, column]` with names along both axes. NaN is not a number; where
+    `allowed` is false a cell is masked.
 
-    Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of
-    columns where names do not fit (None: from 0 on). `marked` cells have a star, and `signs` stand in place of numbers, each with
-    its style. Columns `beside` the cells are of the number of a row; those with a `drop` go first. With `has_all_rows` none is
-    left out. `smaller` gives the grid with at most so many rows and columns. `taken` are the cells that were taken out, and
-    `about` gives the tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
+    Shades reach from 0 to `top`, or for a change from −`top`. `places` are the numbers of columns
+    where names do not fit (None: from 0 on). `marked` cells have a star, and `signs` stand in place
+    of numbers, each with its style. Columns `beside` the cells are of the number of a row; those
+    with a `drop` go first. With `has_all_rows` none is left out. `smaller` gives the grid with at
+    most so many rows and columns. `taken` are the cells that were taken out, and `about` gives the
+    tooltip of a cell (None: its names and number; a cell without tooltip is not drawn).
     """
 
     title: str = ""

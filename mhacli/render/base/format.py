@@ -1,4 +1,6 @@
-"""Text formats: numbers, times, tokens, titles, tables, steps of a walkthrough, and a record's provenance."""
+"""Text formats: numbers, times, tokens, titles, tables, steps of a walkthrough, and a record's
+provenance.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
 PADDING = "‹pad›"
-UNITS: Mapping[str, Unit] = {"weight": "weight", "fraction": "fraction", "nats": "nats", "change": "size"}
+UNITS: Mapping[str, Unit] = {
+    "weight": "weight",
+    "fraction": "fraction",
+    "nats": "nats",
+    "change": "size",
+}
 """By the unit of a statistic, how its values are shown; those of others are short."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
-"""A shorter time is mostly overhead of calls and clocks; a larger relative spread of runs shows a disturbance."""
+"""A shorter time is mostly overhead of calls and clocks; a larger relative spread of runs shows a
+disturbance."""
 
 
 def rough_note(timings: Iterable[Timing]) -> str:
@@ -31,16 +39,29 @@ def rough_note(timings: Iterable[Timing]) -> str:
     timed = [timing for timing in timings if timing.median_s]
     if any(timing.median_s < ROUGH_S for timing in timed):
         return "rough: less than 1 ms"
-    spread = max((timing.iqr_s / timing.median_s for timing in timed if len(timing.samples_s) > 1), default=0.0)
-    return f"rough: the runs vary by {shown(spread, 'percent')}, as on a busy machine" if spread > ROUGH_SPREAD else ""
+    spread = max(
+        (timing.iqr_s / timing.median_s for timing in timed if len(timing.samples_s) > 1),
+        default=0.0,
+    )
+    return (
+        f"rough: the runs vary by {shown(spread, 'percent')}, as on a busy machine"
+        if spread > ROUGH_SPREAD
+        else ""
+    )
 
 
 def type_text(head: HeadStatistics) -> str:
-    """A head's type with its excess over uniform attention, or the nearest type: `previous token .62`, `mixed (prev .21)`."""
+    """A head's type with its excess over uniform attention, or the nearest type: `previous token
+    .62`, `mixed (prev .21)`.
+    """
     name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
         return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})"
-    return name if head.certainty is None or head.kind in UNTYPED else f"{name} {shown(head.certainty, 'weight')}"
+    return (
+        name
+        if head.certainty is None or head.kind in UNTYPED
+        else f"{name} {shown(head.certainty, 'weight')}"
+    )
 
 
 def sparkline(counts: Sequence[float]) -> str:
@@ -50,12 +71,16 @@ def sparkline(counts: Sequence[float]) -> str:
     ' ▁█'
     """
     largest = max(counts, default=0)
-    return "".join(" " if not n else _SPARKS[max(0, math.ceil(8 * n / largest) - 1)] for n in counts)
+    return "".join(
+        " " if not n else _SPARKS[max(0, math.ceil(8 * n / largest) - 1)] for n in counts
+    )
 
 
 def fitted(text: str, width: int) -> str:
     """`text`, cut to `width` cells with an ellipsis if it is longer; never padded."""
-    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+    return (
+        text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+    )
 
 
 def token_text(tokens: Sequence[str], index: int) -> str:
@@ -78,9 +103,15 @@ def count_of(n: int, noun: str) -> str:
 
 
 def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *more: str) -> Text:
-    """The configuration, the device, and `more`: in one line, or broken between parts if `width` is too small."""
+    """The configuration, the device, and `more`: in one line, or broken between parts if `width` is
+    too small.
+    """
     c = dims.config
-    parts = [f"mha {e.mha}", f"d_model {c.d_model}", f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"]
+    parts = [
+        f"mha {e.mha}",
+        f"d_model {c.d_model}",
+        f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}",
+    ]
     parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
     parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
     parts += [f"d_input {c.d_input}"] if c.d_input != c.d_model else []
@@ -105,8 +136,12 @@ def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *
     return flowing([*map(visible, parts), *more], width, style="bold")
 
 
-def texts_in_words(files: Iterable[str], lengths: Sequence[int], of_context: Sequence[int] | None) -> list[str]:
-    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`."""
+def texts_in_words(
+    files: Iterable[str], lengths: Sequence[int], of_context: Sequence[int] | None
+) -> list[str]:
+    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9
+    tokens"]`.
+    """
     context = [] if of_context is None else [f"context of {lengths_in_words(of_context)}"]
     return [*map(visible, files), lengths_in_words(lengths), *context]
 
@@ -120,7 +155,9 @@ def lengths_in_words(lengths: Sequence[int]) -> str:
 
 
 def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:
-    """The parts in a row, words in one `style`, with line breaks between them. Only parts wider than `width` are broken."""
+    """The parts in a row, words in one `style`, with line breaks between them. Only parts wider
+    than `width` are broken.
+    """
     text, used = Text(), 0
     texts = [Text(part, style=style) if isinstance(part, str) else part for part in parts]
     for number, part in enumerate(texts):
@@ -144,38 +181,54 @@ def memory_text(step: Step) -> str:
     return "a view that repeats its rows" if step.layout == "view" else "a new tensor"
 
 
-# ----------------------------------------------------------------------------------------------------------- provenance
+# --------------------------------------------------------------------------------------- provenance
 
 
 def provenance(record: Record) -> tuple[tuple[str, str], ...]:
-    """Pairs of label and line, safe for every surface's escaper: `("record by", "mha run 'the cat' --heads 4")`.
+    """Pairs of label and line, safe for every surface's escaper: `("record by", "mha run 'the cat'
+    --heads 4")`.
 
     The command is that of the record; another command may have drawn the picture.
     """
     e = record.environment
     versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
-    device = f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} · {e.platform}"
+    device = (
+        f"{e.device} ({e.device_name}) · {record.config.dtype} · {count_of(e.threads, 'thread')} ·"
+        f" {e.platform}"
+    )
     pairs = (
         ("record by", shlex.join(record.command)),
         ("versions", versions),
         _origin(record),
         ("machine", device),
-        ("self-check", f"{'ok' if record.self_check.ok else 'FAILED'}: {agreement(record.self_check)}"),
+        (
+            "self-check",
+            f"{'ok' if record.self_check.ok else 'FAILED'}: {agreement(record.self_check)}",
+        ),
     )
     return tuple((word, visible(line)) for word, line in pairs)
 
 
 def agreement(check: Check, compared: str = "") -> str:
-    """A check, or what else it `compared`, with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
+    """A check, or what else it `compared`, with its numbers: `every query's weights sum to 1 within
+    1.2e-7 (tolerance 4e-6)`.
+    """
     words = compared or visible(check.name) or "largest difference"
     if check.error is None:
         return f"{words}: some numbers are NaN or infinite"
-    return f"{words} within {shown(check.error, 'error')} (tolerance {shown(check.tolerance, 'error')})"
+    return (
+        f"{words} within {shown(check.error, 'error')} (tolerance"
+        f" {shown(check.tolerance, 'error')})"
+    )
 
 
 def checks_in_brief(checks: Sequence[Check]) -> str:
     """Passed checks in brief: `24 checks, errors at most 4 % of their tolerances (--verbose)`."""
-    parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
+    parts = [
+        check.error / check.tolerance
+        for check in checks
+        if check.error is not None and check.tolerance
+    ]
     most = f", errors at most {shown(max(parts), 'percent')} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
 
@@ -185,7 +238,10 @@ def _origin(record: Record) -> tuple[str, str]:
     if record.model is not None:
         m = record.model
         revision = f" · revision {m.revision}" if m.revision else ""
-        return "model", f"{m.path}{revision} · {m.architecture} · {m.dtype} · inspected: {m.path_inspected}"
+        return (
+            "model",
+            f"{m.path}{revision} · {m.architecture} · {m.dtype} · inspected: {m.path_inspected}",
+        )
     if record.module is not None:
         return "module", f"{record.module.target} · seed {record.config.seed}"
     if record.weights is not None:
@@ -195,5 +251,7 @@ def _origin(record: Record) -> tuple[str, str]:
 
 def self_check_verdict(*, ok: bool | None, found: str = "") -> Text:
     """Whether a self-check passes, and what it found."""
-    verdict = Text("self-check ok" if ok else "self-check FAILED", style="bold green" if ok else "bold red")
+    verdict = Text(
+        "self-check ok" if ok else "self-check FAILED", style="bold green" if ok else "bold red"
+    )
     return verdict.append(f": {found}", style="not bold default") if found else verdict

@@ -1,7 +1,7 @@
 """Draws grids on a terminal: as numbers where they fit, else as shades, and several side by side.
 
-With colour a shade is a background, and long grids have two rows on a line; without, it is a sign. A masked cell is 0 among
-numbers, and else blank.
+With colour a shade is a background, and long grids have two rows on a line; without, it is a sign.
+A masked cell is 0 among numbers, and else blank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DECADES = 3
 Form = Literal["auto", "numbers", "shades"]
 
 MAX_ROWS, MAX_LINES = 24, 40
-"""The most rows of numbers, and the most lines of shades. Grids with more rows than the first have two of them on a line."""
+"""The most rows of numbers, and the most lines of shades. Grids with more rows than the first have
+two of them on a line."""
 _GAP, _WIDEST_NAME, _WIDEST_SHADE, _RULE = 2, 10, 8, 3
 
 
@@ -50,18 +51,25 @@ class _Panel:
     def rows(self) -> Selection:
         """The rows that are shown."""
         n_rows = len(self.grid.rows)
-        return balanced(n_rows, MAX_ROWS if self.has_numbers and not self.grid.has_all_rows else n_rows)
+        return balanced(
+            n_rows, MAX_ROWS if self.has_numbers and not self.grid.has_all_rows else n_rows
+        )
 
     @cached_property
     def label(self) -> int:
-        """The columns of the names of rows. Shades stand behind a blank, numbers have one of their own."""
+        """The columns of the names of rows. Shades stand behind a blank, numbers have one of their
+        own.
+        """
         width = max(map(cell_len, (self.grid.corner, *self.grid.rows)), default=0)
         return width + (width > 0 and not self.has_numbers)
 
     @cached_property
     def widths_beside(self) -> Sequence[int]:
         """The widths of the columns beside the cells, each with a blank before it."""
-        return [1 + max(map(cell_len, [column.heading, *map(column.text, self.rows.shown)])) for column in self.beside]
+        return [
+            1 + max(map(cell_len, [column.heading, *map(column.text, self.rows.shown)]))
+            for column in self.beside
+        ]
 
     @property
     def around(self) -> int:
@@ -69,7 +77,9 @@ class _Panel:
         return self.label + sum(self.widths_beside)
 
     def number(self, number: float, *, is_marked: bool = False) -> str:
-        """A number with its star. A weight from 1 on has 1 of the usual 2 decimals, so that it is as wide as the others."""
+        """A number with its star. A weight from 1 on has 1 of the usual 2 decimals, so that it is
+        as wide as the others.
+        """
         g = self.grid
         word = shown(number, g.unit, g.digits)
         if g.unit == "weight" and g.digits in (None, 2) and word[:1].isdigit():
@@ -78,14 +88,21 @@ class _Panel:
 
     @cached_property
     def least(self) -> int:
-        """The least width of a cell: that of the widest number behind a blank, or of a shade. The widest weight is the largest or
-        the smallest."""
+        """The least width of a cell: that of the widest number behind a blank, or of a shade. The
+        widest weight is the largest or the smallest.
+        """
         g = self.grid
         if not self.has_numbers:
             return 2 if len(g.rows) <= MAX_ROWS and any(g.columns) else 1
         numbers: Array = g.values[g.allowed]
         if g.unit == "weight" and len(numbers):  # a sum is NaN if any number is
-            numbers = np.array([np.nanmax(numbers, initial=0.0), np.nanmin(numbers, initial=0.0), numbers.sum() * 0])
+            numbers = np.array(
+                [
+                    np.nanmax(numbers, initial=0.0),
+                    np.nanmin(numbers, initial=0.0),
+                    numbers.sum() * 0,
+                ]
+            )
         return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
 
     def needed(self, *, is_whole: bool) -> int:
@@ -103,7 +120,9 @@ class _Panel:
         return max(self.around + size * len(self.grid.columns), cell_len(self.grid.title) + _RULE)
 
     def size(self, room: int) -> int:
-        """The width of a cell in a room: as wide as its name needs and fits, at least what a number or shade takes."""
+        """The width of a cell in a room: as wide as its name needs and fits, at least what a number
+        or shade takes.
+        """
         names, spare = _longest(self.grid) + 1, (room - self.around) // len(self.grid.columns)
         if self.has_numbers:
             names = min(_WIDEST_NAME + 1, names) + (self.grid.marked is not None)
@@ -121,9 +140,14 @@ def _longest(g: Grid) -> int:
 
 
 def _forms(g: Grid, *, has_numbers: bool) -> list[_Panel]:
-    """The forms of a grid, the wider one first: the columns beside it that can be dropped stand only beside numbers."""
+    """The forms of a grid, the wider one first: the columns beside it that can be dropped stand
+    only beside numbers.
+    """
     always = [column for column in g.beside if not column.drop]
-    return [_Panel(g, has_numbers, beside) for beside in ((g.beside, always) if has_numbers else (always,))]
+    return [
+        _Panel(g, has_numbers, beside)
+        for beside in ((g.beside, always) if has_numbers else (always,))
+    ]
 
 
 def grids(
@@ -138,24 +162,36 @@ def grids(
 ) -> Iterator[Text]:
     """The lines of grids on a common scale, and what their shades and signs mean.
 
-    Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with `everything` all rows of
-    shades. With `in_one_row` they are numbers only where all stand in one row.
+    Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with
+    `everything` all rows of shades. With `in_one_row` they are numbers only where all stand in one
+    row.
     """
     has_numbers = form == "numbers"
     if form == "auto":  # a number is at least 3 wide
         is_narrow = all(3 * len(g.columns) < screen.width for g in panels)
-        has_numbers = is_narrow and all(_forms(g, has_numbers=True)[-1].inside <= screen.width for g in panels)
+        has_numbers = is_narrow and all(
+            _forms(g, has_numbers=True)[-1].inside <= screen.width for g in panels
+        )
         if has_numbers and in_one_row:
             has_numbers = len(_rows(panels, screen.width, has_numbers=True)) == 1
     if has_numbers:
         parts = [part for g in panels for part in _split(g, screen.width)]
     else:
-        parts = [_pooled(g, screen, everything=everything, is_alone=len(panels) == 1) for g in panels]
-    parts = [replace(g, top=max(other.top for other in parts if other.scale == g.scale)) for g in parts]
-    sized = _rows(parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row)
+        parts = [
+            _pooled(g, screen, everything=everything, is_alone=len(panels) == 1) for g in panels
+        ]
+    parts = [
+        replace(g, top=max(other.top for other in parts if other.scale == g.scale)) for g in parts
+    ]
+    sized = _rows(
+        parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row
+    )
     if not sized or sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
         sized = _rows(parts, screen.width, has_numbers=has_numbers)
-    widths = [max(panel.width(size) for panel, size in filter(None, place)) for place in zip_longest(*sized)]
+    widths = [
+        max(panel.width(size) for panel, size in filter(None, place))
+        for place in zip_longest(*sized)
+    ]
     n_lines, drawn = 0, list[_Panel]()
     for of_row in sized:
         lines = [*_side_by_side(of_row, widths, screen)]
@@ -172,13 +208,16 @@ def grids(
         yield flowing(caption, screen.width)
 
 
-# -------------------------------------------------------------------------------------------------------- what fits
+# ---------------------------------------------------------------------------------------- what fits
 
 
-def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: bool = False) -> list[_Row]:
-    """The grids with the width of their cells in as few rows as fit, with whole names of columns (none if they fit nowhere) or at
-    least their cells, evenly filled, with the same room below each other. Of grids with the same rows the first in a row names
-    them."""
+def _rows(
+    parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: bool = False
+) -> list[_Row]:
+    """The grids with the width of their cells in as few rows as fit, with whole names of columns
+    (none if they fit nowhere) or at least their cells, evenly filled, with the same room below each
+    other. Of grids with the same rows the first in a row names them.
+    """
     sized: list[_Row] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
@@ -197,14 +236,18 @@ def _rows(parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: boo
                 sized.append([])
                 for forms, least in zip(row, rooms, strict=False):
                     room = least + max(0, spare) // n
-                    panel = next((p for p in forms if p.needed(is_whole=is_whole) <= room), forms[-1])
+                    panel = next(
+                        (p for p in forms if p.needed(is_whole=is_whole) <= room), forms[-1]
+                    )
                     sized[-1].append((panel, panel.size(room)))
             break
     return sized
 
 
 def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
-    """The grid with as many rows and columns as fit; one that does not is pooled so that two stand side by side."""
+    """The grid with as many rows and columns as fit; one that does not is pooled so that two stand
+    side by side.
+    """
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
     names = max(_forms(g, has_numbers=False)[-1].around, 13)
     room = screen.width - names
@@ -216,17 +259,25 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Gri
 
 
 def _split(g: Grid, width: int) -> Iterator[Grid]:
-    """The grid in parts that fit as numbers, each with as many columns as have room. Shades of numbers are never log."""
+    """The grid in parts that fit as numbers, each with as many columns as have room. Shades of
+    numbers are never log.
+    """
     panel = _forms(g, has_numbers=True)[-1]
     n = max(1, (width - panel.around) // panel.least)
     g = replace(g, scale="linear" if g.scale == "log" else g.scale)
     for start in range(0, len(g.columns), n):
         part = slice(start, start + n)
         marked = None if g.marked is None else g.marked[:, part]
-        yield replace(g, values=g.values[:, part], allowed=g.allowed[:, part], marked=marked, columns=g.columns[part])
+        yield replace(
+            g,
+            values=g.values[:, part],
+            allowed=g.allowed[:, part],
+            marked=marked,
+            columns=g.columns[part],
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------- painting
+# ----------------------------------------------------------------------------------------- painting
 
 
 def _side_by_side(row: _Row, widths: Sequence[int], screen: Screen) -> Iterator[Text]:
@@ -253,8 +304,12 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     g, label, rows = panel.grid, panel.label, panel.rows
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
     above = "".join(f"{column.heading:>{width}}" for column, width in beside)
-    yield Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim").append(above, style="dim")
-    is_halved = not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
+    yield Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim").append(
+        above, style="dim"
+    )
+    is_halved = (
+        not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
+    )
     allowed = g.allowed if panel.has_numbers or g.taken is None else g.allowed & ~g.taken
     cells = levels(g.values, allowed, g.scale, g.top).tolist()
     for number, row in enumerate(rows.shown):
@@ -270,7 +325,9 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
             line.append_tokens(half_cells(cells[row], lower, ramp_of(g)))
         else:
             line.append_tokens(_cells(panel, row, cells[row], size, colour=screen.colour))
-        line.append_tokens((f"{column.text(row):>{width}}", column.style(row)) for column, width in beside)
+        line.append_tokens(
+            (f"{column.text(row):>{width}}", column.style(row)) for column, width in beside
+        )
         yield line
 
 
@@ -287,7 +344,9 @@ def _heading(panel: _Panel, size: int) -> str:
     return "".join(word + " " * (size - cell_len(word)) for word in words)
 
 
-def _cells(panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool) -> Iterator[tuple[str, Style]]:
+def _cells(
+    panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool
+) -> Iterator[tuple[str, Style]]:
     """The cells of a row as signs, as shades, or as numbers behind a blank."""
     g, ramp = panel.grid, ramp_of(panel.grid)
     masked = "" if g.scale == "change" else "0" + " " * (g.marked is not None)
@@ -317,7 +376,9 @@ def cell(
     return text + " " * gap, ramp.style(level) if colour and is_number else PLAIN
 
 
-def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS) -> Iterator[tuple[str, Style]]:
+def half_cells(
+    upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = WEIGHTS
+) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row."""
     pairs = zip(upper, lower or [MASKED] * len(upper), strict=True)
     return (_half_cell(*pair, ramp) for pair in pairs)
@@ -325,7 +386,9 @@ def half_cells(upper: Sequence[int], lower: Sequence[int] | None, ramp: Ramp = W
 
 @lru_cache(maxsize=65536)
 def _half_cell(upper: int, lower: int, ramp: Ramp) -> tuple[str, Style]:
-    """One character for two cells, with the upper in the foreground. A masked cell shows the screen's background."""
+    """One character for two cells, with the upper in the foreground. A masked cell shows the
+    screen's background.
+    """
     if NOT_A_NUMBER in (upper, lower):
         return NAN_SIGN, PLAIN
     if upper == lower == MASKED:
@@ -336,7 +399,8 @@ def _half_cell(upper: int, lower: int, ramp: Ramp) -> tuple[str, Style]:
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:
-    """An axis for columns of `width` cells: every so many columns the position, where it fits and is not negative.
+    """An axis for columns of `width` cells: every so many columns the position, where it fits and
+    is not negative.
 
     `begin` is the index of the first column.
 
@@ -351,7 +415,7 @@ def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int 
     return "".join(axis)
 
 
-# ------------------------------------------------------------------------------------------------------------- scales
+# ------------------------------------------------------------------------------------------- scales
 
 
 def ramp_of(of: Grid) -> Ramp:
@@ -360,8 +424,9 @@ def ramp_of(of: Grid) -> Ramp:
 
 
 def levels(values: Array, allowed: Array, scale: str, top: float) -> Array:
-    """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it; of a `change` 0 … 510 from −`top`
-    on. `MASKED` where a cell is masked, and `NOT_A_NUMBER`."""
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it; of a
+    `change` 0 … 510 from −`top` on. `MASKED` where a cell is masked, and `NOT_A_NUMBER`.
+    """
     is_known = allowed & np.isfinite(values)
     known, top = np.where(is_known, values, 0.0), top or 1.0
     if scale == "log":
@@ -382,8 +447,9 @@ def ends(
     least: float = 0.0,
     largest: float = 0.0,
 ) -> tuple[str, str]:
-    """What the ends of a scale stand for: `0` and `.62`, or `.62 or more` if the digits show that the `largest` cell exceeds it;
-    of changes `-.5` and `.5`, or `0` if none is less."""
+    """What the ends of a scale stand for: `0` and `.62`, or `.62 or more` if the digits show that
+    the `largest` cell exceeds it; of changes `-.5` and `.5`, or `0` if none is less.
+    """
     high = shown(top, unit, digits)
     if scale == "change":
         return (shown(-top, unit, digits) if least < 0 else "0"), high
@@ -393,7 +459,9 @@ def ends(
 
 
 def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
-    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `-.5 … .5`."""
+    """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `-.5
+    … .5`.
+    """
     of = every[0]
     cells = np.concatenate([each.values[each.allowed] for each in every])
     least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
@@ -402,9 +470,13 @@ def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None
 
 
 def swatch_levels(every: Sequence[Grid]) -> list[int]:
-    """Levels of the ramp of some grids in equal steps; of changes from the middle on if none is less."""
+    """Levels of the ramp of some grids in equal steps; of changes from the middle on if none is
+    less.
+    """
     top = ramp_of(every[0]).top
-    is_upper = every[0].scale == "change" and not any((each.values[each.allowed] < 0).any() for each in every)
+    is_upper = every[0].scale == "change" and not any(
+        (each.values[each.allowed] < 0).any() for each in every
+    )
     begin = top // 2 if is_upper else 0
     return [begin + (top - begin) * step // _STEPS for step in range(_STEPS + 1)]
 
@@ -417,7 +489,7 @@ def swatches(every: Sequence[Grid], *, colour: bool) -> Text:
     return Text.assemble(*((" ", ramp.style(level)) for level in levels_of_all))
 
 
-# ------------------------------------------------------------------------------------------------------------ caption
+# ------------------------------------------------------------------------------------------ caption
 
 
 def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
@@ -429,21 +501,31 @@ def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
     shaded = [g for g in parts if g.signs is None]
     graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
     for scale in dict.fromkeys(g.scale for g in graded) if screen.colour or not has_numbers else ():
-        yield _scale([g for g in shaded if g.scale == scale], shaded, screen, has_numbers=has_numbers)
+        yield _scale(
+            [g for g in shaded if g.scale == scale], shaded, screen, has_numbers=has_numbers
+        )
     signs = []
     if any(not g.allowed.all() and g.scale != "change" for g in shaded):
         signs.append("0 masked" if has_numbers else "a blank is masked")
     if any(bool(np.isnan(g.values[g.allowed]).any()) for g in parts):
         signs.append(f"{'nan' if has_numbers else NAN_SIGN} not a number")
-    signs += dict.fromkeys(f"{c.heading} {c.meaning}" for panel in panels for c in panel.beside if c.meaning)
+    signs += dict.fromkeys(
+        f"{c.heading} {c.meaning}" for panel in panels for c in panel.beside if c.meaning
+    )
     yield from (Text(sign, style="dim") for sign in signs)
 
 
-def _scale(of_scale: Sequence[Grid], parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Text:
+def _scale(
+    of_scale: Sequence[Grid], parts: Sequence[Grid], screen: Screen, *, has_numbers: bool
+) -> Text:
     """The range of a scale with its shades, and of which grids it is if there are several."""
     text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
     if len(of_scale) < len(parts):
         text.append(f" in {' and '.join(each.title for each in of_scale)}")
     elif len(parts) > 1:
         text.append(" in all")
-    return text if has_numbers else Text.assemble(text.append(": "), swatches(of_scale, colour=screen.colour))
+    return (
+        text
+        if has_numbers
+        else Text.assemble(text.append(": "), swatches(of_scale, colour=screen.colour))
+    )

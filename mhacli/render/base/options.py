@@ -9,7 +9,16 @@ from typing import Literal
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import SORTS, require_order
-from mhacli.settings import CHECKPOINT, LAYERS, PICTURES, VIEW, LayerChoices, index_list, layer_list, setting
+from mhacli.settings import (
+    CHECKPOINT,
+    LAYERS,
+    PICTURES,
+    VIEW,
+    LayerChoices,
+    index_list,
+    layer_list,
+    setting,
+)
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto` is the matrix, or, if it does not fit, the heatmap."""
@@ -27,7 +36,9 @@ def row_choice(word: str) -> Rows:
     try:
         return index_list(word)
     except ValueError:
-        raise ValueError(f"{word[:80]!r} is not generated, last or a list such as 0,2 or 0,4-6") from None
+        raise ValueError(
+            f"{word[:80]!r} is not generated, last or a list such as 0,2 or 0,4-6"
+        ) from None
 
 
 def _order(word: str) -> str:
@@ -39,7 +50,9 @@ _indices = partial(setting, parse=index_list, metavar="LIST")
 HEADS_SHOWN = "Show only these heads, such as 0,2 or 0-3."
 SEQUENCES_SHOWN = "Show only these sequences, such as 0,2."
 _HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
-_SORT = "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
+_SORT = (
+    "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
+)
 _ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
 _ALL, _FITTING = "Show everything; leave out no row, column, head or layer.", "all that fit"
 _DETAILS = ("tokens", "shapes", "timings", "verbose")
@@ -50,36 +63,64 @@ BY_LENGTH, _BY_HEAD = "linear, log for long texts", "the head chosen by --head, 
 class ViewOptions:
     """The options of a view.
 
-    `heads` and `sequences` None: as many as fit on a screen. `everything`: all, in full. `maps` (heads) and `sort` are
-    for records of many heads. For a checkpoint, `layers` to draw have a kind (None: any) and a number; `rows` are the
-    queries to draw of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for short
-    texts, log for long ones. For files, `figure` selects the picture (None: by the record), `hide_sinks` renormalises
-    weights without sinks, and `full` puts every cell into a page. `tokens`, `shapes` and `timings` add these tables;
-    `verbose` adds all of them and every column of a matrix; `brief` omits the table of heads.
+    `heads` and `sequences` None: as many as fit on a screen. `everything`: all, in full. `maps`
+    (heads) and `sort` are for records of many heads. For a checkpoint, `layers` to draw have a kind
+    (None: any) and a number; `rows` are the queries to draw of each text (None: all); `words`
+    merges the parts of a word. `map_scale` None: linear for short texts, log for long ones. For
+    files, `figure` selects the picture (None: by the record), `hide_sinks` renormalises weights
+    without sinks, and `full` puts every cell into a page. `tokens`, `shapes` and `timings` add
+    these tables; `verbose` adds all of them and every column of a matrix; `brief` omits the table
+    of heads.
     """
 
-    # fmt: off
     view: View = setting("auto", VIEW, "How to draw each head.", common=True)
-    heads: tuple[int, ...] | None = _indices(None, VIEW, HEADS_SHOWN, "--head", default=_FITTING, common=True)
-    sequences: tuple[int, ...] | None = _indices(None, VIEW, SEQUENCES_SHOWN, "--sequence", default=_FITTING)
-    top: int = setting(3, VIEW, "Keys per query, with --view top.", "--top --top-k", low=1, high=1000, metavar="K")
-    precision: int = setting(2, VIEW, "Decimals of attention weights.", "--precision --decimals", low=1, high=9)
+    heads: tuple[int, ...] | None = _indices(
+        None, VIEW, HEADS_SHOWN, "--head", default=_FITTING, common=True
+    )
+    sequences: tuple[int, ...] | None = _indices(
+        None, VIEW, SEQUENCES_SHOWN, "--sequence", default=_FITTING
+    )
+    top: int = setting(
+        3, VIEW, "Keys per query, with --view top.", "--top --top-k", low=1, high=1000, metavar="K"
+    )
+    precision: int = setting(
+        2, VIEW, "Decimals of attention weights.", "--precision --decimals", low=1, high=9
+    )
     everything: bool = setting(False, VIEW, _ALL, "--all")
     tokens: bool = setting(False, VIEW, "Print the tokens with their ids.")
     shapes: bool = setting(False, VIEW, "Print the shape of every step.", modes=("layer", "record"))
     timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
     verbose: bool = setting(False, VIEW, "Print every table, column and detail.")
     brief: bool = setting(False, VIEW, "Print one line per head.", excludes=_DETAILS)
-    words: bool = setting(False, VIEW, "Merge subword tokens into words: sum over keys, mean over queries.", modes=("model",))
-    rows: Rows | None = setting(None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",))
-    maps: tuple[int, ...] = _indices((), VIEW, "Draw a map of these heads, such as 3 or 0-3.", "--map", common=True)
+    words: bool = setting(
+        False,
+        VIEW,
+        "Merge subword tokens into words: sum over keys, mean over queries.",
+        modes=("model",),
+    )
+    rows: Rows | None = setting(
+        None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",)
+    )
+    maps: tuple[int, ...] = _indices(
+        (), VIEW, "Draw a map of these heads, such as 3 or 0-3.", "--map", common=True
+    )
     sort: str = setting("head", VIEW, _SORT, parse=_order, metavar="NAME[:up]", words=SORTS)
-    layers: LayerChoices = setting(None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True)
-    figure: Figure | None = setting(None, PICTURES, "What --svg and --png show.", default=_BY_HEAD, needs=("svg", "png"))
-    map_scale: Scale | None = setting(None, PICTURES, "Colour scale of attention weights.", default=BY_LENGTH)
+    layers: LayerChoices = setting(
+        None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True
+    )
+    figure: Figure | None = setting(
+        None, PICTURES, "What --svg and --png show.", default=_BY_HEAD, needs=("svg", "png")
+    )
+    map_scale: Scale | None = setting(
+        None, PICTURES, "Colour scale of attention weights.", default=BY_LENGTH
+    )
     hide_sinks: bool = setting(False, PICTURES, _HIDE_SINKS, needs=("html", "svg", "png"))
-    full: bool = setting(False, PICTURES, "Store every attention weight in the page, whatever its size.", needs=("html",))
-    # fmt: on
+    full: bool = setting(
+        False,
+        PICTURES,
+        "Store every attention weight in the page, whatever its size.",
+        needs=("html",),
+    )
 
     def shows_head(self, head: int) -> bool:
         """Whether a head is chosen, as all are unless some are named."""
@@ -123,8 +164,12 @@ def balanced(count: int, room: int) -> Selection:
     return Selection((*range(head), *range(count - tail, count)), count - room)
 
 
-def chosen(request: Sequence[int] | None, count: int, room: int, everything: bool, name: str) -> Selection:
-    """The requested indices, or all, or a balanced few. Raises `UsageError` for an index out of range."""
+def chosen(
+    request: Sequence[int] | None, count: int, room: int, everything: bool, name: str
+) -> Selection:
+    """The requested indices, or all, or a balanced few. Raises `UsageError` for an index out of
+    range.
+    """
     for index in request or ():
         if not 0 <= index < count:
             raise UsageError(out_of_range(f"--{name}", index, count))

@@ -1,5 +1,6 @@
-"""Selects heads of a record and layers of a checkpoint, and names them; and the heads that can be drawn, with their scale. Needs
-no numpy, so that the viewer starts quickly."""
+"""Selects heads of a record and layers of a checkpoint, and names them; and the heads that can be
+drawn, with their scale. Needs no numpy, so that the viewer starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +38,34 @@ class LayerView:
 
 
 def places_of(record: Record, heads: Sequence[int]) -> list[int]:
-    """The indices of heads on the head axis of arrays. Raises `UsageError` for a head that the record lacks."""
+    """The indices of heads on the head axis of arrays. Raises `UsageError` for a head that the
+    record lacks.
+    """
     heads_of_record = [head.head for head in record.heads]
     for head in heads:
         if head not in heads_of_record:
-            raise UsageError(f"--head {head} is not in the record, which has the heads {ranges(heads_of_record)}")
+            raise UsageError(
+                f"--head {head} is not in the record, which has the heads {ranges(heads_of_record)}"
+            )
     return [heads_of_record.index(head) for head in heads]
 
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
-    """The requested layers, or all, in the record's order. Raises `UsageError` for a layer that the record lacks."""
+    """The requested layers, or all, in the record's order. Raises `UsageError` for a layer that the
+    record lacks.
+    """
     indices = {*range(len(record.layers))} if options.layers is None else set[int]()
     for kind, number in options.layers or ():
-        matching = {i for i, of in enumerate(record.layers) if of.layer == number and kind in (None, of.kind)}
+        matching = {
+            i
+            for i, of in enumerate(record.layers)
+            if of.layer == number and kind in (None, of.kind)
+        }
         if not matching:
             name = f"{kind}.{number}" if kind is not None else number
-            raise UsageError(f"--layer {name} is not in the record, which has {names_of(record.layers)}")
+            raise UsageError(
+                f"--layer {name} is not in the record, which has {names_of(record.layers)}"
+            )
         indices |= matching
     return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in sorted(indices))
 
@@ -63,7 +76,9 @@ def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -
     for head in heads:
         if head not in inspected:
             where = names_of([layer.inspected for layer in layers])
-            raise UsageError(f"head {head} is not in {where} of the record, with the heads {ranges(inspected)}")
+            raise UsageError(
+                f"head {head} is not in {where} of the record, with the heads {ranges(inspected)}"
+            )
 
 
 def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
@@ -75,7 +90,9 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
 
 def survey_of(record: Record) -> HeadsSummary:
     """The summary of head statistics; of several layers, the one with the largest distances."""
-    surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
+    surveys = (
+        [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
+    )
     return max(surveys, key=lambda survey: survey.steps[-1])
 
 
@@ -87,7 +104,10 @@ def names_of(layers: Sequence[InspectedLayer]) -> str:
     kinds = list(dict.fromkeys(layer.kind for layer in layers))
     if kinds == ["self"]:
         return f"layer{'s' * (len(layers) > 1)} {ranges([layer.layer for layer in layers])}"
-    return ", ".join(f"{kind} {ranges([layer.layer for layer in layers if layer.kind == kind])}" for kind in kinds)
+    return ", ".join(
+        f"{kind} {ranges([layer.layer for layer in layers if layer.kind == kind])}"
+        for kind in kinds
+    )
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -106,7 +126,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(part for run in parts for part in run)
 
 
-def by_layers(layers: Sequence[InspectedLayer], describe: Callable[[InspectedLayer], str]) -> list[str]:
+def by_layers(
+    layers: Sequence[InspectedLayer], describe: Callable[[InspectedLayer], str]
+) -> list[str]:
     """Each distinct text about layers, with its layers unless it applies to all."""
     layers_of = grouped(layers, describe)
     if len(layers_of) == 1:
@@ -123,12 +145,18 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
-    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not the first."""
-    name = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
+    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not
+    the first.
+    """
+    name = (
+        str(layer.layer)
+        if len({other.kind for other in layers}) == 1
+        else f"{layer.kind} {layer.layer}"
+    )
     return name if layer.call == 1 else f"{name} call {layer.call}"
 
 
-# ----------------------------------------------------------------------------------------------------------- query rows
+# --------------------------------------------------------------------------------------- query rows
 
 
 def require_rows(
@@ -137,12 +165,17 @@ def require_rows(
     sequences: tuple[TokenSequence, ...],
     context: tuple[TokenSequence, ...] | None,
 ) -> None:
-    """Raises `UsageError` for a position that no query text of layers of these kinds has, and for a sequence out of range."""
+    """Raises `UsageError` for a position that no query text of layers of these kinds has, and for a
+    sequence out of range.
+    """
     if not isinstance(options.rows, tuple):
         return
     shown = sequences_to_draw(options, len(sequences)).shown
     texts = [texts_of(kind, sequences, context)[0][b] for kind in kinds for b in shown]
-    longest, last = max((len(text.tokens) for text in texts), default=0), max(options.rows, default=0)
+    longest, last = (
+        max((len(text.tokens) for text in texts), default=0),
+        max(options.rows, default=0),
+    )
     if longest and last >= longest:
         raise UsageError(out_of_range("--from", last, longest))
 
@@ -150,10 +183,12 @@ def require_rows(
 def require_generated(rows: Rows | None, *, is_generated: bool) -> None:
     """Raises `UsageError` for generated rows without generated tokens."""
     if rows == "generated" and not is_generated:
-        raise UsageError("--from generated needs tokens that the model generated", hint="add --generate N")
+        raise UsageError(
+            "--from generated needs tokens that the model generated", hint="add --generate N"
+        )
 
 
-# ------------------------------------------------------------------------------------------- heads that can be drawn
+# -------------------------------------------------------------------------- heads that can be drawn
 
 _SHORT = 64
 """The most keys for which a uniform attention weight is visible on a linear scale."""
@@ -161,7 +196,9 @@ _SHORT = 64
 
 @dataclass(frozen=True)
 class DrawableHead:
-    """A head that can be drawn: its layer's record, and its index on the head axis. `layer` is None for mha's own layer."""
+    """A head that can be drawn: its layer's record, and its index on the head axis. `layer` is None
+    for mha's own layer.
+    """
 
     record: Record
     place: int
@@ -180,12 +217,15 @@ class DrawableHead:
 
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
-    """The heads chosen by the options, or all, whose pattern or map is in the record, in the order of execution.
+    """The heads chosen by the options, or all, whose pattern or map is in the record, in the order
+    of execution.
 
     Raises `UsageError` for a head or layer that the record lacks.
     """
     if record.model is None:
-        listed = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
+        listed = (
+            range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
+        )
         places = listed if {"pattern", "map"} & {*record.arrays} else ()
         return tuple(DrawableHead(record, place) for place in places)
     layers = chosen_layers(record, options)
@@ -202,22 +242,35 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
     """What pictures of a record's heads leave out."""
     if record.config.train:
         p = record.config.dropout
-        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
+        yield (
+            f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after"
+            " dropout"
+        )
     if record.dims.padded:
         yield "padding gets no attention and is left out"
     if record.model is None:
         return
     without = [layer.inspected for layer in chosen_layers(record, options) if not layer.is_drawable]
     if without:
-        yield f"not drawn, because the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
-    for kind in dict.fromkeys(other.type for other in record.model.without if options.layers is None):
+        yield (
+            f"not drawn, because the record has neither pattern nor map: {names_of(without)};"
+            " --keep-limit makes room"
+        )
+    for kind in dict.fromkeys(
+        other.type for other in record.model.without if options.layers is None
+    ):
         numbers = [other.layer for other in record.model.without if other.type == kind]
-        yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
+        yield (
+            f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)},"
+            f" {visible(kind)}"
+        )
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
     """The requested scale, or the usual one for all keys of some heads."""
-    return options.map_scale or usual_scale(keys.tokens for head in heads for keys in head.record.keys)
+    return options.map_scale or usual_scale(
+        keys.tokens for head in heads for keys in head.record.keys
+    )
 
 
 def usual_scale(texts: Iterable[Sequence[str]]) -> Scale:

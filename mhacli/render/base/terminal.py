@@ -1,4 +1,6 @@
-"""Draws tables on a terminal: the columns that fit, the rows that are shown, and what the headings mean."""
+"""Draws tables on a terminal: the columns that fit, the rows that are shown, and what the headings
+mean.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ def spaced(sections: Iterable[RenderableType]) -> RenderableType:
     return Group(first, *(part for section in others for part in (Text(""), section)))
 
 
-def table(of: Table[Row], width: int, *notes: str, has_all: bool = False) -> Iterator[RenderableType]:
-    """The columns that fit and whose meanings fit into three lines below, beside the rows and columns that are left out, and
-    `notes`; with `has_all` as many lines as they take."""
+def table(
+    of: Table[Row], width: int, *notes: str, has_all: bool = False
+) -> Iterator[RenderableType]:
+    """The columns that fit and whose meanings fit into three lines below, beside the rows and
+    columns that are left out, and `notes`; with `has_all` as many lines as they take.
+    """
     rows, columns, legend = _shown_rows(of), of.columns, [*of.legend]
     while True:
         widths = _fitting(of, rows, width, columns)
@@ -57,10 +62,16 @@ def bare(of: Table[Row], width: int) -> RenderableType:
 
 
 def _shown_rows(of: Table[Row]) -> Selection:
-    """The rows that are shown: the first, or the first and the last. A single row more takes no more room than its number."""
+    """The rows that are shown: the first, or the first and the last. A single row more takes no
+    more room than its number.
+    """
     n_rows = len(of.rows)
     n_shown = n_rows if of.most is None or n_rows <= of.most + 1 else of.most
-    return balanced(n_rows, n_shown) if of.has_ends else Selection(tuple(range(n_shown)), n_rows - n_shown)
+    return (
+        balanced(n_rows, n_shown)
+        if of.has_ends
+        else Selection(tuple(range(n_shown)), n_rows - n_shown)
+    )
 
 
 def _more(rows: Selection) -> str:
@@ -100,17 +111,29 @@ def _cell(column: Column[Row], row: Row) -> Text:
 
 def _empty(of: Table[Row], widths: Mapping[Column[Row], int]) -> RichTable:
     """The columns of these widths without rows and headings."""
-    empty = RichTable(box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim", show_header=False)
+    empty = RichTable(
+        box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim", show_header=False
+    )
     for column, width in widths.items():
         justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
         overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
-        empty.add_column(column.heading, justify=justify, overflow=overflow, no_wrap=not column.wraps, width=width)
+        empty.add_column(
+            column.heading,
+            justify=justify,
+            overflow=overflow,
+            no_wrap=not column.wraps,
+            width=width,
+        )
     return empty
 
 
-def _fitting(of: Table[Row], rows: Selection, width: int, columns: Sequence[Column[Row]]) -> Mapping[Column[Row], int]:
-    """Those of some columns that fit, with their widths. The main column, the one with a least width or else of the widest words,
-    is shortened down to that width before others are dropped, and further where nothing else helps."""
+def _fitting(
+    of: Table[Row], rows: Selection, width: int, columns: Sequence[Column[Row]]
+) -> Mapping[Column[Row], int]:
+    """Those of some columns that fit, with their widths. The main column, the one with a least
+    width or else of the widest words, is shortened down to that width before others are dropped,
+    and further where nothing else helps.
+    """
     shown, natural = [*(of.rows[place] for place in rows.shown), *of.foot], {}
     for column in columns:
         texts = [column.heading, *map(column.text, shown)]

@@ -1,4 +1,6 @@
-"""The tokens of a text as a table: positions, ids, characters, and the names of a checkpoint's tokenizer."""
+"""The tokens of a text as a table: positions, ids, characters, and the names of a checkpoint's
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def _token_table(
 ) -> RenderableType:
     """The tokens of a sequence with index, id and characters, including padding.
 
-    For a checkpoint also the tokenizer's name of a token, its bytes, and whether it is special or generated.
+    For a checkpoint also the tokenizer's name of a token, its bytes, and whether it is special or
+    generated.
     """
     family = record.keys if of_context else record.sequences
     n_tokens, longest = len(family[index].tokens), max(len(other.tokens) for other in family)
@@ -54,21 +57,30 @@ def _token_table(
         has_ends=True,
     )
     if record.model is None:
-        name, size = f"{'context' if of_context else 'sequence'} {index}", str(len(record.vocabulary))
+        name, size = (
+            f"{'context' if of_context else 'sequence'} {index}",
+            str(len(record.vocabulary)),
+        )
     else:
         half = "" if record.context is None else "encoder" if of_context else "decoder"
         name = f"{half} sequence {index}" if len(record.sequences) > 1 else half
         name, size = name.strip() or "text", f"{record.model.n_vocabulary:,}"
     padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
     words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", style="bold")
-    return Group(words.append(f"vocabulary of {size}", style="not bold"), *table(tokens, screen.width))
+    return Group(
+        words.append(f"vocabulary of {size}", style="not bold"), *table(tokens, screen.width)
+    )
 
 
 def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list[Column[int]]:
-    """The columns of a token, its index first, of the sequence at an `index` or of a context. Padding has only the index."""
+    """The columns of a token, its index first, of the sequence at an `index` or of a context.
+    Padding has only the index.
+    """
     pieces, inside = sequence.pieces, range(len(sequence.tokens))
 
-    def of_token(heading: str, value: Callable[[int], object], style: str = "", **how: Any) -> Column[int]:
+    def of_token(
+        heading: str, value: Callable[[int], object], style: str = "", **how: Any
+    ) -> Column[int]:
         return Column(
             heading=heading,
             value=lambda i: value(i) if i in inside else None,
@@ -82,7 +94,9 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
 
     def word(i: int) -> str:
         is_listed = 0 <= sequence.ids[i] < len(record.vocabulary)
-        is_unknown = is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
+        is_unknown = (
+            is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
+        )
         return token_text(sequence.tokens, i) + (f" {UNKNOWN}" if is_unknown else "")
 
     columns: list[Column[int]] = [
@@ -92,7 +106,9 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     # ids of a checkpoint stand beside the index, those of mha after the token
     columns.insert(1 if pieces else 2, of_token("id", lambda i: sequence.ids[i], unit="id"))
     if any(piece.name != token for piece, token in zip(pieces, sequence.tokens, strict=False)):
-        columns.append(of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), drop=2))
+        columns.append(
+            of_token("piece", lambda i: fitted(token_label(pieces[i].name), _MOST_BYTES), drop=2)
+        )
     if pieces:
         columns.append(of_token("bytes", lambda i: fitted(pieces[i].bytes, _MOST_BYTES), drop=3))
     columns.append(of_token("offsets", offsets, drop=1 if pieces else 0))
@@ -102,7 +118,11 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         columns.append(of_token("type", lambda i: sequence.token_type_ids[i], unit="integer"))
     if record.model is not None:
         generated = record.model.generated
-        begin = len(sequence.tokens) if generated is None or index is None else generated.prompt_lens[index]
+        begin = (
+            len(sequence.tokens)
+            if generated is None or index is None
+            else generated.prompt_lens[index]
+        )
         notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
         if any(notes):
             columns.append(of_token("", lambda i: notes[i], style="cyan", none="masked"))
@@ -110,8 +130,12 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
 
 
 def _note(sequence: TokenSequence, token: int, *, is_generated: bool) -> str:
-    """A note on a checkpoint's token that is special, generated or unknown, with the text of an unknown one."""
+    """A note on a checkpoint's token that is special, generated or unknown, with the text of an
+    unknown one.
+    """
     typed = sequence.unknown(token)
     parts = ["generated"] if is_generated else []
     parts += [] if typed is None else [f"for {token_label(typed)}"]
-    return ", ".join(parts + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
+    return ", ".join(
+        parts + (["special"] if sequence.pieces and sequence.pieces[token].special else [])
+    )

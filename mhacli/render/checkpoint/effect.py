@@ -1,4 +1,6 @@
-"""The terminal view of effects: the answer, a map of heads or a coloured text, the table of removals, the verification."""
+"""The terminal view of effects: the answer, a map of heads or a coloured text, the table of
+removals, the verification.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _SIGNED = ("d_logit", "first_order", "d_logprob")
 
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The sections of a record with effects: the answer, the map of heads or the coloured text, the table, the verification."""
+    """The sections of a record with effects: the answer, the map of heads or the coloured text, the
+    table, the verification.
+    """
     words, summary = effect_words(record, screen), record.effect
     yield from words[:2]
     if summary is not None and summary.verified.ok:
@@ -51,8 +55,9 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
-    """The answer, what was measured and removed, how good estimates are, and the verification last; without a verification no
-    answer."""
+    """The answer, what was measured and removed, how good estimates are, and the verification last;
+    without a verification no answer.
+    """
     summary = record.effect
     assert summary is not None, "a record with effects has a summary"
     question, proof = flowing(_question(record, summary), screen.width), _proof(record, summary)
@@ -79,13 +84,18 @@ def _removed(effect: Effect) -> str:
         return "removed: one attention weight at a time; the rest of its row is renormalised"
     if effect.removed == "spans":
         first, second = map(token_label, effect.spans)
-        return f"removed: the attention from “{second}” to “{first}” in {count_of(len(effect.layers), 'layer')}"
-    by = {"zero": "zeros", "mean": "their mean over the text"}.get(effect.replace, "those for another text")
+        return (
+            f"removed: the attention from “{second}” to “{first}” in"
+            f" {count_of(len(effect.layers), 'layer')}"
+        )
+    by = {"zero": "zeros", "mean": "their mean over the text"}.get(
+        effect.replace, "those for another text"
+    )
     where = "" if effect.at is None else f" at position {effect.at}"
     return f"heads replaced by {by}{where}"
 
 
-# ----------------------------------------------------------------------------------------------------------- the answer
+# --------------------------------------------------------------------------------------- the answer
 
 
 def _ranked(record: Record, summary: EffectSummary) -> list[Effect]:
@@ -94,7 +104,9 @@ def _ranked(record: Record, summary: EffectSummary) -> list[Effect]:
 
 
 def _answer(record: Record, summary: EffectSummary) -> str:
-    """A sentence on whether the removals matter: the largest change, and its effect on the prediction."""
+    """A sentence on whether the removals matter: the largest change, and its effect on the
+    prediction.
+    """
     strongest, n = _ranked(record, summary)[0], len(record.effects)
     change, measured = summary.change_of(strongest) or 0.0, _measured(summary)
     amount = shown(abs(change), "brief", digits_of(record))
@@ -104,7 +116,9 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     if strongest.removed == "edge":
         name = f"the weight {_edge_text(record, strongest)} of {name}"
     elif strongest.removed == "spans":
-        name = f"what “{token_label(strongest.spans[1])}” reads of “{token_label(strongest.spans[0])}”"
+        name = (
+            f"what “{token_label(strongest.spans[1])}” reads of “{token_label(strongest.spans[0])}”"
+        )
     elif record.layers:
         name = f"head{'s' * is_several} {name}"
     verb, it = ("matter", "them") if is_several else ("matters", "it")
@@ -112,7 +126,9 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     if summary.target is None:
         words += f"moves by {amount} of its length"
     else:
-        words += f"{'falls' if change < 0 else 'rises'} by {amount}{_prediction(strongest, summary)}"
+        words += (
+            f"{'falls' if change < 0 else 'rises'} by {amount}{_prediction(strongest, summary)}"
+        )
     n_without = sum(not summary.change_of(effect) for effect in record.effects)
     return words + (f"; {n_without} of {n} removals change nothing" if n_without else "")
 
@@ -121,7 +137,9 @@ def _prediction(effect: Effect, summary: EffectSummary) -> str:
     """What a removal does to the prediction of a token."""
     if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
         return ""
-    before, after = (shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob))
+    before, after = (
+        shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob)
+    )
     was, now = (rank == 0 for rank in (summary.rank, effect.rank))
     kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
     return f", its probability goes from {before} to {after}, and it {kept} the most likely"
@@ -129,11 +147,16 @@ def _prediction(effect: Effect, summary: EffectSummary) -> str:
 
 def _together(record: Record, summary: EffectSummary) -> Iterator[Text]:
     """The change by all heads together, compared with the sum of the changes by each alone."""
-    total = sum(summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head")
+    total = sum(
+        summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head"
+    )
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
             together = summary.change_of(effect) or 0.0
-            numbers = [shown(number, "brief", digits_of(record)) for number in (together, total, together - total)]
+            numbers = [
+                shown(number, "brief", digits_of(record))
+                for number in (together, total, together - total)
+            ]
             yield Text("together {}, the sum of each alone {}: interaction {}".format(*numbers))
 
 
@@ -143,9 +166,15 @@ def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     if screening is None:
         return
     words = [
-        f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
-        f"{count_of(screening.n_others, 'other')} by chance were removed",
-        f"rank correlation of 1st order with Δlogit {'–' if screening.correlation is None else f'{screening.correlation:+.2f}'}",
+        (
+            f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the"
+            f" {screening.n_largest} largest and {count_of(screening.n_others, 'other')} by chance"
+            " were removed"
+        ),
+        (
+            "rank correlation of 1st order with Δlogit"
+            f" {'–' if screening.correlation is None else f'{screening.correlation:+.2f}'}"
+        ),
     ]
     has_others = screening.n_largest + screening.n_others < screening.n_heads
     is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
@@ -154,32 +183,48 @@ def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
 
 
 def _proof(record: Record, summary: EffectSummary) -> Text:
-    """Whether a second computation of the removals agrees with the first, and the changes that are noise."""
+    """Whether a second computation of the removals agrees with the first, and the changes that are
+    noise.
+    """
     proof = summary.verified
     if not proof.ok:
-        return Text("NOT verified: a second computation of the removals disagrees", style="bold red")
+        return Text(
+            "NOT verified: a second computation of the removals disagrees", style="bold red"
+        )
     words, style = "not verified: no removal was computed a second time", "yellow"
     if proof.n:
-        words, style = f"verified: {count_of(proof.n, 'removal')} repeated by a second method", "green"
+        words, style = (
+            f"verified: {count_of(proof.n, 'removal')} repeated by a second method",
+            "green",
+        )
         words += f", equal within {shown(proof.error, 'number')}"
     has_zeros = not all(summary.change_of(effect) for effect in record.effects)
-    return Text(words + f"; up to {shown(summary.floor, 'number')} is noise and prints as 0" * has_zeros, style=style)
+    return Text(
+        words + f"; up to {shown(summary.floor, 'number')} is noise and prints as 0" * has_zeros,
+        style=style,
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- the pictures
+# ------------------------------------------------------------------------------------- the pictures
 
 
 EffectRow = tuple[str, Sequence[Effect | None], Sequence[str]]
-"""A name, effects and tokens: of a layer the effects of its heads, None for a head that was not removed, and no tokens; or of the
-tokens of a text the effects of the edges to them."""
+"""A name, effects and tokens: of a layer the effects of its heads, None for a head that was not
+removed, and no tokens; or of the tokens of a text the effects of the edges to them."""
 
 
 def effect_rows(record: Record) -> Iterator[EffectRow]:
-    """A row for each layer with heads removed one at a time, then one for the edges of each head, or of each layer if they were
-    removed from all its heads together. A layer of mha has no name."""
+    """A row for each layer with heads removed one at a time, then one for the edges of each head,
+    or of each layer if they were removed from all its heads together. A layer of mha has no name.
+    """
     by_head = {(e.kind, e.layer, e.head): e for e in record.effects if e.removed == "head"}
-    layers = [(short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads) for layer in record.layers]
-    for name, kind, number, n_heads in layers or [("", record.effects[0].kind, 0, record.config.n_heads)]:
+    layers = [
+        (short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads)
+        for layer in record.layers
+    ]
+    for name, kind, number, n_heads in layers or [
+        ("", record.effects[0].kind, 0, record.config.n_heads)
+    ]:
         effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
         if any(effects):
             yield name, effects, ()
@@ -191,12 +236,17 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
 
 def largest_change(record: Record) -> float:
     """The end of the scale of a record's effects."""
-    changes = (None if record.effect is None else record.effect.change_of(effect) for effect in record.effects)
+    changes = (
+        None if record.effect is None else record.effect.change_of(effect)
+        for effect in record.effects
+    )
     return max((abs(change) for change in changes if change is not None), default=0.0)
 
 
 def digits_of(record: Record) -> int:
-    """The decimals of all changes on a screen: two, or as many as the largest one needs for two digits."""
+    """The decimals of all changes on a screen: two, or as many as the largest one needs for two
+    digits.
+    """
     return max(2, 1 - floor(log10(largest_change(record) or 1.0)))
 
 
@@ -208,8 +258,9 @@ def meaning_of(summary: EffectSummary) -> str:
 
 
 def effect_grids(record: Record) -> list[Grid]:
-    """The map with a row per layer and a column per head, where a head that was not removed is blank, if there are heads; and the
-    texts that queries read in parts of a few tokens."""
+    """The map with a row per layer and a column per head, where a head that was not removed is
+    blank, if there are heads; and the texts that queries read in parts of a few tokens.
+    """
     every, drawn = [*effect_rows(record)], list[Grid]()
     of_heads = [(name, effects) for name, effects, tokens in every if not tokens]
     if of_heads:
@@ -224,13 +275,21 @@ def effect_grids(record: Record) -> list[Grid]:
 
 
 def _grid(
-    record: Record, rows: Sequence[tuple[str, Sequence[Effect | None]]], columns: Sequence[str], corner: str = ""
+    record: Record,
+    rows: Sequence[tuple[str, Sequence[Effect | None]]],
+    columns: Sequence[str],
+    corner: str = "",
 ) -> Grid:
     """The changes by removals, NaN where nothing was removed."""
     summary = record.effect
     assert summary is not None
     width = max(len(corner), *(cell_len(name) for name, _ in rows))
-    effects = {(n, place): effect for n, row in enumerate(rows) for place, effect in enumerate(row[1]) if effect}
+    effects = {
+        (n, place): effect
+        for n, row in enumerate(rows)
+        for place, effect in enumerate(row[1])
+        if effect
+    }
     values = np.full((len(rows), len(columns)), np.nan)
     for cell, effect in effects.items():
         values[cell] = summary.change_of(effect)
@@ -246,17 +305,24 @@ def _grid(
         corner=corner,
         meaning=meaning_of(summary),
         has_all_rows=True,
-        about=lambda *cell: change_words(record, effects[cell]) if np.isfinite(values[cell]) else "",
+        about=lambda *cell: (
+            change_words(record, effects[cell]) if np.isfinite(values[cell]) else ""
+        ),
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the table
+# ---------------------------------------------------------------------------------------- the table
 
 
-def effect_table(record: Record, summary: EffectSummary, digits: int | None = None) -> Table[Effect]:
-    """A row for each removal, the largest change first, with the `digits` of a map beside it (None: all). The column that ranks
-    them is never left out."""
-    columns: list[Column[Effect]] = [column("effect", "removed", lambda effect: removal_name(effect, record))]
+def effect_table(
+    record: Record, summary: EffectSummary, digits: int | None = None
+) -> Table[Effect]:
+    """A row for each removal, the largest change first, with the `digits` of a map beside it (None:
+    all). The column that ranks them is never left out.
+    """
+    columns: list[Column[Effect]] = [
+        column("effect", "removed", lambda effect: removal_name(effect, record))
+    ]
     if any(effect.removed == "edge" for effect in record.effects):
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
     if any(effect.removed == "head" for effect in record.effects):
@@ -266,17 +332,29 @@ def effect_table(record: Record, summary: EffectSummary, digits: int | None = No
         number = number_column(name, None if name == "rank" else digits)
         columns.append(replace(number, drop=0 if name == summary.metric else place))
     legend = ["Δlogprob and KL in nats", "rank 0: the most likely"] if "kl" in numbers else []
-    legend += [] if summary.metric == "d_output" else ["Δoutput relative to the length of the output"]
+    legend += (
+        [] if summary.metric == "d_output" else ["Δoutput relative to the length of the output"]
+    )
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
 def number_column(name: str, digits: int | None = None) -> Column[Effect]:
     """The column of a number of effects, with the `digits` of a map (None: all)."""
-    unit: Unit = "integer" if name == "rank" else "brief" if digits else "change" if name in _SIGNED else "size"
-    return column("effect", name, attrgetter(name), unit, digits=digits, meaning="")  # the scale says it
+    unit: Unit = (
+        "integer"
+        if name == "rank"
+        else "brief"
+        if digits
+        else "change"
+        if name in _SIGNED
+        else "size"
+    )
+    return column(
+        "effect", name, attrgetter(name), unit, digits=digits, meaning=""
+    )  # the scale says it
 
 
-# --------------------------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 
 def removal_words(effect: Effect, record: Record) -> str:
@@ -294,16 +372,26 @@ def change_words(record: Record, effect: Effect) -> str:
 
 def _type(record: Record, effect: Effect) -> str:
     """The type of a head that was removed, with its excess unless it is mixed."""
-    names = [layer.name for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)] or [""]
+    names = [
+        layer.name
+        for layer in record.layers
+        if (layer.kind, layer.layer) == (effect.kind, effect.layer)
+    ] or [""]
     removed = (effect.layer, names[0], effect.head) if effect.removed == "head" else None
-    return next((type_text(of) for of in record.heads if (of.layer or 0, of.attention, of.head) == removed), "")
+    return next(
+        (type_text(of) for of in record.heads if (of.layer or 0, of.attention, of.head) == removed),
+        "",
+    )
 
 
 def _edge_text(record: Record, effect: Effect) -> str:
     if effect.query is None or effect.key is None:
         return ""
     queries, keys = texts_of(effect.kind, record.sequences, record.context)
-    query, key = token_label(queries[0].tokens[effect.query]), token_label(keys[0].tokens[effect.key])
+    query, key = (
+        token_label(queries[0].tokens[effect.query]),
+        token_label(keys[0].tokens[effect.key]),
+    )
     return f"{effect.query} {query} → {effect.key} {key}{' (masked)' if effect.masked else ''}"
 
 
@@ -311,7 +399,10 @@ def measured_words(record: Record, summary: EffectSummary) -> str:
     """What was measured, and where."""
     token = token_label(record.sequences[0].tokens[summary.position])
     is_of_text = summary.measured not in ("token", "tag", "vector")
-    return f"{_measured(summary)} {'of the text' if is_of_text else f'at position {summary.position} “{token}”'}"
+    return (
+        f"{_measured(summary)}"
+        f" {'of the text' if is_of_text else f'at position {summary.position} “{token}”'}"
+    )
 
 
 def _measured(summary: EffectSummary) -> str:
@@ -326,7 +417,10 @@ def _measured(summary: EffectSummary) -> str:
 
 def removal_name(effect: Effect, record: Record) -> str:
     """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
-    names = {(layer.kind, layer.layer): short_name(layer, record.layers) for layer in reversed(record.layers)}
+    names = {
+        (layer.kind, layer.layer): short_name(layer, record.layers)
+        for layer in reversed(record.layers)
+    }
     if effect.removed == "spans":
         return " → ".join(map(visible, reversed(effect.spans)))
     heads, kinds = effect.heads, effect.kinds or (effect.kind,) * len(effect.heads)
@@ -336,4 +430,6 @@ def removal_name(effect: Effect, record: Record) -> str:
         return f"layer {names[effect.kind, effect.layer or 0]}" if names else "all heads"
     if not names:
         return f"head{'s' * (len(heads) > 1)} {' + '.join(str(head) for _, head in heads)}"
-    return " + ".join(f"{names[kind, layer]}.{head}" for kind, (layer, head) in zip(kinds, heads, strict=True))
+    return " + ".join(
+        f"{names[kind, layer]}.{head}" for kind, (layer, head) in zip(kinds, heads, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""The header of a checkpoint's view: the model, how attention was captured, and which layers are unverified."""
+"""The header of a checkpoint's view: the model, how attention was captured, and which layers are
+unverified.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,29 @@ _CAPTURES = {
 _SINKS = "sink logits (s_aux), which entropy counts as one more key"
 
 
-def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool = False) -> RenderableType:
-    """The model, what was read, how its attention differs from plain attention, whether inspection changed anything, and the
-    unverified layers; unless `in_brief` also how its layers were captured."""
+def model_header(
+    record: Record, model: Model, screen: Screen, *, in_brief: bool = False
+) -> RenderableType:
+    """The model, what was read, how its attention differs from plain attention, whether inspection
+    changed anything, and the unverified layers; unless `in_brief` also how its layers were
+    captured.
+    """
     path = Text(visible(model.path), style="bold")
     inspected = {(layer.kind, layer.layer) for layer in record.layers}
-    has_all = len(inspected) + len(model.without) >= model.n_layers * len({kind for kind, _ in inspected})
-    layers = count_of(model.n_layers, "layer") + ("" if has_all else f", {names_of(record.layers)} inspected")
+    has_all = len(inspected) + len(model.without) >= model.n_layers * len(
+        {kind for kind, _ in inspected}
+    )
+    layers = count_of(model.n_layers, "layer") + (
+        "" if has_all else f", {names_of(record.layers)} inspected"
+    )
     words = [layers, *by_layers(record.layers, _heads)]
     words += [f"revision {visible(model.revision)}"] if model.revision else []
-    words += [visible(model.dtype), visible(record.environment.device), *texts_read(record), *_masks_and_scores(record)]
+    words += [
+        visible(model.dtype),
+        visible(record.environment.device),
+        *texts_read(record),
+        *_masks_and_scores(record),
+    ]
     lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
     if not in_brief:
         lines.append(flowing(_details(record, model), screen.width, style="dim"))
@@ -48,25 +63,35 @@ def model_header(record: Record, model: Model, screen: Screen, *, in_brief: bool
 
 
 def texts_read(record: Record) -> list[str]:
-    """The texts in words; for a corpus the number of documents, the devices if there are several, and the example."""
+    """The texts in words; for a corpus the number of documents, the devices if there are several,
+    and the example.
+    """
     corpus = record.corpus
     if corpus is None:
         return texts_in_words(record.files, *record.lengths)
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
     parts += [f"{count_of(corpus.n_bad, 'bad document')} left out"] if corpus.n_bad else []
-    parts += [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
-    of_example = f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
+    parts += (
+        [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
+    )
+    of_example = (
+        f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
+    )
     return [*map(visible, parts), "means over documents", visible(of_example)]
 
 
 def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
-    """The text that the model generated, and how much of it one pass over the whole text reproduces."""
+    """The text that the model generated, and how much of it one pass over the whole text
+    reproduces.
+    """
     generated = model.generated
     if generated is None:
         return
     summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
-    repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
+    repeated = (
+        f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
+    )
     style = "green" if generated.repeated == generated.n_tokens else "yellow"
     yield flowing([summary, Text(repeated, style=style)], screen.width)
     text, n = record.sequences[0], generated.prompt_lens[0]
@@ -80,8 +105,12 @@ def _heads(layer: InspectedLayer) -> str:
         return heads
     if layer.captured_by == "softmax":
         return f"{heads} × d_v {layer.d_v}"
-    sizes = f"{heads} × d_head {layer.d_head}" + (f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else "")
-    return sizes + (f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else "")
+    sizes = f"{heads} × d_head {layer.d_head}" + (
+        f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else ""
+    )
+    return sizes + (
+        f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else ""
+    )
 
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
@@ -97,19 +126,30 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
 
 
 def _details(record: Record, model: Model) -> Iterator[str]:
-    """The model and the libraries, how layers were captured, each text with its layers, and what that cost."""
+    """The model and the libraries, how layers were captured, each text with its layers, and what
+    that cost.
+    """
     layers, environment = record.layers, record.environment
-    yield from (visible(model.family), visible(model.architecture), f"{shown(model.n_parameters, 'count')} parameters")
+    yield from (
+        visible(model.family),
+        visible(model.architecture),
+        f"{shown(model.n_parameters, 'count')} parameters",
+    )
     limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
     yield f"positions {visible(model.positions)}{limit}"
     yield from (f"torch {visible(environment.torch)}", f"mha {visible(environment.mha)}")
-    yield from by_layers(layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by)))
     yield from by_layers(
-        layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
+        layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by))
+    )
+    yield from by_layers(
+        layers,
+        lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}",
     )
     total, loading = record.timings.get("total"), record.timings.get("loading")
     if total is not None:
-        loading_part = "" if loading is None else f", including {shown(loading.median_s, 'seconds')} to load"
+        loading_part = (
+            "" if loading is None else f", including {shown(loading.median_s, 'seconds')} to load"
+        )
         yield f"took {shown(total.median_s, 'seconds')}{loading_part}"
 
 
@@ -125,13 +165,15 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
 
     layers = record.layers
     yield from (*by_layers(layers, mask), *by_layers(layers, scale))
-    yield from by_layers(layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}")
+    yield from by_layers(
+        layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}"
+    )
     yield from by_layers(layers, lambda layer: "a bias on the scores" * layer.bias)
     yield from by_layers(layers, lambda layer: _SINKS * layer.sinks)
     yield from by_layers(layers, lambda layer: " · ".join(map(visible, layer.extras.values())))
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 def _unverified(record: Record) -> Iterator[Text]:
@@ -148,15 +190,25 @@ def _unverified(record: Record) -> Iterator[Text]:
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
-    """One line if all checks of statistics pass; otherwise, or `in_detail`, each check with its largest error in any layer."""
-    surveys = [layer.survey for layer in record.layers] if record.survey is None else [record.survey]
+    """One line if all checks of statistics pass; otherwise, or `in_detail`, each check with its
+    largest error in any layer.
+    """
+    surveys = (
+        [layer.survey for layer in record.layers] if record.survey is None else [record.survey]
+    )
     checks, ok = [check for survey in surveys for check in survey.checks], record.self_check.ok
     if ok and not in_detail:
         return self_check_verdict(ok=True, found=checks_in_brief(checks))
     verdict = self_check_verdict(ok=ok, found=count_of(len(checks), "check") if ok else "")
     is_changed = record.model is not None and record.model.identical_outputs is False
-    parts = [Text("outputs differ from those without inspection", style="bold red")] if is_changed else []
+    parts = (
+        [Text("outputs differ from those without inspection", style="bold red")]
+        if is_changed
+        else []
+    )
     for name in dict.fromkeys(check.name for check in checks):
-        worst = max((check for check in checks if check.name == name), key=lambda check: check.severity)
+        worst = max(
+            (check for check in checks if check.name == name), key=lambda check: check.severity
+        )
         parts.append(Text(agreement(worst), style="dim" if worst.ok else "bold red"))
     return Text("\n").join([verdict, flowing(parts, screen.width)])

@@ -24,15 +24,20 @@ HINT = "--layer N --head H draws a pattern"
 
 
 def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
-    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are chosen for span
-    masses."""
+    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are
+    chosen for span masses.
+    """
     is_about_spans = bool(layers and layers[0].record.spans)
     is_chosen = options.heads is not None or (options.layers is not None and not is_about_spans)
     return is_chosen and options.view != "none" and any(layer.has_pattern for layer in layers)
 
 
 def patterns_view(
-    record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    record: Record,
+    layers: Sequence[LayerView],
+    sequences: Sequence[int],
+    options: ViewOptions,
+    screen: Screen,
 ) -> Iterator[RenderableType]:
     """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
@@ -62,22 +67,37 @@ def patterns_view(
         yield Text(WORDS_CAPTION, style="dim")
 
 
-def _with_title(head: DrawableHead, sequence: int, options: ViewOptions, *, is_alone: bool) -> tuple[str, HeadMap]:
-    """The map of a head with its title, of words on request. A head that `is_alone` has its type in words."""
+def _with_title(
+    head: DrawableHead, sequence: int, options: ViewOptions, *, is_alone: bool
+) -> tuple[str, HeadMap]:
+    """The map of a head with its title, of words on request. A head that `is_alone` has its type in
+    words.
+    """
     record, of = head.record, head.statistics
     rows, produced = queries_of(head, sequence, options)
-    cells = replace(words_map(head, sequence) if options.words else head_map(head, sequence), produced=produced)
+    cells = replace(
+        words_map(head, sequence) if options.words else head_map(head, sequence), produced=produced
+    )
     doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
     kind = f"{KIND_SIGNS[of.kind][0]} {type_text(of)}" if is_alone else KIND_SIGNS[of.kind][0]
     title = where(record, sequence, head.label + kv_head_of(record, of.head), doubt, kind)
     return title, cells if rows is None else cells.of_rows(rows)
 
 
-def queries_of(head: DrawableHead, sequence: int, options: ViewOptions) -> tuple[tuple[int, ...] | None, int | None]:
-    """The requested queries of a text (None: all), and the first whose next token was generated, if any; of words on request."""
+def queries_of(
+    head: DrawableHead, sequence: int, options: ViewOptions
+) -> tuple[tuple[int, ...] | None, int | None]:
+    """The requested queries of a text (None: all), and the first whose next token was generated, if
+    any; of words on request.
+    """
     record, kind = head.record, "self" if head.layer is None else head.layer.kind
-    text, generated = record.sequences[sequence], None if record.model is None else record.model.generated
-    produced = None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
+    text, generated = (
+        record.sequences[sequence],
+        None if record.model is None else record.model.generated,
+    )
+    produced = (
+        None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
+    )
     rows: tuple[int, ...] | None = None
     if options.rows == "last":
         rows = (len(text.tokens) - 1,)
@@ -92,28 +112,38 @@ def queries_of(head: DrawableHead, sequence: int, options: ViewOptions) -> tuple
     return rows, produced
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
+# -------------------------------------------------------------------------------------------- words
 
 WORDS_CAPTION = (
-    "words: attention weights summed over the tokens of the attended word, averaged over those of the attending word; "
-    "rows count words, not tokens"
+    "words: attention weights summed over the tokens of the attended word, averaged over those of"
+    " the attending word; rows count words, not tokens"
 )
 
 
 def words_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head with words in place of tokens.
 
-    Weights are summed over the keys of a word and averaged over its queries with a visible key, so row sums are
-    preserved. A pair of words is visible if any pair of their tokens is.
+    Weights are summed over the keys of a word and averaged over its queries with a visible key, so
+    row sums are preserved. A pair of words is visible if any pair of their tokens is.
     """
-    cells, queries, keys = head_map(head, sequence), head.record.sequences[sequence], head.record.keys[sequence]
+    cells, queries, keys = (
+        head_map(head, sequence),
+        head.record.sequences[sequence],
+        head.record.keys[sequence],
+    )
     q_starts, k_starts = ([word[0] for word in text.words] for text in (queries, keys))
     n_queries = np.maximum(1, np.add.reduceat(cells.n_queries, q_starts))
     of_keys = np.add.reduceat(np.where(cells.is_open, cells.weights, 0.0), k_starts, axis=1)
-    is_open = np.logical_or.reduceat(np.logical_or.reduceat(cells.is_open, k_starts, axis=1), q_starts)
+    is_open = np.logical_or.reduceat(
+        np.logical_or.reduceat(cells.is_open, k_starts, axis=1), q_starts
+    )
     weights = np.add.reduceat(of_keys, q_starts) / n_queries[:, None]
-    learned = None if cells.learned is None else np.add.reduceat(cells.learned, q_starts) / n_queries
-    merged = cell_map(_names(queries), _names(keys), weights, is_open, sinks=words_with(keys, cells.sinks))
+    learned = (
+        None if cells.learned is None else np.add.reduceat(cells.learned, q_starts) / n_queries
+    )
+    merged = cell_map(
+        _names(queries), _names(keys), weights, is_open, sinks=words_with(keys, cells.sinks)
+    )
     return replace(merged, learned=learned)
 
 

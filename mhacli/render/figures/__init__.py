@@ -1,1 +1,3 @@
-"""Pictures for papers and pages: a head, a grid of heads, or the walkthrough, as self-contained SVG."""
+"""Pictures for papers and pages: a head, a grid of heads, or the walkthrough, as self-contained
+SVG.
+"""

@@ -1,4 +1,6 @@
-"""The picture of a record as an SVG document (a head, a grid of heads, the trace, or effects), and as PNG."""
+"""The picture of a record as an SVG document (a head, a grid of heads, the trace, or effects), and
+as PNG.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _MOST, _COLUMNS = 64, 160
 def figure(record: Record, options: ViewOptions) -> str:
     """Self-contained SVG text, with the same bytes for the same record and options.
 
-    The default picture is effects, the single chosen head, a grid of all heads, or the walkthrough of a record without heads.
-    Raises `UsageError` for options that the record or the picture does not support, and `MhaError` if the record lacks
-    the data.
+    The default picture is effects, the single chosen head, a grid of all heads, or the walkthrough
+    of a record without heads. Raises `UsageError` for options that the record or the picture does
+    not support, and `MhaError` if the record lacks the data.
     """
     kind, metadata = options.figure, {"command": [*record.command], **dict(provenance(record))}
     if kind == "effects" or (kind is None and record.effect is not None and options.heads is None):
@@ -50,9 +52,14 @@ def _walk(record: Record, metadata: Mapping[str, object]) -> str:
         steps = step_table(record.trace, range(len(record.sequences)), _MOST)
         title, parts = "decoding, step by step", [bare(steps, screen.width)]
     else:
-        title, steps = "attention, site by site", replace(steps_table(record), most=_MOST, has_ends=True)
+        title, steps = (
+            "attention, site by site",
+            replace(steps_table(record), most=_MOST, has_ends=True),
+        )
         parts = [bare(steps, screen.width), closing(record, screen)]
-    return document(title, [printed(Group(header(record, screen), "", *parts), screen.width)], metadata)
+    return document(
+        title, [printed(Group(header(record, screen), "", *parts), screen.width)], metadata
+    )
 
 
 _SIDE = 720.0
@@ -60,7 +67,9 @@ _SIDE = 720.0
 
 
 def _effects(record: Record, metadata: Mapping[str, object]) -> str:
-    """The picture of a record's effects. Raises `MhaError` if it has none, or they are not proven."""
+    """The picture of a record's effects. Raises `MhaError` if it has none, or they are not
+    proven.
+    """
     summary = record.effect
     if summary is None:
         hint = "mha effect … --save makes such a record"
@@ -69,18 +78,25 @@ def _effects(record: Record, metadata: Mapping[str, object]) -> str:
         message = "the effects are not drawn: a second computation gives other numbers"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
     maps, title = effect_grids(record), f"effect on {measured_words(record, summary)}"
-    body = [*(grids([("", [of])], _SIDE) for of in maps), *([legend(maps, maps[0].meaning)] if maps else [])]
-    return document(title, body, metadata, caption=[part.plain for part in effect_words(record, WIDE)])
+    body = [
+        *(grids([("", [of])], _SIDE) for of in maps),
+        *([legend(maps, maps[0].meaning)] if maps else []),
+    ]
+    return document(
+        title, body, metadata, caption=[part.plain for part in effect_words(record, WIDE)]
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- as PNG
+# ------------------------------------------------------------------------------------------- as PNG
 
 _ZOOM = 2.0
 """Pixels per unit of the picture, for screens of twice the usual density."""
 
 
 def require_png() -> None:
-    """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
+    """Raises `MhaError` if PNG is not available: without the library, or without a font, which
+    would drop all text.
+    """
     library("resvg_py", "--png")
     if png(document("mha", [], {})) == png(document("", [], {})):
         hint = "install one, such as DejaVu Sans Mono, or use --svg"

@@ -1,4 +1,6 @@
-"""Draws grids as SVG: side by side and in rows, on one scale, with the names of their rows and columns, and the scale."""
+"""Draws grids as SVG: side by side and in rows, on one scale, with the names of their rows and
+columns, and the scale.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from mhacli.io.data import Array
 from mhacli.render.base.colours import SINK, UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import fitted
-from mhacli.render.base.grids import MASKED, NOT_A_NUMBER, levels, ramp_of, scale_words, swatch_levels
+from mhacli.render.base.grids import (
+    MASKED,
+    NOT_A_NUMBER,
+    levels,
+    ramp_of,
+    scale_words,
+    swatch_levels,
+)
 from mhacli.render.figures.svg import (
     FAINT,
     SOFT,
@@ -29,8 +38,8 @@ from mhacli.text.numbers import shown
 ROOMY = 9.5
 """The least size of cells at which every row and column has its name."""
 _LARGEST, _LEAST_SHAPE, _WIDEST, _LEAST_HEIGHT = 42.0, 14.0, 64.0, 14.0
-"""The largest cell, the least one that is a rectangle with a number and a tooltip, and the widest; smaller ones are pixels of an
-image. And the least height of few rows with many columns."""
+"""The largest cell, the least one that is a rectangle with a number and a tooltip, and the widest;
+smaller ones are pixels of an image. And the least height of few rows with many columns."""
 _GAP, _SIZE, _LONGEST = 10.0, 10.0, 18
 """The gap between grids, the size of titles, and the most characters of a name."""
 _MASKED_COLOUR, _BLANK = (228, 228, 228), (255, 255, 255)
@@ -48,14 +57,23 @@ def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
     above = top.height + (_SIZE + 5 if any(of.title for of in every) else 0.0)
     of_rows = max(mono_width(f"{name}  ", _SIZE) if name else 0.0 for name, _ in rows)
     start = max(of_rows + left.width, mono_width(f"{first.corner} ", _SIZE))
-    step = max(max(len(of.columns) * wide, top.width, mono_width(of.title, _SIZE)) for of in every) + _GAP
+    step = (
+        max(max(len(of.columns) * wide, top.width, mono_width(of.title, _SIZE)) for of in every)
+        + _GAP
+    )
 
     y = above
-    content = written(start - 6, y - 6, first.corner, _SIZE, fill=SOFT, text_anchor="end") if first.corner else ""
+    content = (
+        written(start - 6, y - 6, first.corner, _SIZE, fill=SOFT, text_anchor="end")
+        if first.corner
+        else ""
+    )
     for name, row in rows:
         height = max(len(of.rows) for of in row) * high
         if name:
-            content += written(of_rows - 8, y + height / 2 + 0.35 * _SIZE, name, _SIZE, text_anchor="end")
+            content += written(
+                of_rows - 8, y + height / 2 + 0.35 * _SIZE, name, _SIZE, text_anchor="end"
+            )
         content += placed(left, start - left.width, y)
         for place, of in enumerate(row):
             title = written(0, -top.height - 5, of.title, _SIZE) if of.title else ""
@@ -68,7 +86,9 @@ def grids(rows: Sequence[tuple[str, Sequence[Grid]]], side: float) -> Piece:
 
 
 def _cells_of(every: Sequence[Grid], side: float) -> tuple[float, float, float]:
-    """The common width and height of cells, and the size of numbers in them: 0 if not all have room."""
+    """The common width and height of cells, and the size of numbers in them: 0 if not all have
+    room.
+    """
     n_rows, n_columns = (max(of.values.shape[axis] for of in every) for axis in (0, 1))
     width = height = max(1.0, min(_LARGEST, side // max(n_rows, n_columns)))
     if 4 * n_rows < n_columns:
@@ -94,19 +114,29 @@ def _drawn(of: Grid, wide: float, high: float, size: float) -> str:
     content = image(colours, (wide, high)) if is_image else ""
     for row, column in np.ndindex(shades.shape) if not is_image else ():
         number, words = _words(of, row, column)
-        tooltip = of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
+        tooltip = (
+            of.about(row, column) if of.about else f"{of.rows[row]} → {of.columns[column]}: {words}"
+        )
         if not tooltip:
             continue
         x, y, colour = column * wide, row * high, colours[row, column].tolist()
-        content += rectangle(x, y, wide, high, hex_of(colour), tooltip=tooltip, shape_rendering="crispEdges")
+        content += rectangle(
+            x, y, wide, high, hex_of(colour), tooltip=tooltip, shape_rendering="crispEdges"
+        )
         if size:  # it ignores the pointer, so that the tooltip shows
             ink, y = ink_on(colour) if of.allowed[row, column] else SOFT, y + high / 2 + 0.35 * size
-            content += written(x + wide / 2, y, number, size, fill=ink, text_anchor="middle", pointer_events="none")
-    return content + rectangle(0, 0, n_columns * wide, n_rows * high, "none", stroke=FAINT, stroke_width=0.8)
+            content += written(
+                x + wide / 2, y, number, size, fill=ink, text_anchor="middle", pointer_events="none"
+            )
+    return content + rectangle(
+        0, 0, n_columns * wide, n_rows * high, "none", stroke=FAINT, stroke_width=0.8
+    )
 
 
 def _words(of: Grid, row: int, column: int) -> tuple[str, str]:
-    """The number in a cell, `0` if masked, unlike `.00`, and what its tooltip says: all digits of a float32."""
+    """The number in a cell, `0` if masked, unlike `.00`, and what its tooltip says: all digits of a
+    float32.
+    """
     value = float(of.values[row, column])
     if not of.allowed[row, column]:
         return "0" if of.scale != "change" else "", "masked"
@@ -117,22 +147,28 @@ def _words(of: Grid, row: int, column: int) -> tuple[str, str]:
     return shown(value, of.unit, of.digits), f"{value:.6g}"
 
 
-# --------------------------------------------------------------------------------------------------------------- names
+# -------------------------------------------------------------------------------------------- names
 
 
 def _row_names(names: Sequence[str], pitch: float) -> Piece:
     """The names of rows, right aligned; where they have no room, of every 2nd, 5th, 10th … row."""
     size = _size_of(pitch)
-    texts = {row: fitted(names[row], _LONGEST) for row in range(0, len(names), _every(2 * ROOMY, pitch))}
+    texts = {
+        row: fitted(names[row], _LONGEST) for row in range(0, len(names), _every(2 * ROOMY, pitch))
+    }
     width = max(mono_width(text, size) for text in texts.values()) + 5
     content = ""
     for row, text in texts.items():
-        content += written(width - 5, (row + 0.5) * pitch + 0.35 * size, text, size, text_anchor="end")
+        content += written(
+            width - 5, (row + 0.5) * pitch + 0.35 * size, text, size, text_anchor="end"
+        )
     return Piece(content, width, len(names) * pitch)
 
 
 def _column_names(names: Sequence[str], pitch: float) -> Piece:
-    """The names of columns, upright if they are too wide; where they have no room, of every 2nd, 5th, 10th … column."""
+    """The names of columns, upright if they are too wide; where they have no room, of every 2nd,
+    5th, 10th … column.
+    """
     size = _size_of(pitch)
     texts = [fitted(name, _LONGEST) for name in names]
     widest = max(mono_width(text, size) for text in texts)
@@ -156,12 +192,14 @@ def _size_of(pitch: float) -> float:
 
 
 def _every(room: float, pitch: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20 … places that have so much room; 1 where every place has its name."""
+    """The smallest of 1, 2, 5, 10, 20 … places that have so much room; 1 where every place has its
+    name.
+    """
     steps = (factor * 10**power for power in range(9) for factor in (1, 2, 5))
     return 1 if pitch >= ROOMY else next(step for step in steps if step * pitch >= room)
 
 
-# --------------------------------------------------------------------------------------------------------------- scale
+# -------------------------------------------------------------------------------------------- scale
 
 _BAR, _HIGH, _BESIDE = 220.0, 12.0, 22.0
 

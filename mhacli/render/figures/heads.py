@@ -1,4 +1,6 @@
-"""Heads as pictures: one head with its tokens and numbers, or many on one scale, a row per layer."""
+"""Heads as pictures: one head with its tokens and numbers, or many on one scale, a row per
+layer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.doc import Grid
 from mhacli.render.base.format import count_of, fitted, type_text
 from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import DrawableHead, drawable_heads, missing_notes, names_of, scale_of
+from mhacli.render.base.selection import (
+    DrawableHead,
+    drawable_heads,
+    missing_notes,
+    names_of,
+    scale_of,
+)
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
 from mhacli.render.figures.grids import grids, legend
 from mhacli.render.figures.svg import document
@@ -39,19 +47,30 @@ _WIDEST = 80
 _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
-def heads_figure(record: Record, options: ViewOptions, kind: str, metadata: Mapping[str, object]) -> str:
-    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head` if several are chosen, and
-    `MhaError` if the record has none of their patterns."""
+def heads_figure(
+    record: Record, options: ViewOptions, kind: str, metadata: Mapping[str, object]
+) -> str:
+    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head`
+    if several are chosen, and `MhaError` if the record has none of their patterns.
+    """
     heads = drawable_heads(record, options)
     if not heads or (options.words and any("pattern" not in head.record.arrays for head in heads)):
         what = "words" if options.words else "heads"
-        raise MhaError(f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP)
+        raise MhaError(
+            f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP
+        )
     if kind == "head" and len(heads) > 1:
-        hint = "try --layer 0 --head 0" if record.model is not None and options.layers is None else "try --head 0"
+        hint = (
+            "try --layer 0 --head 0"
+            if record.model is not None and options.layers is None
+            else "try --head 0"
+        )
         raise UsageError(f"--figure head draws one head, and {len(heads)} are chosen", hint=hint)
     sequences = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
     if options.sequences is not None and len(sequences) > 1:
-        raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, sequences))}")
+        raise UsageError(
+            f"a picture shows one sequence, and --sequence names {', '.join(map(str, sequences))}"
+        )
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
     whole = [_map(head, sequences[0], options, most) for head in heads]
     maps = [each.without_sinks() for each in whole] if options.hide_sinks else whole
@@ -74,12 +93,17 @@ def heads_figure(record: Record, options: ViewOptions, kind: str, metadata: Mapp
         [grids([*_rows(heads, of_heads, side)], side), legend(of_heads, "attention weight")],
         metadata,
         about=[*_texts(heads, sequences[0], options), types],
-        caption=[cell_meaning(block, of_queries=maps[0].rows is not None), *_notes(record, heads, whole, options)],
+        caption=[
+            cell_meaning(block, of_queries=maps[0].rows is not None),
+            *_notes(record, heads, whole, options),
+        ],
     )
 
 
 def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> HeadMap:
-    """A head in at most `most` cells per side. Raises `UsageError` for rows of a head stored in blocks."""
+    """A head in at most `most` cells per side. Raises `UsageError` for rows of a head stored in
+    blocks.
+    """
     rows, _ = queries_of(head, sequence, options)
     if rows == ():
         raise UsageError(f"--from names no query of {head.label}")
@@ -88,21 +112,30 @@ def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> 
         return finest.fitting(most, most)
     if finest.block > 1:
         of_blocks = f"{finest.block} × {finest.block} tokens a cell"
-        raise UsageError(f"--from needs whole patterns, and the record has a map of {of_blocks}", hint=_KEEP)
+        raise UsageError(
+            f"--from needs whole patterns, and the record has a map of {of_blocks}", hint=_KEEP
+        )
     return finest.of_rows(rows, -(-finest.weights.shape[1] // most))
 
 
 def _with_words(of: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool) -> Grid:
-    """The grid of a head with its axes and tooltip, and positions where there are too many names. One of several has its number
-    and the sign of its type as its title."""
+    """The grid of a head with its axes and tooltip, and positions where there are too many names.
+    One of several has its number and the sign of its type as its title.
+    """
     statistics = head.statistics
     rows, columns = (
-        names if len(names) <= _NAMED else [str(cells.places(axis, cell).start) for cell in range(len(names))]
+        (
+            names
+            if len(names) <= _NAMED
+            else [str(cells.places(axis, cell).start) for cell in range(len(names))]
+        )
         for axis, names in ((QUERY, of.rows), (KEY, of.columns))
     )
     title = "" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind][0]}"
     meaning = f"{head.label} · {_of_statistics(statistics)}"
-    return replace(of, title=title, rows=rows, columns=columns, corner="query ↓ key →", meaning=meaning)
+    return replace(
+        of, title=title, rows=rows, columns=columns, corner="query ↓ key →", meaning=meaning
+    )
 
 
 def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
@@ -110,11 +143,15 @@ def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
     return {head.layer: None for head in heads if head.layer is not None}
 
 
-def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid], side: float) -> Iterator[tuple[str, Sequence[Grid]]]:
+def _rows(
+    heads: Sequence[DrawableHead], of_heads: Sequence[Grid], side: float
+) -> Iterator[tuple[str, Sequence[Grid]]]:
     """A row per layer, or for a single layer rows as wide as the picture of one head."""
     layers: dict[str, list[Grid]] = {}
     for head, of in zip(heads, of_heads, strict=True):
-        name = "" if head.layer is None else head.layer.label + ("" if head.layer.verified else " !")
+        name = (
+            "" if head.layer is None else head.layer.label + ("" if head.layer.verified else " !")
+        )
         layers.setdefault(name, []).append(of)
     if len(layers) > 1:
         yield from layers.items()
@@ -124,13 +161,19 @@ def _rows(heads: Sequence[DrawableHead], of_heads: Sequence[Grid], side: float) 
         yield "", of_heads[start : start + across]
 
 
-# -------------------------------------------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------------------- in words
 
 
 def _texts(heads: Sequence[DrawableHead], sequence: int, options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
-    for text in dict.fromkeys(of[sequence] for head in heads for of in (head.record.sequences, head.record.keys)):
-        n_tokens = count_of(len(text.words), "word") if options.words else count_of(len(text.tokens), "token")
+    for text in dict.fromkeys(
+        of[sequence] for head in heads for of in (head.record.sequences, head.record.keys)
+    ):
+        n_tokens = (
+            count_of(len(text.words), "word")
+            if options.words
+            else count_of(len(text.tokens), "token")
+        )
         words = visible(" ".join(text.text.split()))
         yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
 
@@ -147,13 +190,23 @@ def _notes(
     """What was merged, hidden, left out or not verified."""
     if record.corpus is not None:
         of = count_of(record.corpus.n_documents, "document")
-        yield f"patterns of one document, {visible(record.corpus.example_named)}; types and statistics are means over {of}"
+        yield (
+            f"patterns of one document, {visible(record.corpus.example_named)}; types and"
+            f" statistics are means over {of}"
+        )
     if options.words:
         yield WORDS_CAPTION
     if options.hide_sinks:
         most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in whole)
-        taken = f"sinks are taken out, at most {shown(most, 'weight', options.precision)} of a head's attention"
-        yield f"{taken}; the rest of each row is renormalised" if most else "no sink, so nothing is taken out"
+        taken = (
+            f"sinks are taken out, at most {shown(most, 'weight', options.precision)} of a head's"
+            " attention"
+        )
+        yield (
+            f"{taken}; the rest of each row is renormalised"
+            if most
+            else "no sink, so nothing is taken out"
+        )
     for layer in _layers(heads):
         if not layer.verified:
             yield f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"

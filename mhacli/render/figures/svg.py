@@ -1,6 +1,7 @@
 """Writes SVG: elements, text of known width, tables and images, as pieces that are put together.
 
-Callers pass text through `visible` or `token_label`, which leaves no character that XML forbids; here it is escaped.
+Callers pass text through `visible` or `token_label`, which leaves no character that XML forbids;
+here it is escaped.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from mhacli.render.page.elements import text as escaped
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
 MONO_EM = 0.602
-"""The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
+"""The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans
+Mono."""
 _KEPT = {"xml:space": "preserve"}
 _STYLE = (
-    ".failed { fill: #b3261e } .warning { fill: #8a5a00 } .ok { fill: #1d6b3a } .sink { fill: #a8127d } "
-    ".name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
+    ".failed { fill: #b3261e } .warning { fill: #8a5a00 } .ok { fill: #1d6b3a } .sink { fill:"
+    " #a8127d } .name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
 )
 """The looks of text, which are those of pages on a light ground."""
 _LINE, _SIZE = 1.35, 10.0
@@ -47,10 +49,13 @@ class Piece:
 
 
 def element(name: str, *children: str, tooltip: str = "", **attributes: Any) -> str:
-    """An SVG element with SVG children. Attribute values are escaped, `font_size` becomes `font-size`, and None is
-    omitted."""
+    """An SVG element with SVG children. Attribute values are escaped, `font_size` becomes
+    `font-size`, and None is omitted.
+    """
     title = [tag("title", escaped(tooltip))] if tooltip else []
-    values = {key: value if value is None else value_text(value) for key, value in attributes.items()}
+    values = {
+        key: value if value is None else value_text(value) for key, value in attributes.items()
+    }
     return tag(name, *title, *map(Html, children), **values)
 
 
@@ -112,13 +117,16 @@ def printed(view: RenderableType, columns: int) -> Piece:
     widest, n_lines = Segment.get_shape(rows)
     for place, row in enumerate(rows, 1):
         spans = (styled(segment, "tspan") for segment in row)
-        content += element("text", *spans, x=0, y=(place * _LINE - 0.3) * _SIZE, font_size=_SIZE, fill=INK, **_KEPT)
+        content += element(
+            "text", *spans, x=0, y=(place * _LINE - 0.3) * _SIZE, font_size=_SIZE, fill=INK, **_KEPT
+        )
     return Piece(content, widest * MONO_EM * _SIZE, n_lines * _LINE * _SIZE)
 
 
 _MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
 _TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
-"""The sizes of the title and of the lines below it, and an upper bound of the width of bold characters in ems."""
+"""The sizes of the title and of the lines below it, and an upper bound of the width of bold
+characters in ems."""
 
 
 def document(
@@ -129,8 +137,9 @@ def document(
     about: Sequence[str] = (),
     caption: Sequence[str] = (),
 ) -> str:
-    """A picture as an SVG document: from top to bottom its title, lines `about` it, the pieces of its body, and the parts of its
-    `caption`."""
+    """A picture as an SVG document: from top to bottom its title, lines `about` it, the pieces of
+    its body, and the parts of its `caption`.
+    """
     family = "'DejaVu Sans', Helvetica, Arial, sans-serif"
     heading = written(0, _TITLE, title, _TITLE, font_weight="bold", font_family=family)
     title_width = cell_len(title) * _TITLE_EM * _TITLE
@@ -159,7 +168,7 @@ def document(
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
 
 
-# -------------------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _DEPTH, _TRUE_COLOUR, _BEST = 8, 2, 9
@@ -172,10 +181,21 @@ def image(colours: Array, cell: tuple[float, float]) -> str:
     """
     rows, columns = colours.shape[:2]
     header = struct.pack(">IIBBBBB", columns, rows, _DEPTH, _TRUE_COLOUR, 0, 0, 0)
-    unfiltered = np.concatenate([np.zeros((rows, 1), np.uint8), colours.astype(np.uint8).reshape(rows, -1)], axis=1)
+    unfiltered = np.concatenate(
+        [np.zeros((rows, 1), np.uint8), colours.astype(np.uint8).reshape(rows, -1)], axis=1
+    )
     file = _SIGNATURE
-    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(unfiltered.tobytes(), _BEST)), (b"IEND", b"")):
-        file += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    for name, content in (
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress(unfiltered.tobytes(), _BEST)),
+        (b"IEND", b""),
+    ):
+        file += (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
     return element(
         "image",
         width=columns * cell[0],

@@ -1,8 +1,9 @@
-"""A head's attention weights as a map of cells or blocks, and as a grid with the names of its tokens.
+"""A head's attention weights as a map of cells or blocks, and as a grid with the names of its
+tokens.
 
-A map has the cells of the pattern if the record has them, else blocks. Both are the mean weight from the queries of a
-row to the keys of a column. So pooling cells and hiding sinks use the same arithmetic for both, and a head looks the
-same in the terminal, the viewer, pages and pictures.
+A map has the cells of the pattern if the record has them, else blocks. Both are the mean weight
+from the queries of a row to the keys of a column. So pooling cells and hiding sinks use the same
+arithmetic for both, and a head looks the same in the terminal, the viewer, pages and pictures.
 """
 
 from __future__ import annotations
@@ -43,25 +44,28 @@ def kv_head_of(record: Record, head: int) -> str:
     return f" · kv head {head // group}" if group > 1 else ""
 
 
-# ------------------------------------------------------------------------------------------------------------------ maps
+# --------------------------------------------------------------------------------------------- maps
 
 QUERY, KEY = 0, 1
 """The axes of a map: queries downward, keys from left to right."""
 NOTHING = 1e-6
-"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
+"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding
+errors."""
 
 
 @dataclass(frozen=True)
 class HeadMap:
-    """`weights` `[row, column]` are mean attention weights from the `queries` of a row to the `keys` of a column, two texts as
-    the names of their tokens.
+    """`weights` `[row, column]` are mean attention weights from the `queries` of a row to the
+    `keys` of a column, two texts as the names of their tokens.
 
-    They are `MASKED` in cells that are masked entirely, and NaN if not a number. A cell stands for `block` × `block`
-    tokens, starting at the positions `first`, which are negative for padding. `of_sinks` is the part of the weights
-    that goes to the keys at `sinks`. `learned` `[row]` is the weight of a sink logit, None without one. `n_queries`
-    `[row]` counts queries with a visible key. `taken` `[row]` is the weight removed from renormalised rows, None if
-    nothing was removed. `rows` are the positions of requested queries, None for all. From the query `produced` on, the
-    next token was generated. `entropy` `[row]` is the mean of its queries' in nats, with sinks; None if it is not known.
+    They are `MASKED` in cells that are masked entirely, and NaN if not a number. A cell stands for
+    `block` × `block` tokens, starting at the positions `first`, which are negative for padding.
+    `of_sinks` is the part of the weights that goes to the keys at `sinks`. `learned` `[row]` is the
+    weight of a sink logit, None without one. `n_queries` `[row]` counts queries with a visible key.
+    `taken` `[row]` is the weight removed from renormalised rows, None if nothing was removed.
+    `rows` are the positions of requested queries, None for all. From the query `produced` on, the
+    next token was generated. `entropy` `[row]` is the mean of its queries' in nats, with sinks;
+    None if it is not known.
     """
 
     queries: tuple[str, ...]
@@ -92,11 +96,14 @@ class HeadMap:
 
     @property
     def largest(self) -> float:
-        """The top of the scale: the largest weight of a row with several visible columns; 0 without such a row. Removed
-        sinks do not count."""
+        """The top of the scale: the largest weight of a row with several visible columns; 0 without
+        such a row. Removed sinks do not count.
+        """
         choices = self.is_open & ~self.is_taken
         with_choice = choices.sum(axis=1, keepdims=True) > 1
-        return float(np.where(with_choice & np.isfinite(self.weights), self.weights, 0.0).max(initial=0.0))
+        return float(
+            np.where(with_choice & np.isfinite(self.weights), self.weights, 0.0).max(initial=0.0)
+        )
 
     @property
     def sums(self) -> Array:
@@ -126,20 +133,25 @@ class HeadMap:
         return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
 
     def strongest(self, row: int) -> list[tuple[int, float]]:
-        """The visible columns of a row that were not removed, with their weights in descending order, NaN last."""
+        """The visible columns of a row that were not removed, with their weights in descending
+        order, NaN last.
+        """
         order = np.argsort(-self.weights[row], kind="stable")
         columns = order[self.is_open[row, order] & ~self.is_taken[row, order]]
         return [*zip(columns.tolist(), self.weights[row, columns].tolist(), strict=True)]
 
     def pooled(self, factor: int) -> HeadMap:
-        """Blocks of `factor` × `factor` cells: sums over keys, averaged over queries with a visible key. NaN
-        propagates."""
+        """Blocks of `factor` × `factor` cells: sums over keys, averaged over queries with a visible
+        key. NaN propagates.
+        """
         if factor == 1:
             return self
         n_queries = sums(self.n_queries, factor)
 
         def mean(numbers: Array) -> Array:
-            """Numbers `[row]`, or cells `[row, column]` summed over keys, averaged over the queries of the rows."""
+            """Numbers `[row]`, or cells `[row, column]` summed over keys, averaged over the queries
+            of the rows.
+            """
             total = sums((numbers.T * self.n_queries).T, factor)
             total = sums(total, factor, axis=1) if total.ndim == 2 else total
             means: Array = (total.T / np.maximum(n_queries, 1)).T
@@ -158,11 +170,14 @@ class HeadMap:
     def without_sinks(self) -> HeadMap:
         """The map without sinks and sink logit, renormalised, with the removed weight in `taken`.
 
-        Rows are divided by the sum of the rest, which is more precise than one less the removed weight.
+        Rows are divided by the sum of the rest, which is more precise than one less the removed
+        weight.
         """
         rest = np.clip(self.weights - self.of_sinks, 0, None)
         left = rest.sum(axis=1, keepdims=True)
-        weights = np.where(left > NOTHING, rest / np.maximum(left, NOTHING), np.where(np.isnan(left), np.nan, 0.0))
+        weights = np.where(
+            left > NOTHING, rest / np.maximum(left, NOTHING), np.where(np.isnan(left), np.nan, 0.0)
+        )
         return replace(
             self,
             weights=np.where(self.is_open, weights, MASKED),
@@ -171,7 +186,9 @@ class HeadMap:
         )
 
     def part(self, rows: slice | Array, columns: slice | Array = slice(None)) -> HeadMap:
-        """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first` stays."""
+        """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first`
+        stays.
+        """
         return replace(
             self,
             weights=self.weights[rows, columns],
@@ -193,12 +210,19 @@ class HeadMap:
     def of_tokens(self) -> HeadMap:
         """The map without rows and columns of padding alone."""
         texts = zip(self.first, (len(self.queries), len(self.keys)), strict=True)
-        rows, columns = (slice(-first // self.block, -((first - n) // self.block)) for first, n in texts)
-        begins = (first + part.start * self.block for first, part in zip(self.first, (rows, columns), strict=True))
+        rows, columns = (
+            slice(-first // self.block, -((first - n) // self.block)) for first, n in texts
+        )
+        begins = (
+            first + part.start * self.block
+            for first, part in zip(self.first, (rows, columns), strict=True)
+        )
         return replace(self.part(rows, columns), first=(next(begins), next(begins)))
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
-        """The map in blocks, so that at most `rows` × `columns` cells are needed, or one row and column."""
+        """The map in blocks, so that at most `rows` × `columns` cells are needed, or one row and
+        column.
+        """
         n_rows, n_columns = self.weights.shape
         return self.pooled(max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns))))
 
@@ -219,17 +243,24 @@ class HeadMap:
         return range(max(0, begin), min(len(self.texts[axis]), begin + size))
 
     def token(self, axis: int, cell: int) -> str:
-        """The first token of a row or column, or `is → Paris` for a query whose next token was generated."""
+        """The first token of a row or column, or `is → Paris` for a query whose next token was
+        generated.
+        """
         text, place = self.texts[axis], self.place(axis, cell)
         is_followed = axis == QUERY and self.is_followed(cell)
         return " → ".join(token_text(text, at) for at in range(place, place + 1 + is_followed))
 
     def is_followed(self, row: int) -> bool:
         """Whether the next token of a row was generated."""
-        return self.produced is not None and self.produced <= self.place(QUERY, row) < len(self.queries) - 1
+        return (
+            self.produced is not None
+            and self.produced <= self.place(QUERY, row) < len(self.queries) - 1
+        )
 
     def name(self, axis: int, cell: int) -> str:
-        """The token of a row or column, of a requested query with its position; or positions, such as `16–31`."""
+        """The token of a row or column, of a requested query with its position; or positions, such
+        as `16–31`.
+        """
         places = self.places(axis, cell)
         if axis == QUERY and self.rows is not None:
             return f"{places[0]} {self.token(axis, cell)}"
@@ -237,7 +268,9 @@ class HeadMap:
 
 
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
-    """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
+    """The map of a head of a sequence, without padding: its cells if the record has them, else
+    blocks.
+    """
     if "pattern" in head.record.arrays:
         return pattern_map(head.record, head.place, sequence)
     return block_map(head.record, head.place, sequence).of_tokens()
@@ -248,7 +281,10 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
     arrays, statistics = record.arrays, record.heads[place]
     queries, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
     first_query, first_key = record.first_query(sequence), record.first_key(sequence)
-    rows, columns = slice(first_query, first_query + len(queries)), slice(first_key, first_key + len(keys))
+    rows, columns = (
+        slice(first_query, first_query + len(queries)),
+        slice(first_key, first_key + len(keys)),
+    )
     allowed = arrays["allowed"]
     cells = cell_map(
         queries,
@@ -263,7 +299,11 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
 
 
 def cell_map(
-    queries: tuple[str, ...], keys: tuple[str, ...], weights: Array, allowed: Array, sinks: tuple[int, ...] = ()
+    queries: tuple[str, ...],
+    keys: tuple[str, ...],
+    weights: Array,
+    allowed: Array,
+    sinks: tuple[int, ...] = (),
 ) -> HeadMap:
     """Attention weights `[query, key]` as a map."""
     weights = np.where(allowed, weights.astype(np.float64), MASKED)
@@ -283,7 +323,9 @@ def _with_learned(cells: HeadMap, statistics: HeadStatistics) -> HeadMap:
     """The map with the weight of the sink logit that a head has: what rows lack to 1."""
     if statistics.learned_sink is None:
         return cells
-    return replace(cells, learned=np.where(cells.n_queries > 0, np.clip(1 - cells.sums, 0, None), 0.0))
+    return replace(
+        cells, learned=np.where(cells.n_queries > 0, np.clip(1 - cells.sums, 0, None), 0.0)
+    )
 
 
 def sink_places(statistics: HeadStatistics, sequence: int, n_keys: int) -> tuple[int, ...]:
@@ -293,8 +335,9 @@ def sink_places(statistics: HeadStatistics, sequence: int, n_keys: int) -> tuple
 
 
 def block_map(record: Record, place: int, sequence: int) -> HeadMap:
-    """The map of blocks of the head at a `place`, with padding. Of sinks it has only those that begin a text or
-    document, because the weights of others per query are not kept."""
+    """The map of blocks of the head at a `place`, with padding. Of sinks it has only those that
+    begin a text or document, because the weights of others per query are not kept.
+    """
     assert record.survey is not None, "a map is of a record of heads"
     block, arrays, statistics = record.survey.block, record.arrays, record.heads[place]
     queries, keys = record.sequences[sequence], record.keys[sequence]
@@ -306,9 +349,17 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
-    begins = {document: key for key, document in reversed([*enumerate(keys.documents or (0,) * len(keys.ids))])}
-    sinks = tuple(key for key in sink_places(statistics, sequence, len(keys.ids)) if key in begins.values())
-    firsts = np.array([begins.get(document, 0) for document in queries.documents or (0,) * len(queries.ids)], dtype=int)
+    begins = {
+        document: key
+        for key, document in reversed([*enumerate(keys.documents or (0,) * len(keys.ids))])
+    }
+    sinks = tuple(
+        key for key in sink_places(statistics, sequence, len(keys.ids)) if key in begins.values()
+    )
+    firsts = np.array(
+        [begins.get(document, 0) for document in queries.documents or (0,) * len(queries.ids)],
+        dtype=int,
+    )
     is_taken, of_sinks = np.isin(firsts, sinks), np.zeros(weights.shape)
     rows, columns = first_query + np.flatnonzero(is_taken), first_key + firsts[is_taken]
     np.add.at(of_sinks, (rows // block, columns // block), sink[rows])
@@ -336,24 +387,31 @@ def largest_of_maps(maps: Iterable[HeadMap]) -> float:
     return max((each.largest for each in maps), default=0.0) or 1.0
 
 
-# -------------------------------------------------------------------------------------------------------------- as grids
+# ----------------------------------------------------------------------------------------- as grids
 
 _NAME, _WIDEST = 12, 22
-"""The widest name of a query with its position, and without, where the generated next token may follow it."""
+"""The widest name of a query with its position, and without, where the generated next token may
+follow it."""
 _FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
 _LONGEST, _LEAST_KEYS = 28, 30
 
 
 def cell_meaning(block: int, *, of_queries: bool = False) -> str:
-    """What a cell of a picture means, which stands for `block` keys, and for as many queries or, `of_queries`, for one."""
+    """What a cell of a picture means, which stands for `block` keys, and for as many queries or,
+    `of_queries`, for one.
+    """
     if block == 1:
         return "attention weights query → key"
     queries = "a query (row) gives" if of_queries else f"{block} queries (a row) give on average"
     return f"a cell is the attention weight that {queries} to {block} keys (a column) together"
 
 
-def grid_of(cells: HeadMap, title: str, *, scale: Scale, top: float | None = None, digits: int | None = None) -> Grid:
-    """The cells or blocks of a head with the names of its queries and keys, up to `top` (None: its largest weight)."""
+def grid_of(
+    cells: HeadMap, title: str, *, scale: Scale, top: float | None = None, digits: int | None = None
+) -> Grid:
+    """The cells or blocks of a head with the names of its queries and keys, up to `top` (None: its
+    largest weight).
+    """
     n_rows, n_columns = cells.weights.shape
     return Grid(
         title=title,
@@ -378,13 +436,17 @@ def patterns(
     most: int | None = None,
     n_more: int = 0,
 ) -> Iterator[RenderableType]:
-    """Patterns with their titles in the chosen view on a common scale: as matrices, as shades, or as each query's top keys. Of
-    more than `most` lines the first are drawn; `n_more` are left out before."""
+    """Patterns with their titles in the chosen view on a common scale: as matrices, as shades, or
+    as each query's top keys. Of more than `most` lines the first are drawn; `n_more` are left out
+    before.
+    """
     drawn = [(title, cells) for title, cells in heads if len(cells.weights)]
     for title in (title for title, cells in heads if not len(cells.weights)):
         yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
     if options.view == "top":
-        tables = [Group(*table(_top_keys(title, cells, options), screen.width)) for title, cells in drawn]
+        tables = [
+            Group(*table(_top_keys(title, cells, options), screen.width)) for title, cells in drawn
+        ]
         yield Columns(tables, padding=(0, 2))
         return
     scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
@@ -400,7 +462,9 @@ def patterns(
     )
 
 
-def _pattern_grid(title: str, cells: HeadMap, options: ViewOptions, *, scale: Scale, top: float) -> Grid:
+def _pattern_grid(
+    title: str, cells: HeadMap, options: ViewOptions, *, scale: Scale, top: float
+) -> Grid:
     """The cells of a pattern; beside them the sum of each row, if one is not 1, and the entropy."""
     whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
     strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
@@ -428,7 +492,13 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     """The sum of each row, if one is not 1, what a sink logit takes, and the entropy."""
     sums, learned, entropy = cells.sums, cells.learned, cells.entropy
     if {shown(float(total), "weight", digits) for total in sums} != {shown(1.0, "weight", digits)}:
-        yield Column(heading="Σ", value=lambda row: sums[row], unit="weight", digits=digits, meaning="sum of the row")
+        yield Column(
+            heading="Σ",
+            value=lambda row: sums[row],
+            unit="weight",
+            digits=digits,
+            meaning="sum of the row",
+        )
     if learned is not None:
         yield Column(
             heading="s_aux",
@@ -439,7 +509,13 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
             meaning="weight of the sink logit, which is no key",
         )
     if entropy is not None:
-        yield Column(heading="H", value=lambda row: entropy[row], unit="nats", drop=1, meaning="entropy in nats")
+        yield Column(
+            heading="H",
+            value=lambda row: entropy[row],
+            unit="nats",
+            drop=1,
+            meaning="entropy in nats",
+        )
 
 
 def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) -> Grid:
@@ -448,19 +524,24 @@ def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) ->
     for row in range(len(cells.weights)):
         place = cells.places(QUERY, row).start
         room = _NAME - len(str(place))
-        names.append(set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place))
+        names.append(
+            set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place)
+        )
     whole = grid_of(cells, title, scale=scale, digits=options.precision)
     columns = whole.columns if n == 1 else [""] * len(whole.columns)
     return replace(whole, rows=names, columns=columns)
 
 
 def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
-    """Each query's top keys with their weights in descending order, and the weight of any sink logit."""
+    """Each query's top keys with their weights in descending order, and the weight of any sink
+    logit.
+    """
     learned, digits = cells.learned, options.precision
 
     def keys_of(row: int) -> str:
         words = [
-            f"{token_at(cells.name(KEY, key), cells.place(KEY, key), _LONGEST)} {shown(weight, 'weight', digits)}"
+            f"{token_at(cells.name(KEY, key), cells.place(KEY, key), _LONGEST)}"
+            f" {shown(weight, 'weight', digits)}"
             for key, weight in cells.strongest(row)[: options.top]
         ]
         if learned is not None and words:
@@ -471,7 +552,9 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
         columns=[
             Column(
                 heading="query",
-                value=lambda row: f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →",
+                value=lambda row: (
+                    f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →"
+                ),
                 style=lambda row: "bold",
             ),
             Column(heading="strongest weights", value=keys_of, least=_LEAST_KEYS, wraps=True),
@@ -486,8 +569,9 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
 def maps_view(
     layers: Sequence[tuple[Record, str]], sequence: int, options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """The requested maps of layers with their names, if there are several, of a sequence on a common scale, without their sinks,
-    which stand beside them."""
+    """The requested maps of layers with their names, if there are several, of a sequence on a
+    common scale, without their sinks, which stand beside them.
+    """
     panels, notes = list[Grid](), list[Text]()
     for record, layer in layers:
         for place, head in enumerate(record.heads):
@@ -495,11 +579,15 @@ def maps_view(
                 whole, name = block_map(record, place, sequence), f"head {head.head}"
                 title = where(record, sequence, layer, name, words_of_type(head.kind).name)
                 panels.append(_without_sinks(whole, title, options))
-                notes += _taken(whole.without_sinks(), f"{layer} {name}".lstrip(), options.precision)
+                notes += _taken(
+                    whole.without_sinks(), f"{layer} {name}".lstrip(), options.precision
+                )
     drawn = [*grids(panels, screen, form="shades", everything=options.everything)]
     if notes:
         beside = "the first token stands at the right; " * any(panel.beside for panel in panels)
-        drawn.append(flowing([*notes, f"{beside}the rest of each row is renormalised"], screen.width))
+        drawn.append(
+            flowing([*notes, f"{beside}the rest of each row is renormalised"], screen.width)
+        )
     return Group(*drawn)
 
 
@@ -520,7 +608,9 @@ def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
 
 
 def _taken(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
-    """What was removed from the map of a head, with its part of all attention; nothing if nothing was."""
+    """What was removed from the map of a head, with its part of all attention; nothing if nothing
+    was.
+    """
     sink, learned = cells.sink_mass, cells.learned_mass or 0.0
     parts = [f"sink {shown(sink, 'weight', digits)}"] if cells.sinks else []
     parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]

@@ -1,4 +1,6 @@
-"""Single cells of heads on a terminal: the strongest, a block, and the top keys of requested queries."""
+"""Single cells of heads on a terminal: the strongest, a block, and the top keys of requested
+queries.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ _SHORT_TOKEN = 9
 def strong_places(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
+    """Per head the keys with most attention, the cells with the largest ratio to uniform, and the
+    largest score.
+    """
 
     def cell_name(sequence: int, query: int, key: int, width: int = TOKEN_WIDTH) -> str:
-        names = token_name(record.sequences, sequence, query, width), token_name(record.keys, sequence, key, width)
+        names = (
+            token_name(record.sequences, sequence, query, width),
+            token_name(record.keys, sequence, key, width),
+        )
         return " → ".join(names)
 
     def standing_out(head: HeadStatistics) -> str:
@@ -80,7 +87,10 @@ def _receivers(record: Record, head: HeadStatistics) -> str:
     for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
         name = token_name(record.keys, b, key - record.first_key(b), _SHORT_TOKEN)
-        lines.append(f"{shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')} {name}")
+        lines.append(
+            f"{shown(float(weights[b, key]), 'percent')} ×{shown(float(ratios[b, key]), 'short')}"
+            f" {name}"
+        )
     return "\n".join(lines)
 
 
@@ -89,10 +99,15 @@ _ROUNDING = 1e-5
 
 
 def cells_view(
-    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen, layer: str = ""
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    options: ViewOptions,
+    screen: Screen,
+    layer: str = "",
 ) -> Iterator[RenderableType]:
-    """Of the listed heads the kept block of the pattern, and the top keys of the requested queries. `layer` is the name of their
-    layer, if there are several."""
+    """Of the listed heads the kept block of the pattern, and the top keys of the requested queries.
+    `layer` is the name of their layer, if there are several.
+    """
     for b in sequences_to_draw(options, len(record.sequences)).shown:
         if listed and "corner" in record.arrays:
             yield Group(*_corner_view(record, listed, b, options, screen, layer))
@@ -101,27 +116,50 @@ def cells_view(
 
 
 def _corner_view(
-    record: Record, listed: Sequence[HeadStatistics], sequence: int, options: ViewOptions, screen: Screen, layer: str
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    layer: str,
 ) -> Iterator[RenderableType]:
     """The kept block of the pattern of each head, cell by cell, as far as it fits."""
     corner = survey_of(record).kept.corner
     assert corner is not None, "its cells were kept"
     tokens, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
-    arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
+    arrays, queries = (
+        record.arrays,
+        slice(corner.first_query, corner.first_query + corner.n_queries),
+    )
     visible = arrays["visible"][sequence]
     first_query = corner.first_query - record.first_query(sequence)
     first_key = corner.first_key - record.first_key(sequence)
     last_key, blocks = first_key + corner.n_keys - 1, []
     for place in places_of(record, [head.head for head in listed]):
-        weights, entropy = arrays["corner"][sequence, place], arrays["entropy"][sequence, place, queries]
+        weights, entropy = (
+            arrays["corner"][sequence, place],
+            arrays["entropy"][sequence, place, queries],
+        )
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
         allowed = ~np.isnan(weights) | is_broken[:, None]
         rows = tuple(range(first_query, first_query + corner.n_queries))
         cells = replace(cell_map(tokens, keys, weights, allowed), first=(0, first_key), rows=rows)
-        title = where(record, sequence, layer, f"head {record.heads[place].head}", f"keys {first_key}–{last_key}")
+        title = where(
+            record,
+            sequence,
+            layer,
+            f"head {record.heads[place].head}",
+            f"keys {first_key}–{last_key}",
+        )
         grid = grid_of(cells, title, scale="linear", digits=options.precision)
-        blocks.append(replace(grid, corner="query", has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS))
+        blocks.append(
+            replace(
+                grid,
+                corner="query",
+                has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS,
+            )
+        )
     yield from grids(blocks, screen, form="numbers", everything=options.everything)
 
 
@@ -129,13 +167,24 @@ def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
     """The requested queries within a sequence, each after its index in the request."""
     assert record.survey is not None, "only a record of heads has them"
     first, n_tokens = record.first_query(sequence), len(record.sequences[sequence].tokens)
-    return [(number, q) for number, q in enumerate(record.survey.kept.queries) if 0 <= q - first < n_tokens]
+    return [
+        (number, q)
+        for number, q in enumerate(record.survey.kept.queries)
+        if 0 <= q - first < n_tokens
+    ]
 
 
 def _strongest_keys(
-    record: Record, listed: Sequence[HeadStatistics], sequence: int, options: ViewOptions, screen: Screen, layer: str
+    record: Record,
+    listed: Sequence[HeadStatistics],
+    sequence: int,
+    options: ViewOptions,
+    screen: Screen,
+    layer: str,
 ) -> Iterator[RenderableType]:
-    """The top keys of the requested queries in every head, in descending order, and the weight of the others."""
+    """The top keys of the requested queries in every head, in descending order, and the weight of
+    the others.
+    """
     first, digits = record.first_key(sequence), options.precision
     for number, query in requested_queries(record, sequence):
 
@@ -144,7 +193,8 @@ def _strongest_keys(
             arrays = record.arrays["top_keys"], record.arrays["top_shares"]
             keys, weights = (array[sequence, place, number].tolist() for array in arrays)
             words = [
-                f"{token_name(record.keys, sequence, key - first)} {shown(weight, 'weight', digits)}"
+                f"{token_name(record.keys, sequence, key - first)}"
+                f" {shown(weight, 'weight', digits)}"
                 for key, weight in zip(keys, weights, strict=True)
                 if key >= 0
             ]

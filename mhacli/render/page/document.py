@@ -52,14 +52,17 @@ _LEAST_ROOM = LIMIT_BYTES // 4
 """Bytes for maps even if tokens and tables alone fill the page."""
 _TITLE = 80
 _NO_SCRIPT = (
-    "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
+    "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows"
+    " can be read without."
 )
 
 
 def page(record: Record, options: ViewOptions) -> str:
-    """The whole page as text. Raises `UsageError` for a head, layer or sequence that the record lacks.
+    """The whole page as text. Raises `UsageError` for a head, layer or sequence that the record
+    lacks.
 
-    Its size is at most `LIMIT_BYTES` if possible, unless `options.full`. The page says how that reduced precision.
+    Its size is at most `LIMIT_BYTES` if possible, unless `options.full`. The page says how that
+    reduced precision.
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
@@ -74,7 +77,12 @@ def page(record: Record, options: ViewOptions) -> str:
     def whole_page(data: Mapping[str, Any], sections: Sequence[Html]) -> str:
         content = script_safe({**data, "begin": begin, "orders": orders})
         numbers = tag("script", content, type="application/json", id="record")
-        parts = [*_top(record, title), tag("main", joined(sections)), numbers, tag("script", Html(script))]
+        parts = [
+            *_top(record, title),
+            tag("main", joined(sections)),
+            numbers,
+            tag("script", Html(script)),
+        ]
         return whole("".join(title), content_policy(script), page_part(".css"), joined(parts))
 
     scale = scale_of(options, heads)
@@ -100,7 +108,11 @@ def _title(record: Record) -> tuple[str, str]:
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
         return f"{what} over random rows", ""
-    model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
+    model = (
+        ""
+        if record.model is None
+        else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
+    )
     if record.corpus is not None:
         return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}", ""
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
@@ -110,7 +122,9 @@ def _title(record: Record) -> tuple[str, str]:
 
 def _top(record: Record, title: tuple[str, str]) -> list[Html]:
     """The head of the page: title, configuration, and controls."""
-    origin = tag("div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin")
+    origin = tag(
+        "div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin"
+    )
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip scripted")
     before, words = title
     heading = tag("h1", text(before), tag("bdi", text(words)))
@@ -135,11 +149,21 @@ def _documents(record: Record, options: ViewOptions) -> Html:
 def _provenance(record: Record) -> Html:
     """What made the page, and the checks of a checkpoint."""
     made = table(pairs(provenance(record), title="what made this page"))
-    checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
-    return tag("section", tag("h2", text("provenance")), made, *(tag("p", each) for each in checks), id="provenance")
+    checks = (
+        []
+        if record.model is None
+        else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
+    )
+    return tag(
+        "section",
+        tag("h2", text("provenance")),
+        made,
+        *(tag("p", each) for each in checks),
+        id="provenance",
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- notes
+# -------------------------------------------------------------------------------------------- notes
 
 
 def notes(
@@ -154,7 +178,10 @@ def notes(
             n_keys = count_of(data["n_keys"], "strongest key")
             kept += f", and the {n_keys} of every query with weights" if data["n_keys"] else ""
         if data["precision"] != "exact":
-            limit = f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight with all digits"
+            limit = (
+                f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight"
+                " with all digits"
+            )
             exact = f"; the page has {kept} {data['precision']}, {limit}"
         yield cell_meaning(block) + exact
     if record.module is not None:
@@ -162,9 +189,15 @@ def notes(
         return
     yield from missing_notes(record, options)
     if record.model is None and not heads:
-        yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
+        yield (
+            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
+            " --keep-limit makes room"
+        )
     stored = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
     if any(survey is not None and survey.block > 1 for survey in stored):
-        yield "mha heads stores means of blocks, which show sinks only at the first token; mha run stores every cell"
+        yield (
+            "mha heads stores means of blocks, which show sinks only at the first token; mha run"
+            " stores every cell"
+        )
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"

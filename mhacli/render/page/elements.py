@@ -39,8 +39,8 @@ def text(words: str) -> Html:
 
 
 def tag(name: str, *inside: Html, **attributes: str | None) -> Html:
-    """An element. Attributes are escaped, and those that are None are left out; a trailing underscore of a name is dropped, and
-    inner ones become hyphens.
+    """An element. Attributes are escaped, and those that are None are left out; a trailing
+    underscore of a name is dropped, and inner ones become hyphens.
 
     >>> tag("th", text("a < b"), scope="row")
     '<th scope="row">a &lt; b</th>'
@@ -72,8 +72,10 @@ def table(
     of_row: Callable[[Row], Mapping[str, str]] = lambda row: {},
     of_cell: Callable[[Row, int], Mapping[str, str]] = lambda row, place: {},
 ) -> Html:
-    """The table of a `kind` with all columns, in an element that scrolls. The first cell of each row is its heading, and so are
-    the ids that follow it. `of_row` gives the attributes of a row, `of_cell` those of a cell that is no heading."""
+    """The table of a `kind` with all columns, in an element that scrolls. The first cell of each
+    row is its heading, and so are the ids that follow it. `of_row` gives the attributes of a row,
+    `of_cell` those of a cell that is no heading.
+    """
     n_names = max(1, len([*takewhile(lambda column: column.unit == "id", of.columns)]))
     classes = ["word" if column.unit == "word" else None for column in of.columns]
     headings = [
@@ -84,7 +86,10 @@ def table(
     def line(row: Row) -> Html:
         cells = []
         for place, (column, name) in enumerate(zip(of.columns, classes, strict=True)):
-            words, how = text(column.text(row)), {"title": column.about(row) or None, "class_": name}
+            words, how = (
+                text(column.text(row)),
+                {"title": column.about(row) or None, "class_": name},
+            )
             if place < n_names:
                 cells.append(tag("th", words, scope="row", **how))
             else:
@@ -92,7 +97,9 @@ def table(
         return tag("tr", *cells, **of_row(row))
 
     parts = [tag("caption", text(of.title))] if of.title else []
-    parts += [tag("thead", tag("tr", *headings))] if any(column.heading for column in of.columns) else []
+    parts += (
+        [tag("thead", tag("tr", *headings))] if any(column.heading for column in of.columns) else []
+    )
     parts.append(tag("tbody", *map(line, of.rows[: of.most])))
     parts += [tag("tfoot", *map(line, of.foot))] if of.foot else []
     return tag("div", tag("table", *parts, class_=kind), class_="scroll")
@@ -135,7 +142,9 @@ def preformatted(view: RenderableType, width: int) -> Html:
 
 
 def styled(segment: Segment, element: str = "span") -> Html:
-    """A part of a line, with its style as the classes of an element, which blanks and plain text need not have."""
+    """A part of a line, with its style as the classes of an element, which blanks and plain text
+    need not have.
+    """
     style, words = segment.style or Style.null(), text(segment.text)
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
     has = {_CLASSES.get(colour, ""): colour in _CLASSES, "bold": style.bold, "dim": style.dim}
@@ -143,7 +152,7 @@ def styled(segment: Segment, element: str = "span") -> Html:
     return tag(element, words, class_=classes) if classes else words
 
 
-# ---------------------------------------------------------------------------------------------------- style and script
+# --------------------------------------------------------------------------------- style and script
 
 
 def page_script() -> str:
@@ -152,20 +161,28 @@ def page_script() -> str:
 
 
 def content_policy(script: str) -> str:
-    """The content security policy: this script only, which it names by the digest of its text, and no network.
-    Source: Content Security Policy Level 3, section 6.7.3.3."""
+    """The content security policy: this script only, which it names by the digest of its text, and
+    no network. Source: Content Security Policy Level 3, section 6.7.3.3.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     return f"{STATIC}; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def page_part(ending: str) -> Html:
-    """The assets whose names end so, in the order of their names: style sheets, scripts, or elements that the script fills."""
+    """The assets whose names end so, in the order of their names: style sheets, scripts, or
+    elements that the script fills.
+    """
     folder = files("mhacli.render.page").joinpath("assets")
-    named = sorted((file for file in folder.iterdir() if file.name.endswith(ending)), key=lambda file: file.name)
+    named = sorted(
+        (file for file in folder.iterdir() if file.name.endswith(ending)),
+        key=lambda file: file.name,
+    )
     return joined((_compact(file.read_text(encoding="utf-8")) for file in named), "")
 
 
 def _compact(source: str) -> Html:
     """The source without indentation, blank lines, and comments on lines of their own."""
-    without = re.sub(r"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", "", source, flags=re.MULTILINE | re.DOTALL)
+    without = re.sub(
+        r"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", "", source, flags=re.MULTILINE | re.DOTALL
+    )
     return Html("".join(f"{line.strip()}\n" for line in without.splitlines() if line.strip()))

@@ -1,7 +1,7 @@
 """The numbers of a page, schema `mha.page/1`: tokens, heads and their maps.
 
-A map has the cells of the record while all maps fit into the page, or to three digits while they fit so, else blocks of them and
-the strongest keys of every query.
+A map has the cells of the record while all maps fit into the page, or to three digits while they
+fit so, else blocks of them and the strongest keys of every query.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ SCHEMA = "mha.page/1"
 PARTS = ("scores", "qk", "z", "v")
 """The arrays that explain a weight and its effect, the most informative first."""
 MOST_KEYS = 8
-"""The strongest keys of a query that a page of blocks has, or fewer if maps would have less than `_LEAST_BLOCKS`."""
+"""The strongest keys of a query that a page of blocks has, or fewer if maps would have less than
+`_LEAST_BLOCKS`."""
 _LEAST_BLOCKS = 16 * 16
 _NUMBER, _BLOCK, _KEY, _OVERHEAD = 4.6, 2.2, 2.7, 800
-"""The bytes in the page of a number, of the mean of a block, of a key with its weight, and of what else a map has."""
+"""The bytes in the page of a number, of the mean of a block, of a key with its weight, and of what
+else a map has."""
 _MASKED_CODE, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
 """The codes of weights without digits, and the first of those with digits."""
 _DIGITS, _LEAST_EXPONENT = 3, -40
@@ -55,9 +57,16 @@ _EXPLAINED = (
 
 
 def page_data(
-    heads: Sequence[DrawableHead], sequences: Sequence[int], scale: Scale, room: float, *, hides_sinks: bool
+    heads: Sequence[DrawableHead],
+    sequences: Sequence[int],
+    scale: Scale,
+    room: float,
+    *,
+    hides_sinks: bool,
 ) -> dict[str, Any]:
-    """What the script of a page reads: the heads, their texts, and their maps in about `room` bytes."""
+    """What the script of a page reads: the heads, their texts, and their maps in about `room`
+    bytes.
+    """
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in heads}
     places = {key: place for place, key in enumerate(layers)}
@@ -90,19 +99,25 @@ def script_safe(data: Mapping[str, Any]) -> Html:
     return Html(text)
 
 
-# ---------------------------------------------------------------------------------------------------------------- maps
+# --------------------------------------------------------------------------------------------- maps
 
 
 def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, Any]:
-    """The maps and the ends of their scale, with and without sinks: every cell if there is room, and as many of `PARTS` as fit,
-    or every cell to `_DIGITS` digits, else blocks of `factor` × `factor` cells and the `n_keys` strongest keys of every query."""
+    """The maps and the ends of their scale, with and without sinks: every cell if there is room,
+    and as many of `PARTS` as fit, or every cell to `_DIGITS` digits, else blocks of `factor` ×
+    `factor` cells and the `n_keys` strongest keys of every query.
+    """
     n_cells = sum(_n_cells(*pair) for pair in of)
     room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
     factor, n_keys, strongest = 1, 0, [dict[str, str]()] * len(of)
     is_rounded = n_cells * _NUMBER > room
     if n_cells * _BLOCK > room:
         least = len(of) * _LEAST_BLOCKS * _BLOCK
-        n_queries = sum(len(head.record.sequences[b].tokens) for head, b in of if "pattern" in head.record.arrays)
+        n_queries = sum(
+            len(head.record.sequences[b].tokens)
+            for head, b in of
+            if "pattern" in head.record.arrays
+        )
         n_keys = min(MOST_KEYS, int(max(0, room - least) / (_KEY * n_queries))) if n_queries else 0
         strongest = [_strongest(*pair, n_keys) for pair in of]
         taken = sum(len(text) for held in strongest for text in held.values())
@@ -110,25 +125,45 @@ def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, A
     room -= n_cells * _NUMBER
     parts = []
     for name in PARTS:
-        room -= _NUMBER * sum(_n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name) for pair in of)
+        room -= _NUMBER * sum(
+            _n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name)
+            for pair in of
+        )
         parts += [name] if room >= 0 else []
     maps, tops, largest = list[Mapping[str, Any]](), [0.0, 0.0], [0.0, 0.0]
     for (head, sequence), held in zip(of, strongest, strict=True):
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
         both = blocks, blocks.without_sinks()
-        others = {"about": _about_sinks(cells), "parts": dict(_parts(head, sequence, parts)), "strongest": held}
+        others = {
+            "about": _about_sinks(cells),
+            "parts": dict(_parts(head, sequence, parts)),
+            "strongest": held,
+        }
         maps.append(_map(*both, is_rounded=is_rounded) | others)
         tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
         largest = [
-            max(most, float(np.nanmax(each.weights, initial=0.0))) for most, each in zip(largest, both, strict=True)
+            max(most, float(np.nanmax(each.weights, initial=0.0)))
+            for most, each in zip(largest, both, strict=True)
         ]
     scales = [
-        {"top": top or 1.0, **{scale: ends(scale, top or 1.0, "weight", largest=most) for scale in ("linear", "log")}}
+        {
+            "top": top or 1.0,
+            **{
+                scale: ends(scale, top or 1.0, "weight", largest=most)
+                for scale in ("linear", "log")
+            },
+        }
         for top, most in zip(tops, largest, strict=True)
     ]
     precision = f"to {_DIGITS} digits" if is_rounded else "exact"
-    return {"factor": factor, "n_keys": n_keys, "precision": precision, "scales": scales, "maps": maps}
+    return {
+        "factor": factor,
+        "n_keys": n_keys,
+        "precision": precision,
+        "scales": scales,
+        "maps": maps,
+    }
 
 
 def _n_cells(head: DrawableHead, sequence: int) -> int:
@@ -148,9 +183,9 @@ def _n_numbers(head: DrawableHead, name: str) -> int:
 def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any]:
     """A map with and without sinks. The cells of a rounded one have `_DIGITS` digits.
 
-    `cells` `[row, column]` are `MASKED` where masked. Where sinks are hidden, cells of columns with a sink are
-    `beside_sinks` `[row, sink column]`, a row is divided by `left`, and `taken` is what sinks had. `learned` is the weight of a
-    sink logit.
+    `cells` `[row, column]` are `MASKED` where masked. Where sinks are hidden, cells of columns with
+    a sink are `beside_sinks` `[row, sink column]`, a row is divided by `left`, and `taken` is what
+    sinks had. `learned` is the weight of a sink logit.
     """
     beside = np.clip(cells.weights - cells.of_sinks, 0, None)
     rest = np.where(cells.is_open, beside, 0.0).sum(axis=1)
@@ -179,8 +214,10 @@ def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any
 
 
 def _strongest(head: DrawableHead, sequence: int, k: int) -> dict[str, str]:
-    """The `k` strongest keys of every query, the largest first, counted from 1, with 0 where a query sees fewer and where weights
-    are no numbers; and the codes of their weights: the first of a query, and of each other what it lacks of the one before."""
+    """The `k` strongest keys of every query, the largest first, counted from 1, with 0 where a
+    query sees fewer and where weights are no numbers; and the codes of their weights: the first of
+    a query, and of each other what it lacks of the one before.
+    """
     if "pattern" not in head.record.arrays or not k:
         return {}
     known = np.nan_to_num(head_map(head, sequence).weights, nan=MASKED)
@@ -188,11 +225,16 @@ def _strongest(head: DrawableHead, sequence: int, k: int) -> dict[str, str]:
     weights = np.take_along_axis(known, keys, axis=1)
     codes = _codes(weights)
     codes[:, 1:] = codes[:, :-1] - codes[:, 1:]
-    return {"keys": packed(np.where(weights == MASKED, 0, keys + 1), "<u2"), "shares": packed(codes, "<u2")}
+    return {
+        "keys": packed(np.where(weights == MASKED, 0, keys + 1), "<u2"),
+        "shares": packed(codes, "<u2"),
+    }
 
 
 def _codes(weights: Array) -> Array:
-    """Weights in `_DIGITS` digits as whole numbers, which grow with them: 900 for every power of ten."""
+    """Weights in `_DIGITS` digits as whole numbers, which grow with them: 900 for every power of
+    ten.
+    """
     has_digits = weights > 10.0**_LEAST_EXPONENT
     known = np.where(has_digits, weights, 1.0)
     exponents = np.floor(np.log10(known))
@@ -207,15 +249,24 @@ def _about_sinks(cells: HeadMap) -> str:
     """What the sinks of a map and a sink logit get of all its attention; empty without both."""
     parts = [f"{shown(cells.sink_mass, 'percent')} of all attention"] if cells.sinks else []
     if cells.learned_mass is not None:
-        parts.append(f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}")
+        parts.append(
+            f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}"
+        )
     return " · ".join(parts)
 
 
 def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The arrays behind the weights, for the sequence's own tokens, as far as the record has them."""
+    """The arrays behind the weights, for the sequence's own tokens, as far as the record has
+    them.
+    """
     record = head.record
-    queries = slice(record.first_query(sequence), record.first_query(sequence) + len(record.sequences[sequence].tokens))
-    keys = slice(record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens))
+    queries = slice(
+        record.first_query(sequence),
+        record.first_query(sequence) + len(record.sequences[sequence].tokens),
+    )
+    keys = slice(
+        record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens)
+    )
     for name in names if "pattern" in record.arrays else ():
         if name not in record.arrays:
             continue
@@ -223,22 +274,27 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
         if name == "v":
             numbers = array[head.place * len(array) // record.config.n_heads, keys]
         else:
-            numbers = array[head.place, queries] if name == "z" else array[head.place, queries, keys]
+            numbers = (
+                array[head.place, queries] if name == "z" else array[head.place, queries, keys]
+            )
         yield name, packed(numbers)
 
 
 def packed(numbers: Array, dtype: str = "<f4") -> str:
-    """Numbers in row-major order, little-endian, the first bytes of all before the second bytes; deflated, in base 85 with digits
-    that a script need not escape."""
+    """Numbers in row-major order, little-endian, the first bytes of all before the second bytes;
+    deflated, in base 85 with digits that a script need not escape.
+    """
     ordered = np.ascontiguousarray(numbers, dtype=dtype)
     content = zlib.compress(ordered.reshape(-1, 1).view(np.uint8).T.tobytes(), 9)
     return base64.b85encode(content).translate(bytes.maketrans(b"<>&", b",./")).decode("ascii")
 
 
-# ------------------------------------------------------------------------------------------------------ layers and heads
+# --------------------------------------------------------------------------------- layers and heads
 
 
-def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, ...], int]) -> Mapping[str, Any]:
+def _layer(
+    head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, ...], int]
+) -> Mapping[str, Any]:
     """The texts of a layer, how its scores are computed, and why arrays are absent."""
 
     def places(family: Sequence[TokenSequence]) -> list[int]:
@@ -249,7 +305,10 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
     has_bias, name = config.positions == "alibi" or config.score_bias is not None, ""
     if layer is not None:
         has_bias = layer.bias or bool(layer.extras)
-        kind, call = f"{layer.kind}-" * (layer.kind != "self"), f"-call-{layer.call}" * (layer.call > 1)
+        kind, call = (
+            f"{layer.kind}-" * (layer.kind != "self"),
+            f"-call-{layer.call}" * (layer.call > 1),
+        )
         name = f"{kind}{layer.layer}{call}"
     return {
         "label": "" if layer is None else layer.label,
@@ -257,7 +316,9 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
         "verified": layer is None or layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),
-        "absent": {name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays},
+        "absent": {
+            name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays
+        },
         "scale": (layer or config).scale,
         "softcap": (layer or config).softcap,
         "bias": has_bias,
@@ -280,6 +341,8 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     label = head.label + kv_head_of(head.record, statistics.head)
     numbers = {"layer": layer, "head": statistics.head, "label": label}
     name, sign = words_of_type(statistics.kind).name, KIND_SIGNS[statistics.kind][0]
-    entropy = "" if statistics.entropy is None else f" · entropy {shown(statistics.entropy, 'nats')} nats"
+    entropy = (
+        "" if statistics.entropy is None else f" · entropy {shown(statistics.entropy, 'nats')} nats"
+    )
     kind = {"kind": statistics.kind, "entropy": statistics.entropy, "type": name, "sign": sign}
     return numbers | kind | {"about": f"{sign} {name}{entropy}"}

@@ -1,4 +1,6 @@
-"""What a page shows without a script: grids as tables of coloured numbers, also for notebooks, head statistics, and steps."""
+"""What a page shows without a script: grids as tables of coloured numbers, also for notebooks, head
+statistics, and steps.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,25 @@ def grid(of: Grid) -> Html:
         return of.about(row, column) if of.about and of.allowed[row, column] else ""
 
     def of_cell(row: int, column: int) -> Mapping[str, str]:
-        return _painted(of, shades[row][column - 1]) if of.allowed[row, column - 1] else {"class_": "dim"}
+        return (
+            _painted(of, shades[row][column - 1])
+            if of.allowed[row, column - 1]
+            else {"class_": "dim"}
+        )
 
-    how: Mapping[str, Any] = {"unit": of.unit, "digits": of.digits, "none": "" if of.scale == "change" else "0"}
+    how: Mapping[str, Any] = {
+        "unit": of.unit,
+        "digits": of.digits,
+        "none": "" if of.scale == "change" else "0",
+    }
     names: Column[int] = Column(heading=of.corner, value=lambda row: of.rows[row], unit="id")
     columns = [
         Column(heading=name, value=partial(number, column), about=partial(about, column), **how)
         for column, name in enumerate(of.columns)
     ]
-    return table(Table(columns=[names, *columns], rows=range(len(of.rows))), kind="changes", of_cell=of_cell)
+    return table(
+        Table(columns=[names, *columns], rows=range(len(of.rows))), kind="changes", of_cell=of_cell
+    )
 
 
 def _painted(of: Grid, level: int) -> Mapping[str, str]:
@@ -52,19 +64,25 @@ def _painted(of: Grid, level: int) -> Mapping[str, str]:
 
 def legend(every: Sequence[Grid]) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
-    ramp = [tag("span", text("\u00a0"), **_painted(every[0], level)) for level in swatch_levels(every)]
+    ramp = [
+        tag("span", text("\u00a0"), **_painted(every[0], level)) for level in swatch_levels(every)
+    ]
     words = f" {scale_words(every, every[0].unit, every[0].digits)} · {every[0].meaning}"
     return tag("p", *ramp, text(words), class_="dim")
 
 
-# ------------------------------------------------------------------------------------------------------------- effects
+# ------------------------------------------------------------------------------------------ effects
 
 
 def effects(record: Record) -> Html:
-    """A section with pictures of the effects, and a row for each removal; empty without removals."""
+    """A section with pictures of the effects, and a row for each removal; empty without
+    removals.
+    """
     if record.effect is None:
         return Html("")
-    words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
+    words = [
+        tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)
+    ]
     body = []
     if record.effect.verified.ok:
         body = [*effect_pictures(record)]
@@ -81,7 +99,7 @@ def effect_pictures(record: Record) -> Iterator[Html]:
         yield legend(drawn)
 
 
-# ------------------------------------------------------------------------------------------------------------ tables
+# ------------------------------------------------------------------------------------------- tables
 
 _DECIMALS = 3
 """The least decimals of an attention weight, more than on a terminal."""
@@ -90,7 +108,9 @@ _DECIMALS = 3
 def head_statistics(
     record: Record, options: ViewOptions, heads: Sequence[DrawableHead]
 ) -> tuple[Html, Sequence[Mapping[str, Any]]]:
-    """A section with a row per head and uniform attention below, empty without heads; and its orders by each column."""
+    """A section with a row per head and uniform attention below, empty without heads; and its
+    orders by each column.
+    """
     listed = [head for head in record.heads if options.shows_head(head.head)]
     if record.model is not None:
         listed = [*chosen_heads(chosen_layers(record, options), options)]
@@ -106,38 +126,51 @@ def head_statistics(
     over = "all queries that see a key, of all sequences"
     if record.corpus is not None:
         over = "documents; in each, over all queries that see a key"
-    shown = replace(heads_table(record, in_order(listed, options.sort), exact), title=f"means over {over}")
-    legend = tag("p", text(" · ".join([*shown.meanings(shown.columns), *shown.legend])), class_="dim")
+    shown = replace(
+        heads_table(record, in_order(listed, options.sort), exact), title=f"means over {over}"
+    )
+    legend = tag(
+        "p", text(" · ".join([*shown.meanings(shown.columns), *shown.legend])), class_="dim"
+    )
     body = [tag("h2", text("statistics")), table(shown, of_row=of_row), legend]
     orders = [_order(shown, place, column) for place, column in enumerate(shown.columns)]
     return tag("section", *body, id="statistics", class_="numbers"), orders
 
 
 def _order(of: Table[HeadRow], place: int, column: Column[HeadRow]) -> Mapping[str, Any]:
-    """The rows that have a value, in the order that a first click on the heading asks for: numbers from the largest down,
-    names from the first on, and the first column as listed."""
+    """The rows that have a value, in the order that a first click on the heading asks for: numbers
+    from the largest down, names from the first on, and the first column as listed.
+    """
     if place == 0:
         return {"first": "ascending", "places": [*range(len(of.rows))]}
     values = [column.value(row) for row in of.rows]
     known = [row for row, value in enumerate(values) if value is not None and value == value]
     is_number = column.unit not in ("word", "id")
-    known.sort(key=values.__getitem__, reverse=is_number)  # type: ignore[arg-type]  # a column has values of one type
+    # a column has values of one type
+    known.sort(key=values.__getitem__, reverse=is_number)  # type: ignore[arg-type]
     return {"first": "descending" if is_number else "ascending", "places": known}
 
 
-# ---------------------------------------------------------------------------------------------------------------- steps
+# -------------------------------------------------------------------------------------------- steps
 
 
 _STORY = Screen(width=100, colour=False)
 
 
 def walkthrough(record: Record) -> Html:
-    """A section with the steps of a run or of decoding, in the order of execution; empty without steps."""
+    """A section with the steps of a run or of decoding, in the order of execution; empty without
+    steps.
+    """
     if not record.trace:
         return Html("")
     if record.decoding is None:
-        end = closing(record, _STORY) if record.survey is None else self_check_line(record.self_check)
-        heading, body = "shapes, step by step", [table(steps_table(record)), preformatted(end, _STORY.width)]
+        end = (
+            closing(record, _STORY) if record.survey is None else self_check_line(record.self_check)
+        )
+        heading, body = (
+            "shapes, step by step",
+            [table(steps_table(record)), preformatted(end, _STORY.width)],
+        )
     else:
         shown = step_table(record.trace, range(len(record.sequences)))
         heading, body = "decoding, step by step", [table(shown)]

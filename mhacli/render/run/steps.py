@@ -23,8 +23,9 @@ _NOT_FINITE = "not fin."
 
 
 def lines_table(record: Record, width: int = 0) -> Table[int]:
-    """A row for each step in the order of execution: its number, name, axes and formula. In a width, each line of user code
-    stands above its steps, and a warning below its step."""
+    """A row for each step in the order of execution: its number, name, axes and formula. In a
+    width, each line of user code stands above its steps, and a warning below its step.
+    """
     steps, sources = record.trace, ["", *sources_of(record.trace)]
     has_sizes, indent = record.module is None, len(str(len(steps))) + 2
 
@@ -36,11 +37,17 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
 
     def below(n: int) -> list[RenderableType]:
         remark = visible(steps[n].remark)
-        return [Padding(Text(f"! {remark}", style="bold yellow"), (0, 0, 0, indent))] if remark else []
+        return (
+            [Padding(Text(f"! {remark}", style="bold yellow"), (0, 0, 0, indent))] if remark else []
+        )
 
     def axes(n: int) -> str:
         """The axes with their sizes, but without a batch of one; those of user code alone."""
-        return axes_text(steps[n]).removeprefix("batch 1 · ") if has_sizes else visible(" ".join(steps[n].axes))
+        return (
+            axes_text(steps[n]).removeprefix("batch 1 · ")
+            if has_sizes
+            else visible(" ".join(steps[n].axes))
+        )
 
     def formula(n: int) -> str:
         """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
@@ -52,13 +59,22 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
         Column(heading="", value=lambda n: n + 1, unit="id", style=lambda n: "dim"),
         Column(heading="step", value=lambda n: step_name(steps[n]), style=lambda n: "bold cyan"),
         Column(heading="axes", value=axes),
-        Column(heading="formula", value=formula, least=_LEAST_FORMULA, wraps=True, drop=1, style=lambda n: "dim"),
+        Column(
+            heading="formula",
+            value=formula,
+            least=_LEAST_FORMULA,
+            wraps=True,
+            drop=1,
+            style=lambda n: "dim",
+        ),
     ]
     return Table(columns=columns, rows=range(len(steps)), above=above, below=below)
 
 
 def steps_table(record: Record) -> Table[int]:
-    """The steps with memory, costs, meaning and numbers. In a narrow picture they go in the order from the last."""
+    """The steps with memory, costs, meaning and numbers. In a narrow picture they go in the order
+    from the last.
+    """
     steps, lines = record.trace, lines_table(record)
     sources = sources_of(steps)
 
@@ -80,7 +96,9 @@ def steps_table(record: Record) -> Table[int]:
         of_step("weights", lambda step: ", ".join(weights_of(step)), drop=3),
         of_step("values", lambda step: "\n".join(value_lines(step, _PAGE_WIDTH)), drop=4),
     ]
-    columns = [column for column in columns if any(column.value(n) not in (None, "") for n in lines.rows)]
+    columns = [
+        column for column in columns if any(column.value(n) not in (None, "") for n in lines.rows)
+    ]
     return replace(lines, columns=columns, title="steps in the order of execution, a tensor each")
 
 
@@ -92,19 +110,26 @@ def step_name(step: Step) -> str:
 
 def axes_text(step: Step) -> str:
     """The axes with their sizes: `batch 1 · head 4 · query 6 · d_head 16`."""
-    return visible(" · ".join(f"{axis} {size}" for axis, size in zip(step.axes, step.shape, strict=False)))
+    return visible(
+        " · ".join(f"{axis} {size}" for axis, size in zip(step.axes, step.shape, strict=False))
+    )
 
 
 def sources_of(steps: Sequence[Step]) -> list[str]:
-    """The source line of each step, `line 12: q = self.q(x)`, with the file if there are several; empty before user
-    code."""
+    """The source line of each step, `line 12: q = self.q(x)`, with the file if there are several;
+    empty before user code.
+    """
     files = {step.file for step in steps if step.file is not None}
     sources: list[str] = []
     for step in steps:
         if step.file is None or step.line is None:
             sources.append("")
         else:
-            place = f"{visible(PurePath(step.file).name)}:{step.line}" if len(files) > 1 else f"line {step.line}"
+            place = (
+                f"{visible(PurePath(step.file).name)}:{step.line}"
+                if len(files) > 1
+                else f"line {step.line}"
+            )
             sources.append(f"{place}: {visible(' '.join(step.source.split()))}")
     return sources
 
@@ -119,14 +144,18 @@ _MASKED = ("scores", "bias", "masked")
 
 
 def value_lines(step: Step, width: int) -> Iterator[str]:
-    """Range, distribution, moments and non-finite counts (`-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`), and the numbers of a small
-    tensor, a line for each row."""
+    """Range, distribution, moments and non-finite counts (`-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3
+    NaN`), and the numbers of a small tensor, a line for each row.
+    """
     values, is_masked = step.values, step.site in _MASKED
     if values is None:
         return
     infinite = f"{values.n_inf} × −∞, masked" if is_masked else f"{values.n_inf} Inf"
     parts = [
-        f"{shown(values.min, 'number')} {sparkline(values.histogram)} {shown(values.max, 'number')}",
+        (
+            f"{shown(values.min, 'number')} {sparkline(values.histogram)}"
+            f" {shown(values.max, 'number')}"
+        ),
         f"mean {shown(values.mean, 'number')}",
         f"std {shown(values.std, 'number')}",
         *([f"{values.n_nan} NaN"] if values.n_nan else []),

@@ -1,4 +1,6 @@
-"""A layer or user code step by step: the walkthrough, how a single attention weight is computed, decoding, and a mask alone."""
+"""A layer or user code step by step: the walkthrough, how a single attention weight is computed,
+decoding, and a mask alone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import patterns, sums
-from mhacli.render.run.steps import axes_text, lines_table, number_row, sources_of, step_name, value_lines, weights_of
+from mhacli.render.run.steps import (
+    axes_text,
+    lines_table,
+    number_row,
+    sources_of,
+    step_name,
+    value_lines,
+    weights_of,
+)
 from mhacli.render.run.view import MAX_HEADS_DRAWN, kv_heads_line, maps_of_head, self_check_line
 from mhacli.settings import ROPE, Config
 from mhacli.sites import Dims, mask_rules, variants
@@ -45,8 +55,9 @@ _LISTED = 16
 
 
 def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator[RenderableType]:
-    """The parts of a walkthrough: the configuration, the steps, in detail each as a part of its own, and the end. Of a cell only
-    its computation, unless in detail."""
+    """The parts of a walkthrough: the configuration, the steps, in detail each as a part of its
+    own, and the end. Of a cell only its computation, unless in detail.
+    """
     head = header(record, screen, in_brief=not in_detail)
     if record.cell is not None and not in_detail:
         yield Group(head, Text(""), *_cell_story(record, record.cell, screen))
@@ -57,10 +68,14 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
     if in_detail:
         sources = ["", *sources_of(record.trace)]
         for n, step in enumerate(record.trace):
-            yield _step_block(n, step, "" if sources[n + 1] == sources[n] else sources[n + 1], screen)
+            yield _step_block(
+                n, step, "" if sources[n + 1] == sources[n] else sources[n + 1], screen
+            )
     else:
         yield Group(Text(""), bare(lines_table(record, screen.width), screen.width))
-        yield Text("--verbose prints memory, FLOPs, bytes, weights and time of each step", style="dim")
+        yield Text(
+            "--verbose prints memory, FLOPs, bytes, weights and time of each step", style="dim"
+        )
     yield closing(record, screen)
 
 
@@ -79,9 +94,13 @@ def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
         return
     if record.model is None:
         for name, variant in variants(record.dims).items():
-            yield Text(f"{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
+            yield Text(f"{name}: ", style="bold").append(
+                visible(variant.explanation), style="not bold"
+            )
             if in_detail:
-                yield Padding(Text(f"why: {variant.why}\nsource: {variant.source}", style="dim"), _INDENT)
+                yield Padding(
+                    Text(f"why: {variant.why}\nsource: {variant.source}", style="dim"), _INDENT
+                )
     yield from kv_heads_line(record if record.model is None else record.of_layer(0))
 
 
@@ -89,7 +108,11 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
     """A step with its formula, what it means, its costs and its values."""
     title = Text(f"{n + 1:2d} {step_name(step)}", style="bold cyan")
     title.append(f"  {axes_text(step)}", style="not cyan")
-    costs = [memory_text(step), f"strides ({', '.join(map(str, step.strides))})", f"{shown(step.flops, 'count')} FLOPs"]
+    costs = [
+        memory_text(step),
+        f"strides ({', '.join(map(str, step.strides))})",
+        f"{shown(step.flops, 'count')} FLOPs",
+    ]
     costs += [f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}"]
     costs += [] if step.time_s is None else [shown(step.time_s, "seconds")]
     costs += weights_of(step)
@@ -108,14 +131,21 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     """The end of the walkthrough: totals, the cell, and the self-check."""
     flops = sum(step.flops for step in record.trace)
     n_bytes = sum(step.bytes for step in record.trace if step.built and step.layout == "copy")
-    shapes = {parameter.name: parameter.shape for step in record.trace for parameter in step.parameters}
+    shapes = {
+        parameter.name: parameter.shape for step in record.trace for parameter in step.parameters
+    }
     n_parameters = sum(map(prod, shapes.values()))
     parts = [f"total {shown(flops, 'count')} FLOPs", f"{shown(n_bytes, 'bytes')} in new tensors"]
     parts.append(f"{n_parameters:,} parameters")
     lines, total = [flowing(parts, screen.width, style="bold")], record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
-        lines.append(Text(f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})", style="bold"))
+        lines.append(
+            Text(
+                f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})",
+                style="bold",
+            )
+        )
     story = [] if record.cell is None else [Text(""), *_cell_story(record, record.cell, screen)]
     check = self_check_line(record.self_check)
     if record.module is not None:
@@ -124,7 +154,7 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     return Group(Text(""), *lines, *story, Text(""), check)
 
 
-# -------------------------------------------------------------------------------------------------------------- cell
+# --------------------------------------------------------------------------------------------- cell
 
 
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
@@ -141,14 +171,20 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
     yield vector(f"k{suffix}[{cell.key}]", cell.k)
-    products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
+    products = [
+        a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None
+    ]
     terms = [f"({_text(x)})" if x < 0 else _text(x) for x in products[:4]]
     terms += [f"… {len(products) - 4} more"] if len(products) > 4 else []
     yield Text(f"q · k = {' + '.join(terms)} = {_text(cell.qk)}")
     yield _score(cell)
     if len(cell.parts) > 1:
-        parts = [{"part of the score": visible(part.name), "": _part_text(part)} for part in cell.parts]
-        yield bare(Table(columns=fields({"part of the score": "word", "": "id"}), rows=parts), screen.width)
+        parts = [
+            {"part of the score": visible(part.name), "": _part_text(part)} for part in cell.parts
+        ]
+        yield bare(
+            Table(columns=fields({"part of the score": "word", "": "id"}), rows=parts), screen.width
+        )
     yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
     weight, before = cell.share, cell.pattern_row[cell.key]
@@ -166,8 +202,12 @@ def _score(cell: Cell) -> Text:
         why = ": the score bias is −∞ here" if is_given else ""
         return Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
     words = f"score = {_text(cell.qk)} × scale {_text(cell.scale)}"
-    words += "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-    words += "".join(f", plus {visible(part.name)} = {_text(part.value)}" for part in cell.parts if part.added)
+    words += (
+        "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
+    )
+    words += "".join(
+        f", plus {visible(part.name)} = {_text(part.value)}" for part in cell.parts if part.added
+    )
     return Text(f"{words} = {_text(cell.score)}, not masked")
 
 
@@ -176,9 +216,13 @@ def _part_text(part: ScorePart) -> str:
 
 
 def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
-    """The softmax over the query's row: exp of each score minus the largest, divided by their sum, and the sums over all keys.
-    The cell's own key is marked. Of a long row the top keys are listed."""
-    scores, weights = cell.scores_row, [nan if weight is None else weight for weight in cell.pattern_row]
+    """The softmax over the query's row: exp of each score minus the largest, divided by their sum,
+    and the sums over all keys. The cell's own key is marked. Of a long row the top keys are listed.
+    """
+    scores, weights = (
+        cell.scores_row,
+        [nan if weight is None else weight for weight in cell.pattern_row],
+    )
     largest = max((score for score in scores if score is not None), default=0.0)
     cells = zip(scores, weights, strict=True)
     exps = [0.0 * weight if score is None else exp(score - largest) for score, weight in cells]
@@ -205,7 +249,12 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
 
     columns: list[Column[Sequence[int]]] = [
         Column(heading="", value=lambda keys: "→" if look(keys) else "", style=look),
-        Column(heading="key", value=lambda keys: "sum" if keys is every else keys[0], unit="id", style=look),
+        Column(
+            heading="key",
+            value=lambda keys: "sum" if keys is every else keys[0],
+            unit="id",
+            style=look,
+        ),
         Column(heading="", value=token, least=1, style=look),
         Column(heading="score", value=score, unit="id", style=look),
         Column(heading="exp(score − max)", value=total(exps), unit="number", drop=1, style=look),
@@ -219,23 +268,39 @@ def _text(number: float | None) -> str:
     return "nan" if number is None else shown(number, "number")
 
 
-# ------------------------------------------------------------------------------------------------------------ user code
+# ---------------------------------------------------------------------------------------- user code
 
 _MAX_PRINTED = 3
 
 
 def _module_header(record: Record, module: UserModule) -> RenderableType:
-    """The target, its arguments with guesses marked, the call, the sizes of the trace, and the first lines that were printed."""
+    """The target, its arguments with guesses marked, the call, the sizes of the trace, and the
+    first lines that were printed.
+    """
     names = [argument.name for argument in module.arguments]
-    whole = [a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)]
+    whole = [
+        a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)
+    ]
     lines = [(module.target, "bold")]
     for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
-        words = [f"{a.name}={a.value}" + (f" ({a.why})" if a.why else "") for a in whole if a.origin == origin]
+        words = [
+            f"{a.name}={a.value}" + (f" ({a.why})" if a.why else "")
+            for a in whole
+            if a.origin == origin
+        ]
         lines += [(f"{label}: {', '.join(words)}", "")] if words else []
     lines.append((f"called: {module.called}", ""))
     lines.append((f"sizes: {' · '.join(f'{word} {size}' for word, size in module.sizes)}", "bold"))
-    ran = ["in eval", record.config.dtype, record.environment.device, f"torch {record.environment.torch}"]
-    lines += [("axes are named by their sizes", "dim"), (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim")]
+    ran = [
+        "in eval",
+        record.config.dtype,
+        record.environment.device,
+        f"torch {record.environment.torch}",
+    ]
+    lines += [
+        ("axes are named by their sizes", "dim"),
+        (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim"),
+    ]
     printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
     more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
     lines += [(f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}", "dim")] if printed else []
@@ -247,20 +312,26 @@ def _result(module: UserModule) -> Text:
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
     shape = f"[{', '.join(axes)}]"
     if module.result == module.expected:
-        return Text(f"result: {list(module.result)} = {shape}, the shape that attention gives", style="bold")
-    words = f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape}"
+        return Text(
+            f"result: {list(module.result)} = {shape}, the shape that attention gives", style="bold"
+        )
+    words = (
+        f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape}"
+    )
     return Text(words, style="bold yellow")
 
 
-# ------------------------------------------------------------------------------------------------------------ decoding
+# ----------------------------------------------------------------------------------------- decoding
 
 MAX_STEPS = 16
 _LEAST_TOKENS = 12
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The complete output of `mha decode`: a line for each step; in the verbose view, and if heads, sequences or decimals are
-    chosen, also the shapes and costs of the steps and the pattern. Raises `UsageError` for a head or sequence out of range."""
+    """The complete output of `mha decode`: a line for each step; in the verbose view, and if heads,
+    sequences or decimals are chosen, also the shapes and costs of the steps and the pattern. Raises
+    `UsageError` for a head or sequence out of range.
+    """
     decoding, check = record.decoding, record.self_check
     assert decoding is not None, "a record of decoding has its summary"
     in_detail = options.verbose or options.everything or options.precision != ViewOptions.precision
@@ -273,10 +344,14 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         record = record.of_layer(0)
     cache = Text(f"cache: {visible(decoding.cache)}", style="bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
-    heads = chosen(options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head").shown
+    heads = chosen(
+        options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head"
+    ).shown
     most = None if options.everything else MAX_STEPS
     steps = step_table(record.trace, sequences, most, in_detail=in_detail)
-    more = [] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]
+    more = (
+        [] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]
+    )
     drawn_steps = Group(*table(steps, screen.width, *more))
     sections: list[RenderableType] = [Group(head, cache, *kv_heads_line(record)), drawn_steps]
     if in_detail and "pattern" in record.arrays:
@@ -287,10 +362,16 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
 
 
 def step_table(
-    steps: Sequence[Step], sequences: Sequence[int], most: int | None = None, *, in_detail: bool = False
+    steps: Sequence[Step],
+    sequences: Sequence[int],
+    most: int | None = None,
+    *,
+    in_detail: bool = False,
 ) -> Table[int]:
-    """A row for each step that has a cache: the new tokens of some sequences, the number of keys, and the bytes read and added;
-    in detail also the shapes of the new tensors `[batch, head, token, width]`, the operations and the time."""
+    """A row for each step that has a cache: the new tokens of some sequences, the number of keys,
+    and the bytes read and added; in detail also the shapes of the new tensors `[batch, head, token,
+    width]`, the operations and the time.
+    """
     caches = [step.cache for step in steps if step.cache is not None]
 
     def cached(of: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
@@ -333,24 +414,33 @@ def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:
     return flowing(parts, screen.width)
 
 
-# ----------------------------------------------------------------------------------------------------------- the mask
+# ----------------------------------------------------------------------------------------- the mask
 
 Mask = Mapping[str, Any]
 """The mask of a sequence, as in JSON."""
 
 
 def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -> RenderableType:
-    """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
+    """The rules, then a picture and the density for each sequence. Long texts are pooled to
+    blocks.
+    """
     rules = [visible(rule) for rule in mask_rules(dims)] or ["every key is visible"]
     parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
         n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
-        title = f"sequence {index}: " * (len(masks) > 1) + f"{q_len} queries × {n_cells // q_len} keys"
-        sees = f"a query sees {min(counts):,} to {max(counts):,} keys, mean {shown(n_visible / q_len, 'short')}"
+        title = (
+            f"sequence {index}: " * (len(masks) > 1) + f"{q_len} queries × {n_cells // q_len} keys"
+        )
+        sees = (
+            f"a query sees {min(counts):,} to {max(counts):,} keys, mean"
+            f" {shown(n_visible / q_len, 'short')}"
+        )
         if min(counts) == max(counts):
             sees = f"every query sees {count_of(counts[0], 'key')}"
-        density = f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
+        density = (
+            f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
+        )
         picture = grids([_grid(dims.config, texts, mask, index, title)], screen, form="shades")
         parts += [Text(""), *picture, flowing([density, sees], screen.width, style="bold")]
     return Group(*parts)
@@ -372,7 +462,9 @@ def mask_document(dims: Dims, texts: Texts, masks: Sequence[Mask], command: tupl
 
 
 def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merge: int = 1) -> Grid:
-    """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of their text."""
+    """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of
+    their text.
+    """
     q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
     k_len = mask["n_cells"] // q_len
     sequence, keys = texts[0][index], (texts[1] or texts[0])[index]
@@ -388,15 +480,31 @@ def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merg
         title=title,
         values=counts / (heights[:, None] * widths),
         allowed=counts > 0,
-        rows=[fitted(token_text(sequence.tokens, row - first[0]), 12) if side == 1 else str(row) for row in starts],
+        rows=[
+            fitted(token_text(sequence.tokens, row - first[0]), 12) if side == 1 else str(row)
+            for row in starts
+        ],
         columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
         top=1.0,
         corner="query",
-        meaning=f"each cell {side} × {side} tokens" if side > 1 else "each row: the keys that a query sees",
+        meaning=(
+            f"each cell {side} × {side} tokens"
+            if side > 1
+            else "each row: the keys that a query sees"
+        ),
         places=places,
-        beside=[Column(heading="sees", value=lambda row: sees[row], unit="integer")] if side == 1 else [],
+        beside=(
+            [Column(heading="sees", value=lambda row: sees[row], unit="integer")]
+            if side == 1
+            else []
+        ),
         has_all_rows=True,
         smaller=lambda rows, columns: _grid(
-            config, texts, mask, index, title, max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge
+            config,
+            texts,
+            mask,
+            index,
+            title,
+            max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge,
         ),
     )

@@ -1,4 +1,6 @@
-"""The terminal view of a record; of a run patterns, a table of heads, the self-check, on request tokens, shapes and timings."""
+"""The terminal view of a record; of a run patterns, a table of heads, the self-check, on request
+tokens, shapes and timings.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view
-from mhacli.render.heads.head_map import HeadMap, kv_head_of, maps_view, pattern_map, patterns, where
+from mhacli.render.heads.head_map import (
+    HeadMap,
+    kv_head_of,
+    maps_view,
+    pattern_map,
+    patterns,
+    where,
+)
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.render.run.steps import lines_table
@@ -63,7 +72,9 @@ def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[R
 
 
 def layer_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The output of `mha run`, `mha heads` and `mha show` of a layer. Raises `UsageError` for a head or sequence out of range."""
+    """The output of `mha run`, `mha heads` and `mha show` of a layer. Raises `UsageError` for a
+    head or sequence out of range.
+    """
     survey, sequences = record.survey, sequences_to_draw(options, len(record.sequences))
     places_of(record, [*options.maps, *(options.heads or ())])
     heads = in_order(record.heads, options.sort)
@@ -84,15 +95,26 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     if survey is None:
         if options.shapes or options.verbose:
             sections.append(bare(lines_table(record), screen.width))
-        drawn = [*_patterns(record, sequences.shown, [head.head for head in listed], options, screen)]
+        drawn = [
+            *_patterns(record, sequences.shown, [head.head for head in listed], options, screen)
+        ]
         sections += [Group(*drawn)] if drawn else []
     else:
         sections += [_costs(record, survey, screen)] if options.verbose else []
-        sections += [maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps]
-        sections += [*cells_view(record, listed, options, screen), strong_places(record, listed, options, screen)]
+        sections += [
+            maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps
+        ]
+        sections += [
+            *cells_view(record, listed, options, screen),
+            strong_places(record, listed, options, screen),
+        ]
     sections += kv_heads_line(record)
     least = SINK_SHARE if survey is None else survey.sink_share
-    sinks = [sinks_line(record, listed, least, screen)] if any(head.sink_keys for head in listed) else []
+    sinks = (
+        [sinks_line(record, listed, least, screen)]
+        if any(head.sink_keys for head in listed)
+        else []
+    )
     sections.append(Group(*table(of_heads, screen.width, has_all=options.verbose), *sinks))
     if survey is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
@@ -100,9 +122,14 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 
 def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """The method, the time, and the memory that it took and that whole matrices would have taken."""
+    """The method, the time, and the memory that it took and that whole matrices would have
+    taken.
+    """
     memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
-    parts = [f"kernel {visible(survey.kernel)}", f"memory about {memory} in addition to torch's own"]
+    parts = [
+        f"kernel {visible(survey.kernel)}",
+        f"memory about {memory} in addition to torch's own",
+    ]
     parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
     total = record.timings.get("total")
     if total is not None:
@@ -111,12 +138,16 @@ def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
 
 
 def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
-    """One line: whether the output follows from the pattern shown, or what was `compared` instead."""
+    """One line: whether the output follows from the pattern shown, or what was `compared`
+    instead.
+    """
     return self_check_verdict(ok=check.ok, found=agreement(check, compared))
 
 
 def kv_heads_line(record: Record) -> Iterator[Text]:
-    """How many query heads share a kv head, and the bytes that this saves; nothing if none is shared."""
+    """How many query heads share a kv head, and the bytes that this saves; nothing if none is
+    shared.
+    """
     c, group = record.config, record.config.heads_per_kv_head
     if group > 1:
         shared, unshared = shown(token_bytes(c), "bytes"), shown(token_bytes(c, c.n_heads), "bytes")
@@ -126,7 +157,9 @@ def kv_heads_line(record: Record) -> Iterator[Text]:
 
 
 def _timings(record: Record, screen: Screen) -> RenderableType:
-    """Median, spread and percentage of every stage, with the first run separate, and tokens per second in total."""
+    """Median, spread and percentage of every stage, with the first run separate, and tokens per
+    second in total.
+    """
     timings, total = record.timings, record.timings.get("total")
     if total is None:
         return Text("no times were measured", style="dim")
@@ -137,41 +170,60 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
 
     columns: list[Column[str]] = [
         Column(heading="stage", value=visible),
-        Column(heading="first run", value=lambda site: timings[site].first_s, unit="seconds", drop=2),
+        Column(
+            heading="first run", value=lambda site: timings[site].first_s, unit="seconds", drop=2
+        ),
         Column(heading="median", value=lambda site: timings[site].median_s, unit="seconds"),
         Column(heading="IQR", value=lambda site: timings[site].iqr_s, unit="seconds", drop=1),
         Column(heading="of total", value=part, unit="percent", digits=0),
     ]
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
-    notes = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
-    return Group(*table(Table(columns=columns, rows=[*timings]), screen.width, *filter(None, notes)))
+    notes = [
+        f"{rate}over {count_of(len(total.samples_s), 'run')} after the first",
+        rough_note([total]),
+    ]
+    return Group(
+        *table(Table(columns=columns, rows=[*timings]), screen.width, *filter(None, notes))
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- patterns
+# ----------------------------------------------------------------------------------------- patterns
 
 
 def _patterns(
-    record: Record, sequences: Sequence[int], heads: Sequence[int], options: ViewOptions, screen: Screen
+    record: Record,
+    sequences: Sequence[int],
+    heads: Sequence[int],
+    options: ViewOptions,
+    screen: Screen,
 ) -> Iterator[RenderableType]:
-    """The chosen heads of the chosen sequences, as many as have room; in training before and after dropout."""
+    """The chosen heads of the chosen sequences, as many as have room; in training before and after
+    dropout.
+    """
     if options.view == "none":
         return
     if "pattern" not in record.arrays:
         yield Text(
-            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room",
+            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
+            " --keep-limit makes room",
             style="yellow",
         )
         return
     is_chosen = options.heads is not None or options.everything or options.verbose
     most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
     limit = len(heads) if is_chosen else MAX_HEADS_DRAWN
-    drawn = [each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)]
+    drawn = [
+        each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)
+    ]
     n_more = max(0, len(heads) - limit) * len(sequences)
     yield from patterns(drawn, options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
         p = record.config.dropout
-        dropped = f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are multiplied by "
+        dropped = (
+            f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are"
+            " multiplied by "
+        )
         dropped += f"1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average"
         yield Text(dropped, style="dim")
 

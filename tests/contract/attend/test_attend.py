@@ -1,4 +1,6 @@
-"""`attend` is attention: against the formula, against torch, by hand, and what holds whatever the numbers are."""
+"""`attend` is attention: against the formula, against torch, by hand, and what holds whatever the
+numbers are.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +33,38 @@ class Sizes(NamedTuple):
 
 GROUPED = Sizes(9, 3, 5, 7, 11, 13)
 SIZES = {
-    "grouped": GROUPED, "more queries than keys": Sizes(9, 3, 7, 5, 11, 13), "two groups of two": Sizes(4, 2, 5, 7, 3, 2),
-    "one key head": Sizes(3, 1, 5, 7, 2, 3), "one head": Sizes(1, 1, 5, 7, 3, 2), "one token": Sizes(3, 3, 1, 1, 5, 7),
+    "grouped": GROUPED,
+    "more queries than keys": Sizes(9, 3, 7, 5, 11, 13),
+    "two groups of two": Sizes(4, 2, 5, 7, 3, 2),
+    "one key head": Sizes(3, 1, 5, 7, 2, 3),
+    "one head": Sizes(1, 1, 5, 7, 3, 2),
+    "one token": Sizes(3, 3, 1, 1, 5, 7),
     "one query": Sizes(9, 3, 1, 7, 11, 13),
-}  # fmt: skip
+}
 MASKS: dict[str, Any] = {
     "all": (None, lambda b, i, j: True),
     "causal": (masks.causal(), lambda b, i, j: j <= i),
     "first queries see nothing": (masks.causal(-2), lambda b, i, j: j <= i - 2),
     "right padding": (masks.padding(torch.tensor(LENGTHS)), lambda b, i, j: j < LENGTHS[b]),
-    "left padding": (masks.padding(torch.tensor(LENGTHS), "left", padded_len=7), lambda b, i, j: j >= 7 - LENGTHS[b]),
+    "left padding": (
+        masks.padding(torch.tensor(LENGTHS), "left", padded_len=7),
+        lambda b, i, j: j >= 7 - LENGTHS[b],
+    ),
     "one sequence of padding": (
-        masks.both(masks.causal(), masks.padding(torch.tensor([0, 3]))), lambda b, i, j: j <= i and j < (0, 3)[b],
+        masks.both(masks.causal(), masks.padding(torch.tensor([0, 3]))),
+        lambda b, i, j: j <= i and j < (0, 3)[b],
     ),
     "window": (masks.window(1, 2), lambda b, i, j: i - 1 <= j <= i + 2),
     "plain function": (
-        lambda q_idx, k_idx: (q_idx[:, None] + k_idx[None, :]) % 3 != 1, lambda b, i, j: (i + j) % 3 != 1,
+        lambda q_idx, k_idx: (q_idx[:, None] + k_idx[None, :]) % 3 != 1,
+        lambda b, i, j: (i + j) % 3 != 1,
     ),
-}  # fmt: skip
+}
 
 
-def inputs(sizes: Sizes, normal: Any, dtype: torch.dtype = torch.float64, std: float = 1.5) -> tuple[torch.Tensor, ...]:
+def inputs(
+    sizes: Sizes, normal: Any, dtype: torch.dtype = torch.float64, std: float = 1.5
+) -> tuple[torch.Tensor, ...]:
     q = normal(2, sizes.n_heads, sizes.q_len, sizes.d_head, std=std, dtype=dtype)
     k = normal(2, sizes.n_kv_heads, sizes.k_len, sizes.d_head, std=std, dtype=dtype)
     return q, k, normal(2, sizes.n_kv_heads, sizes.k_len, sizes.d_v, std=std, dtype=dtype)
@@ -62,7 +75,9 @@ def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> or
 
 
 def cells(rule: Any, q: torch.Tensor, k: torch.Tensor) -> np.ndarray:
-    plane = [[[rule(b, i, j) for j in range(k.shape[2])] for i in range(q.shape[2])] for b in range(2)]
+    plane = [
+        [[rule(b, i, j) for j in range(k.shape[2])] for i in range(q.shape[2])] for b in range(2)
+    ]
     return np.repeat(np.array(plane)[:, None], q.shape[1], axis=1)
 
 
@@ -76,7 +91,7 @@ def worst(tensor: torch.Tensor, array: np.ndarray) -> float:
     return (tensor.detach().double() - torch.from_numpy(np.array(array))).abs().max().item()
 
 
-# ---------------------------------------------------------------------------------------------------------- the formula
+# -------------------------------------------------------------------------------------- the formula
 
 
 @pytest.mark.parametrize(
@@ -108,19 +123,30 @@ def test_scale_softcap_bias_and_mask_act_in_this_order(dtype: torch.dtype, norma
     right = formula(q, k, v, allowed=visible, bias=bias.numpy(), **how)
     assert worst(z, right.z) <= CEILING[dtype]
     assert worst(seen["qk"], right.qk) <= 20 * CEILING[dtype]
-    assert worst(seen["scores"][torch.from_numpy(visible)], right.scores[visible]) <= 4 * CEILING[dtype]
+    assert (
+        worst(seen["scores"][torch.from_numpy(visible)], right.scores[visible])
+        <= 4 * CEILING[dtype]
+    )
     assert (seen["scores"][torch.from_numpy(~visible)] == -torch.inf).all()
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (5, 1), (9, 1, 7), (2, 1, 5, 7), (2, 9, 5, 7)])
-def test_a_bias_may_leave_out_axes_and_minus_infinity_in_it_masks(shape: tuple[int, ...], normal: Any) -> None:
+def test_a_bias_may_leave_out_axes_and_minus_infinity_in_it_masks(
+    shape: tuple[int, ...], normal: Any
+) -> None:
     q, k, v = inputs(GROUPED, normal)
     bias = normal(*shape)
     if shape and shape[-1] == 7:
         bias[..., 2] = -torch.inf
         v[:, :, 2] = torch.nan
     full = np.broadcast_to(bias.numpy(), (2, 9, 5, 7))
-    right = formula(q, k, torch.nan_to_num(v), bias=np.where(np.isneginf(full), 0, full), allowed=~np.isneginf(full))
+    right = formula(
+        q,
+        k,
+        torch.nan_to_num(v),
+        bias=np.where(np.isneginf(full), 0, full),
+        allowed=~np.isneginf(full),
+    )
     assert worst(attend(q, k, v, bias=bias), right.z) <= 1e-12
 
 
@@ -136,11 +162,17 @@ def test_scores_a_thousand_times_larger_stay_exact(dtype: torch.dtype, normal: A
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mask", ["all", "causal", "right padding"])
-def test_sixteen_bits_get_their_softmax_in_float32(dtype: torch.dtype, mask: str, normal: Any) -> None:
+def test_sixteen_bits_get_their_softmax_in_float32(
+    dtype: torch.dtype, mask: str, normal: Any
+) -> None:
     q, k, v = inputs(GROUPED, normal, dtype, std=1.0)
     allowed, rule = MASKS[mask]
     z, seen = tapped(q, k, v, allowed=allowed)
-    assert [seen[site].dtype for site in ("qk", "scores", "pattern")] == [dtype, torch.float32, dtype]
+    assert [seen[site].dtype for site in ("qk", "scores", "pattern")] == [
+        dtype,
+        torch.float32,
+        dtype,
+    ]
     assert torch.equal(seen["pattern"], torch.nan_to_num(seen["scores"].softmax(dim=-1)).to(dtype))
     right = formula(q, k, v, allowed=cells(rule, q, k)).z
     kv = (t.repeat_interleave(3, dim=1) for t in (k * 11**-0.5, v))
@@ -153,7 +185,9 @@ def test_sixteen_bits_get_their_softmax_in_float32(dtype: torch.dtype, mask: str
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_what_invisible_keys_and_values_hold_never_reaches_the_result(poison: float, normal: Any) -> None:
+def test_what_invisible_keys_and_values_hold_never_reaches_the_result(
+    poison: float, normal: Any
+) -> None:
     q, k, v = inputs(GROUPED, normal)
     allowed = masks.padding(torch.tensor(LENGTHS))
     right = attend(q, k, v, allowed=allowed)
@@ -181,7 +215,9 @@ def test_attend_and_its_gradients_are_those_of_torch(mask: str, normal: Any) -> 
     allowed, rule = MASKS[mask]
     visible = torch.from_numpy(cells(rule, *ours[:2]))
     z = attend(*ours, allowed=allowed)
-    right = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=visible, enable_gqa=True)
+    right = torch.nn.functional.scaled_dot_product_attention(
+        *theirs, attn_mask=visible, enable_gqa=True
+    )
     assert (z - right).abs().max() <= 1e-12
     z.square().sum().backward()
     right.square().sum().backward()
@@ -201,12 +237,22 @@ def test_gradients_are_those_of_small_differences(normal: Any) -> None:
 
 def test_a_tap_sees_every_tensor_in_the_order_of_the_computation(normal: Any) -> None:
     seen: list[Any] = []
-    attend(*inputs(SIZES["two groups of two"], normal), tap=lambda site, t, **_: seen.append((site, tuple(t.shape))))
-    assert seen == [("qk", (2, 4, 5, 7)), ("scores", (2, 4, 5, 7)), ("pattern", (2, 4, 5, 7)), ("z", (2, 4, 5, 2))]
+    attend(
+        *inputs(SIZES["two groups of two"], normal),
+        tap=lambda site, t, **_: seen.append((site, tuple(t.shape))),
+    )
+    assert seen == [
+        ("qk", (2, 4, 5, 7)),
+        ("scores", (2, 4, 5, 7)),
+        ("pattern", (2, 4, 5, 7)),
+        ("z", (2, 4, 5, 2)),
+    ]
 
 
 @pytest.mark.parametrize("dtype", CEILING)
-def test_the_same_inputs_give_the_same_bits_whatever_the_default_dtype(dtype: torch.dtype, normal: Any) -> None:
+def test_the_same_inputs_give_the_same_bits_whatever_the_default_dtype(
+    dtype: torch.dtype, normal: Any
+) -> None:
     q, k, v = inputs(GROUPED, normal, dtype)
     first = attend(q, k, v, allowed=masks.causal(2), softcap=2.0)
     torch.set_default_dtype(torch.float64)
@@ -216,7 +262,9 @@ def test_the_same_inputs_give_the_same_bits_whatever_the_default_dtype(dtype: to
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.skipif("MHA_TESTS_CHECK_SHAPES" not in os.environ, reason="tests/unit/test_shapes.py runs it")
+@pytest.mark.skipif(
+    "MHA_TESTS_CHECK_SHAPES" not in os.environ, reason="tests/unit/test_shapes.py runs it"
+)
 @pytest.mark.parametrize(
     ("shapes", "wrong"),
     [
@@ -232,29 +280,47 @@ def test_the_shapes_in_the_signature_hold(shapes: Any, wrong: str) -> None:
         attend(*(torch.zeros(shape) for shape in shapes))
 
 
-# -------------------------------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 
 LN3 = math.log(3)
 BY_HAND: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
-    "a query of ln 2 gives thirds": (([math.log(2)], [0.0, 1.0], [10.0, 40.0]), {"scale": 1.0}, [30.0]),
-    "e² / (e¹ + e²)": (([1.0, 2.0], [1.0, 2.0], [0.0, 1.0]), {"scale": 1.0}, [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))]),
-    "a bias decides": (([0.0], [1.0, 2.0], [0.0, 1.0]), {"bias": torch.tensor([0.0, LN3]).double()}, [0.75]),
+    "a query of ln 2 gives thirds": (
+        ([math.log(2)], [0.0, 1.0], [10.0, 40.0]),
+        {"scale": 1.0},
+        [30.0],
+    ),
+    "e² / (e¹ + e²)": (
+        ([1.0, 2.0], [1.0, 2.0], [0.0, 1.0]),
+        {"scale": 1.0},
+        [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))],
+    ),
+    "a bias decides": (
+        ([0.0], [1.0, 2.0], [0.0, 1.0]),
+        {"bias": torch.tensor([0.0, LN3]).double()},
+        [0.75],
+    ),
     "softcap bounds scores": (([1.0], [1e9, -1e9], [1.0, 0.0]), {"softcap": LN3 / 2}, [0.75]),
     "the bias comes after the softcap": (
-        ([1.0], [1e9, -1e9], [1.0, 0.0]), {"softcap": LN3 / 2, "bias": torch.tensor([0.0, LN3]).double()}, [0.5],
+        ([1.0], [1e9, -1e9], [1.0, 0.0]),
+        {"softcap": LN3 / 2, "bias": torch.tensor([0.0, LN3]).double()},
+        [0.5],
     ),
     "the first causal query takes the first value": (
-        ([3.0, 5.0], [7.0, 7.0], [11.0, 13.0]), {"allowed": masks.causal()}, [11.0, 12.0],
+        ([3.0, 5.0], [7.0, 7.0], [11.0, 13.0]),
+        {"allowed": masks.causal()},
+        [11.0, 12.0],
     ),
     "nothing visible": (([3.0], [7.0], [11.0]), {"allowed": masks.causal(-1)}, [0.0]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_by_hand(name: str) -> None:
     numbers, how, right = BY_HAND[name]
-    q, k, v = (torch.tensor([[[[x] for x in row]]], dtype=torch.float64) for row in numbers)  # [1, 1, query or key, 1]
+    q, k, v = (
+        torch.tensor([[[[x] for x in row]]], dtype=torch.float64) for row in numbers
+    )  # [1, 1, query or key, 1]
     assert attend(q, k, v, **how).flatten().tolist() == pytest.approx(right, abs=1e-7)
 
 
@@ -271,7 +337,7 @@ def test_neighbouring_query_heads_share_a_key_head() -> None:
     assert attend(q, k, values).flatten().tolist() == [20.0, 20.0, 20.0, 30.0, 30.0, 30.0]
 
 
-# ---------------------------------------------------------------------------------------------- whatever the numbers are
+# ------------------------------------------------------------------------- whatever the numbers are
 
 some = settings(max_examples=20, derandomize=True)
 
@@ -297,8 +363,15 @@ def cases(draw: Any, least_keys: int = 1, least_batch: int = 1) -> Case:
         for low, high in ((least_batch, 3), (1, 3), (1, 3), (1, 6), (least_keys, 7), (1, 5), (1, 4))
     )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    shapes = (batch, n_kv * group, q_len, d_head), (batch, n_kv, k_len, d_head), (batch, n_kv, k_len, d_v)
-    return Case(*(2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes), generator)
+    shapes = (
+        (batch, n_kv * group, q_len, d_head),
+        (batch, n_kv, k_len, d_head),
+        (batch, n_kv, k_len, d_v),
+    )
+    return Case(
+        *(2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes),
+        generator,
+    )
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -313,7 +386,8 @@ def test_a_later_key_changes_no_earlier_result(case: Case, place: int) -> None:
     k[:, :, at] += 1
     v[:, :, at] += 1
     before, after = (
-        attend(case.q, keys, values, allowed=masks.causal()) for keys, values in ((case.k, case.v), (k, v))
+        attend(case.q, keys, values, allowed=masks.causal())
+        for keys, values in ((case.k, case.v), (k, v))
     )
     assert torch.equal(before[:, :, :at], after[:, :, :at])
     assert case.q.shape[2] <= at or not same(before[:, :, at:], after[:, :, at:])
@@ -328,7 +402,9 @@ def test_sequences_of_a_batch_do_not_know_of_each_other(case: Case) -> None:
 
 @some
 @given(cases(least_keys=2))
-def test_the_order_of_keys_does_not_matter_and_that_of_queries_is_that_of_results(case: Case) -> None:
+def test_the_order_of_keys_does_not_matter_and_that_of_queries_is_that_of_results(
+    case: Case,
+) -> None:
     keys, queries = case.order(case.k.shape[2]), case.order(case.q.shape[2])
     z = attend(*case[:3])
     assert same(z, attend(case.q, case.k[:, :, keys], case.v[:, :, keys]))
@@ -342,7 +418,9 @@ def test_a_padded_sequence_gives_what_it_gives_alone(case: Case, side: Any, leng
     length = 1 + length % k_len
     allowed = masks.padding(torch.tensor([length] * case.q.shape[0]), side, padded_len=k_len)
     real = slice(0, length) if side == "right" else slice(k_len - length, None)
-    assert same(attend(*case[:3], allowed=allowed), attend(case.q, case.k[:, :, real], case.v[:, :, real]))
+    assert same(
+        attend(*case[:3], allowed=allowed), attend(case.q, case.k[:, :, real], case.v[:, :, real])
+    )
 
 
 @some

@@ -1,4 +1,6 @@
-"""`mhacli.MultiHeadAttention`: the formula, the layer of torch, steps over a cache, and a module that trains."""
+"""`mhacli.MultiHeadAttention`: the formula, the layer of torch, steps over a cache, and a module
+that trains.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def seeded(seed: int = 0) -> torch.Generator:
 def made(**sizes: Any) -> MultiHeadAttention:
     """A float64 layer whose every number, biases too, is random and not small."""
     sizes = {**GROUPED, **sizes}
-    layer = MultiHeadAttention(sizes.pop("d_model"), sizes.pop("n_heads"), generator=seeded(), **sizes).double().eval()
+    layer = (
+        MultiHeadAttention(sizes.pop("d_model"), sizes.pop("n_heads"), generator=seeded(), **sizes)
+        .double()
+        .eval()
+    )
     generator = seeded()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -39,7 +45,9 @@ def weights_of(layer: torch.nn.Module) -> dict[str, np.ndarray]:
 
 def require_near(computed: torch.Tensor, right: np.ndarray, tolerance: float = 1e-12) -> None:
     assert computed.shape == right.shape
-    assert np.abs(computed.detach().numpy() - right).max() <= tolerance * max(1.0, np.abs(right).max())
+    assert np.abs(computed.detach().numpy() - right).max() <= tolerance * max(
+        1.0, np.abs(right).max()
+    )
 
 
 @pytest.mark.parametrize("cross", [False, True])
@@ -58,12 +66,20 @@ def test_a_layer_computes_the_formula(choices: dict[str, Any], cross: bool, norm
     layer, width = made(softcap=3.0, **choices), choices.get("d_input", 10)
     x, context = normal(2, 5, width), normal(2, 7, width) if cross else None
     seen: dict[str, torch.Tensor] = {}
-    out, pattern = layer(x, context, allowed=masks.causal(1), tap=lambda site, t, **_: seen.update({site: t}))
+    out, pattern = layer(
+        x, context, allowed=masks.causal(1), tap=lambda site, t, **_: seen.update({site: t})
+    )
     k_len = 7 if cross else 5
     right = oracle.layer(
-        x, weights_of(layer), n_heads=9, n_kv_heads=choices.get("n_kv_heads", 3), context=context, softcap=3.0,
-        scale=choices.get("scale"), allowed=np.tri(5, k_len, 1, dtype=bool),
-    )  # fmt: skip
+        x,
+        weights_of(layer),
+        n_heads=9,
+        n_kv_heads=choices.get("n_kv_heads", 3),
+        context=context,
+        softcap=3.0,
+        scale=choices.get("scale"),
+        allowed=np.tri(5, k_len, 1, dtype=bool),
+    )
     tensors = {
         "q": right.q,
         "k": right.k,
@@ -86,21 +102,39 @@ def test_positions_act_inside_of_the_layer(positions: Any, places: Any, normal: 
     bias[..., 2] = -torch.inf
     out, pattern = layer(x, bias=bias, places=None if places is None else torch.tensor(places))
     right = oracle.layer(
-        x, weights_of(layer), n_heads=9, n_kv_heads=3, positions=positions, theta=50.0, places=places,
-        bias=np.nan_to_num(bias.numpy(), neginf=0.0), allowed=np.isfinite(bias.numpy()),
-    )  # fmt: skip
+        x,
+        weights_of(layer),
+        n_heads=9,
+        n_kv_heads=3,
+        positions=positions,
+        theta=50.0,
+        places=places,
+        bias=np.nan_to_num(bias.numpy(), neginf=0.0),
+        allowed=np.isfinite(bias.numpy()),
+    )
     require_near(pattern, right.attention.pattern)
     require_near(out, right.out, 1e-11)
 
 
 @pytest.mark.parametrize("positions", POSITIONS[1:])
 def test_keys_of_another_text_count_their_places_from_0(positions: Any, normal: Any) -> None:
-    layer, x, context = made(positions=positions, rope_theta=50.0), normal(2, 5, 10), normal(2, 7, 10)
+    layer, x, context = (
+        made(positions=positions, rope_theta=50.0),
+        normal(2, 5, 10),
+        normal(2, 7, 10),
+    )
     seen: dict[str, torch.Tensor] = {}
-    layer(x, context, places=torch.tensor(PLACES), tap=lambda site, t, **_: seen.update({site: t.detach()}))
+    layer(
+        x,
+        context,
+        places=torch.tensor(PLACES),
+        tap=lambda site, t, **_: seen.update({site: t.detach()}),
+    )
     k_places = [list(range(7))] * 2
     if positions == "alibi":
-        require_near(seen["scores"] - seen["qk"] * 6**-0.5, oracle.alibi(9, PLACES, k_places), 1e-11)
+        require_near(
+            seen["scores"] - seen["qk"] * 6**-0.5, oracle.alibi(9, PLACES, k_places), 1e-11
+        )
     else:
         turn = {"theta": 50.0, "interleaved": positions != "rope"}
         require_near(seen["q_rot"], oracle.rotated(seen["q"].numpy(), PLACES, **turn))
@@ -121,8 +155,12 @@ def test_a_layer_computes_what_the_layer_of_torch_computes(cross: bool, normal: 
     ours = made(d_model=21, n_heads=3, n_kv_heads=3, d_head=7, d_v=7)
     theirs = torch.nn.MultiheadAttention(21, 3, batch_first=True).double().train()
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([p.weight for p in (ours.q_proj, ours.k_proj, ours.v_proj)]))
-        theirs.in_proj_bias.copy_(torch.cat([p.bias for p in (ours.q_proj, ours.k_proj, ours.v_proj)]))
+        theirs.in_proj_weight.copy_(
+            torch.cat([p.weight for p in (ours.q_proj, ours.k_proj, ours.v_proj)])
+        )
+        theirs.in_proj_bias.copy_(
+            torch.cat([p.bias for p in (ours.q_proj, ours.k_proj, ours.v_proj)])
+        )
         theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x = normal(2, 5, 21)
     rows = normal(2, 11, 21) if cross else x
@@ -138,14 +176,22 @@ def test_parameters_have_the_names_and_shapes_of_the_files() -> None:
         return {name: tuple(p.shape) for name, p in layer.named_parameters()}
 
     assert shapes(MultiHeadAttention(**GROUPED, d_input=7)) == {
-        "q_proj.weight": (54, 7), "q_proj.bias": (54,), "k_proj.weight": (18, 7), "k_proj.bias": (18,),
-        "v_proj.weight": (6, 7), "v_proj.bias": (6,), "o_proj.weight": (10, 18), "o_proj.bias": (10,),
-    }  # fmt: skip
+        "q_proj.weight": (54, 7),
+        "q_proj.bias": (54,),
+        "k_proj.weight": (18, 7),
+        "k_proj.bias": (18,),
+        "v_proj.weight": (6, 7),
+        "v_proj.bias": (6,),
+        "o_proj.weight": (10, 18),
+        "o_proj.bias": (10,),
+    }
     bare = MultiHeadAttention(12, 3, bias=False, out_proj=False)
-    assert shapes(bare) == dict.fromkeys(("q_proj.weight", "k_proj.weight", "v_proj.weight"), (12, 12))
+    assert shapes(bare) == dict.fromkeys(
+        ("q_proj.weight", "k_proj.weight", "v_proj.weight"), (12, 12)
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- a cache
+# ------------------------------------------------------------------------------------------ a cache
 
 
 class Kept(NamedTuple):
@@ -164,7 +210,9 @@ class Kept(NamedTuple):
 
 @pytest.mark.parametrize("steps", [[1] * 7, [2, 1, 3, 1], [4, 1, 1, 1]])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_steps_over_a_cache_give_the_rows_of_the_whole(positions: Any, steps: list[int], normal: Any) -> None:
+def test_steps_over_a_cache_give_the_rows_of_the_whole(
+    positions: Any, steps: list[int], normal: Any
+) -> None:
     layer = made(positions=positions, rope_theta=20.0, softcap=1.5).requires_grad_(False)
     x, bias, past, start = (
         normal(2, 7, 10),
@@ -177,7 +225,9 @@ def test_steps_over_a_cache_give_the_rows_of_the_whole(positions: Any, steps: li
     for n_new in steps:
         end, before = start + n_new, past.k.clone()
         allowed = masks.both(masks.causal(start), masks.window(3, 0, offset=start))
-        new, weights, after = layer.decode(x[:, start:end], past, allowed=allowed, bias=bias[:, start:end, :end])
+        new, weights, after = layer.decode(
+            x[:, start:end], past, allowed=allowed, bias=bias[:, start:end, :end]
+        )
         assert (new - out[:, start:end]).abs().max() <= 1e-11
         assert (weights - pattern[:, :, start:end, :end]).abs().max() <= 1e-12
         assert torch.equal(past.k, before), "the state that goes in stays as it is"
@@ -193,13 +243,17 @@ def test_one_new_token_needs_no_mask_and_only_new_rows_are_projected(normal: Any
             x[:, t : t + 1], past, tap=lambda site, tensor, **_: shapes.update({site: tensor.shape})
         )
     assert (new - layer(x, allowed=masks.causal())[0][:, 4:]).abs().max() <= 1e-12
-    assert (shapes["q_proj"], shapes["k_rot"], shapes["qk"]) == ((2, 1, 54), (2, 3, 1, 6), (2, 9, 1, 5))
+    assert (shapes["q_proj"], shapes["k_rot"], shapes["qk"]) == (
+        (2, 1, 54),
+        (2, 3, 1, 6),
+        (2, 9, 1, 5),
+    )
     whole: dict[str, torch.Tensor] = {}
     layer(x, tap=lambda site, tensor, **_: whole.update({site: tensor}))
     assert (past.k - whole["k_rot"]).abs().max() <= 1e-12, "keys are kept turned"
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.real
@@ -208,7 +262,9 @@ def test_a_step_of_training_moves_every_parameter_and_lowers_the_loss(normal: An
     before = (layer(x)[0] - target).square().mean()
     before.backward()
     for name, parameter in layer.named_parameters():
-        largest = parameter.grad.abs().max()  # the bias of keys adds the same to every score of a row
+        largest = (
+            parameter.grad.abs().max()
+        )  # the bias of keys adds the same to every score of a row
         assert largest <= 1e-12 if name == "k_proj.bias" else largest > 1e-9, name
     torch.optim.SGD(layer.parameters(), lr=1e-4).step()
     assert (layer(x)[0] - target).square().mean() < before
@@ -218,7 +274,9 @@ def test_a_step_of_training_moves_every_parameter_and_lowers_the_loss(normal: An
 def test_gradients_are_those_of_small_differences(positions: Any, normal: Any) -> None:
     layer = made(d_model=3, n_heads=2, n_kv_heads=1, d_head=2, d_v=1, positions=positions)
     x, bias = normal(1, 3, 3).requires_grad_(), normal(3, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda rows, b: layer(rows, allowed=masks.causal(), bias=b)[0], (x, bias))
+    assert torch.autograd.gradcheck(
+        lambda rows, b: layer(rows, allowed=masks.causal(), bias=b)[0], (x, bias)
+    )
 
 
 def test_dropout_acts_in_training_alone_and_repeats_itself_with_its_generator(normal: Any) -> None:
@@ -231,7 +289,9 @@ def test_dropout_acts_in_training_alone_and_repeats_itself_with_its_generator(no
     assert torch.equal(still, pattern)
     assert ((seen["dropped"] == 0) | (seen["dropped"] == 2 * pattern)).all()
     assert 0.3 < (seen["dropped"] == 0).double().mean() < 0.7
-    assert (seen["z"] - seen["dropped"] @ seen["v"].repeat_interleave(3, dim=1)).abs().max() <= 1e-12
+    assert (
+        seen["z"] - seen["dropped"] @ seen["v"].repeat_interleave(3, dim=1)
+    ).abs().max() <= 1e-12
     layer.generator = seeded(1)
     assert torch.equal(layer(x)[0], trained)
     layer.generator = seeded(2)
@@ -248,11 +308,14 @@ INITS = {  # largest number, deviation, whether biases are zeros
 
 
 @pytest.mark.parametrize("init", INITS)
-def test_new_weights_have_the_spread_of_their_initialisation_and_come_from_the_generator_alone(init: Any) -> None:
+def test_new_weights_have_the_spread_of_their_initialisation_and_come_from_the_generator_alone(
+    init: Any,
+) -> None:
     torch.manual_seed(3)
     state = torch.random.get_rng_state()
     first, again, other = (
-        MultiHeadAttention(50, 5, d_head=20, init=init, generator=seeded(seed)).q_proj for seed in (1, 1, 2)
+        MultiHeadAttention(50, 5, d_head=20, init=init, generator=seeded(seed)).q_proj
+        for seed in (1, 1, 2)
     )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(first.weight, again.weight)
@@ -266,10 +329,11 @@ def test_new_weights_have_the_spread_of_their_initialisation_and_come_from_the_g
 @pytest.mark.parametrize(
     ("sizes", "mentioned"),
     [
-        ({"d_model": 64, "n_heads": 5}, "5"), ({"d_model": 64, "n_heads": 8, "n_kv_heads": 3}, "3"),
+        ({"d_model": 64, "n_heads": 5}, "5"),
+        ({"d_model": 64, "n_heads": 8, "n_kv_heads": 3}, "3"),
         ({"d_model": 10, "n_heads": 2, "positions": "rope"}, "5"),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], mentioned: str) -> None:
     with pytest.raises(MhaError) as caught:
         MultiHeadAttention(**sizes)

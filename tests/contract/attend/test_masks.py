@@ -11,7 +11,8 @@ from mhacli.attention import masks
 
 BATCH, HEADS, Q_LEN, K_LEN = 2, 3, 5, 7
 PLACES = [[0, 0, 0, 1, 2, 0, 1], [0, 1, 2, 3, 0, 1, 2]]
-"""Of keys in their texts: the first row is padded by two and holds two texts, the second holds two."""
+"""Of keys in their texts: the first row is padded by two and holds two texts, the second holds
+two."""
 ROW = [0, 1, 0, 1, 2, 3, 4]
 TENSOR, ROW_TENSOR, LENGTHS = torch.tensor(PLACES), torch.tensor(ROW), (4, 6)
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 4, 4, 4]])
@@ -37,35 +38,55 @@ PREDICATES: dict[str, Any] = {
     "lengths in a list": (masks.padding([4, 7]), lambda b, h, i, j: j < (4, 7)[b]),
     "left padding": (masks.padding(long(4, 7), "left"), lambda b, h, i, j: j >= (3, 0)[b]),
     "left padding of shorter texts": (
-        masks.padding(long(2, 5), "left", padded_len=K_LEN), lambda b, h, i, j: j >= (5, 2)[b],
+        masks.padding(long(2, 5), "left", padded_len=K_LEN),
+        lambda b, h, i, j: j >= (5, 2)[b],
     ),
     "padded queries": (masks.padding(long(2, 5), of="query"), lambda b, h, i, j: i < (2, 5)[b]),
-    "queries padded on the left": (masks.padding(long(2, 5), "left", of="query"), lambda b, h, i, j: i >= (3, 0)[b]),
+    "queries padded on the left": (
+        masks.padding(long(2, 5), "left", of="query"),
+        lambda b, h, i, j: i >= (3, 0)[b],
+    ),
     "documents": (
-        masks.documents(Q_DOCUMENTS, DOCUMENTS), lambda b, h, i, j: int(Q_DOCUMENTS[b, i]) == int(DOCUMENTS[b, j]),
+        masks.documents(Q_DOCUMENTS, DOCUMENTS),
+        lambda b, h, i, j: int(Q_DOCUMENTS[b, i]) == int(DOCUMENTS[b, j]),
     ),
     "documents of one text": (
-        masks.documents(DOCUMENTS), lambda b, h, i, j: int(DOCUMENTS[b, i]) == int(DOCUMENTS[b, j]),
+        masks.documents(DOCUMENTS),
+        lambda b, h, i, j: int(DOCUMENTS[b, i]) == int(DOCUMENTS[b, j]),
     ),
     "a tensor of all axes": (masks.from_tensor(TABLE), lambda b, h, i, j: bool(TABLE[b, h, i, j])),
-    "a tensor of query and key": (masks.from_tensor(TABLE[1, 2]), lambda b, h, i, j: bool(TABLE[1, 2, i, j])),
-    "a tensor of keys": (masks.from_tensor(TABLE[:, :1, :1]), lambda b, h, i, j: bool(TABLE[b, 0, 0, j])),
-    "a tensor of queries": (masks.from_tensor(TABLE[:, :, :, :1]), lambda b, h, i, j: bool(TABLE[b, h, i, 0])),
+    "a tensor of query and key": (
+        masks.from_tensor(TABLE[1, 2]),
+        lambda b, h, i, j: bool(TABLE[1, 2, i, j]),
+    ),
+    "a tensor of keys": (
+        masks.from_tensor(TABLE[:, :1, :1]),
+        lambda b, h, i, j: bool(TABLE[b, 0, 0, j]),
+    ),
+    "a tensor of queries": (
+        masks.from_tensor(TABLE[:, :, :, :1]),
+        lambda b, h, i, j: bool(TABLE[b, h, i, 0]),
+    ),
     "leading": (masks.leading(2), lambda b, h, i, j: j < 2),
     "leading, none": (masks.leading(0), lambda b, h, i, j: False),
     "leading, more than there are": (masks.leading(99), lambda b, h, i, j: True),
     "leading by places": (masks.leading(2, TENSOR), lambda b, h, i, j: PLACES[b][j] < 2),
-    "leading by the places of one row": (masks.leading(1, ROW_TENSOR), lambda b, h, i, j: ROW[j] == 0),
+    "leading by the places of one row": (
+        masks.leading(1, ROW_TENSOR),
+        lambda b, h, i, j: ROW[j] == 0,
+    ),
     "all of several": (
         masks.both(masks.causal(2), masks.window(3, 3, offset=1), masks.padding(long(*LENGTHS))),
         lambda b, h, i, j: j <= i + 2 and abs(j - i - 1) <= 3 and j < LENGTHS[b],
     ),
     "both of nothing": (masks.both(), lambda b, h, i, j: True),
     "prefix by places": (
-        masks.either(masks.leading(2, TENSOR), masks.causal(2)), lambda b, h, i, j: PLACES[b][j] < 2 or j <= i + 2,
+        masks.either(masks.leading(2, TENSOR), masks.causal(2)),
+        lambda b, h, i, j: PLACES[b][j] < 2 or j <= i + 2,
     ),
     "a window and sinks": (
-        masks.either(masks.window(1, 0), masks.leading(1)), lambda b, h, i, j: j == 0 or j in (i - 1, i),
+        masks.either(masks.window(1, 0), masks.leading(1)),
+        lambda b, h, i, j: j == 0 or j in (i - 1, i),
     ),
     "either of three": (
         masks.either(masks.window(0, 0), masks.causal(-2), masks.leading(1, TENSOR)),
@@ -74,7 +95,9 @@ PREDICATES: dict[str, Any] = {
     "either of one": (masks.either(masks.causal(1)), lambda b, h, i, j: j <= i + 1),
     "either of nothing": (masks.either(), lambda b, h, i, j: False),
     "both of either": (
-        masks.both(masks.either(masks.window(1, 1), masks.leading(2)), masks.padding(long(*LENGTHS))),
+        masks.both(
+            masks.either(masks.window(1, 1), masks.leading(2)), masks.padding(long(*LENGTHS))
+        ),
         lambda b, h, i, j: (abs(i - j) <= 1 or j < 2) and j < LENGTHS[b],
     ),
     "either of both": (
@@ -82,10 +105,12 @@ PREDICATES: dict[str, Any] = {
         lambda b, h, i, j: i - 2 <= j <= i or PLACES[b][j] == 0,
     ),
     "both with a plain function": (
-        masks.both(masks.causal(1), lambda q_idx, k_idx: ((q_idx[:, None] + k_idx) % 2 == 0)[None, None]),
+        masks.both(
+            masks.causal(1), lambda q_idx, k_idx: ((q_idx[:, None] + k_idx) % 2 == 0)[None, None]
+        ),
         lambda b, h, i, j: j <= i + 1 and (i + j) % 2 == 0,
     ),
-}  # fmt: skip
+}
 
 
 def cells_of(mask: Any, queries: range, keys: range) -> torch.Tensor:
@@ -99,12 +124,19 @@ def test_a_mask_allows_what_its_sentence_says(name: str) -> None:
     mask, sentence = PREDICATES[name]
     right = torch.tensor(
         [
-            [[[sentence(b, h, i, j) for j in range(K_LEN)] for i in range(Q_LEN)] for h in range(HEADS)]
+            [
+                [[sentence(b, h, i, j) for j in range(K_LEN)] for i in range(Q_LEN)]
+                for h in range(HEADS)
+            ]
             for b in range(BATCH)
         ]
     )
     assert torch.equal(cells_of(mask, range(Q_LEN), range(K_LEN)), right)
-    for queries, keys in ((range(2, 5), range(1, 4)), (range(3, 4), range(7)), (range(4, 5), range(6, 7))):
+    for queries, keys in (
+        (range(2, 5), range(1, 4)),
+        (range(3, 4), range(7)),
+        (range(4, 5), range(6, 7)),
+    ):
         part = right[:, :, queries.start : queries.stop, keys.start : keys.stop]
         assert torch.equal(cells_of(mask, queries, keys), part), "only some queries and keys"
 

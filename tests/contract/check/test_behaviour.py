@@ -1,5 +1,7 @@
-"""A model that takes token ids is examined by its behaviour: what sees the future, its batch or its length is wrong, at the part
-that does it; what holds is called right or consistent, with what was tried and what was not."""
+"""A model that takes token ids is examined by its behaviour: what sees the future, its batch or its
+length is wrong, at the part that does it; what holds is called right or consistent, with what was
+tried and what was not.
+"""
 
 from __future__ import annotations
 
@@ -31,66 +33,215 @@ class Wrong(NamedTuple):
 
 
 WRONG = (
-    Wrong("GPT", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", KEYS, "k = k.cumsum(2) + 0 * k.flip(2) + F.pad(k[:, :, 1:], (0, 0, 0, 1)) / 8; " + KEYS,
-          "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", KEYS, "n = -(-k.shape[2] // 16) * 16; "
-          "m = F.pad(k, (0, 0, 0, n - k.shape[2])).unflatten(2, (-1, 16)).mean(3).repeat_interleave(16, 2)[:, :, :k.shape[2]]; "
-          + KEYS.replace("q, k, v", "q, k + m, v"), "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", KEYS, "allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(1); "
-          + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"), "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", "is_causal=self.causal", "is_causal=not self.training", "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("LastOnly", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("ZeroHead", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", ADD, "x = x - x.mean(1, keepdim=True); " + ADD,
-          "sees-the-future", "blocks.0 (Block)"),
-    Wrong("GPT", ADD, "x = x - x.mean(0, keepdim=True) / 2; " + ADD,
-          "batch-leak", "blocks.0 (Block)"),
-    Wrong("GPT", ADD, "x = x / (1 + x.abs().amax((0, 2), keepdim=True)); " + ADD,
-          "batch-leak", "blocks.0 (Block)"),
-    Wrong("GPT", KEYS, "k[1:, :, 0] = k[:1, :, 0]; " + KEYS, "batch-leak", "blocks.0.attention (Attention)"),
-    Wrong("GPT", ADD, "x = x + F.conv1d(F.pad(x.mT, (0, 1)), x.new_ones(24, 1, 2) / 8, groups=24).mT; " + ADD,
-          "sees-the-future", "blocks.0 (Block)"),
-    Wrong("GPT", KEYS, "c = torch.arange(x.shape[1]) // 16; "
-          + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"),
-          "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("Cached", "n_past, n_past + ids.shape[1])", "n_past, n_past + ids.shape[1]) + int(n_past > 0)", "cache-differs", ""),
-    Wrong("Cached", "attn_mask=mask", "attn_mask=mask if past is None else None", "cache-differs", ""),
-    Wrong("GPT", "torch.arange(ids.shape[1])", "torch.arange(ids.shape[1]).flip(0)", "prefix-differs", ""),
+    Wrong(
+        "GPT",
+        "is_causal=self.causal",
+        "is_causal=False",
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "k = k.cumsum(2) + 0 * k.flip(2) + F.pad(k[:, :, 1:], (0, 0, 0, 1)) / 8; " + KEYS,
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "n = -(-k.shape[2] // 16) * 16; m = F.pad(k, (0, 0, 0, n - k.shape[2])).unflatten(2, (-1,"
+        " 16)).mean(3).repeat_interleave(16, 2)[:, :, :k.shape[2]]; "
+        + KEYS.replace("q, k, v", "q, k + m, v"),
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(1); "
+        + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"),
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        "is_causal=self.causal",
+        "is_causal=not self.training",
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "LastOnly",
+        "is_causal=self.causal",
+        "is_causal=False",
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "ZeroHead",
+        "is_causal=self.causal",
+        "is_causal=False",
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT", ADD, "x = x - x.mean(1, keepdim=True); " + ADD, "sees-the-future", "blocks.0 (Block)"
+    ),
+    Wrong(
+        "GPT", ADD, "x = x - x.mean(0, keepdim=True) / 2; " + ADD, "batch-leak", "blocks.0 (Block)"
+    ),
+    Wrong(
+        "GPT",
+        ADD,
+        "x = x / (1 + x.abs().amax((0, 2), keepdim=True)); " + ADD,
+        "batch-leak",
+        "blocks.0 (Block)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "k[1:, :, 0] = k[:1, :, 0]; " + KEYS,
+        "batch-leak",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        ADD,
+        "x = x + F.conv1d(F.pad(x.mT, (0, 1)), x.new_ones(24, 1, 2) / 8, groups=24).mT; " + ADD,
+        "sees-the-future",
+        "blocks.0 (Block)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "c = torch.arange(x.shape[1]) // 16; "
+        + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"),
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "Cached",
+        "n_past, n_past + ids.shape[1])",
+        "n_past, n_past + ids.shape[1]) + int(n_past > 0)",
+        "cache-differs",
+        "",
+    ),
+    Wrong(
+        "Cached", "attn_mask=mask", "attn_mask=mask if past is None else None", "cache-differs", ""
+    ),
+    Wrong(
+        "GPT",
+        "torch.arange(ids.shape[1])",
+        "torch.arange(ids.shape[1]).flip(0)",
+        "prefix-differs",
+        "",
+    ),
     Wrong("GPT", "return self.dropout(", "return F.dropout(", "not-repeatable", "the model (GPT)"),
-    Wrong("Masked", "scores = (", "v = v - v.mean(2, keepdim=True); scores = (", "sees-the-future", "the model (Masked)"),
-    Wrong("Net", "x = self.embedded(ids)", "e = self.embedded(ids); x = getattr(self, 'last', e); "
-          "x = e + x / 999 if x is not e and x.shape == e.shape else e; self.last = e", "not-repeatable", ""),
+    Wrong(
+        "Masked",
+        "scores = (",
+        "v = v - v.mean(2, keepdim=True); scores = (",
+        "sees-the-future",
+        "the model (Masked)",
+    ),
+    Wrong(
+        "Net",
+        "x = self.embedded(ids)",
+        "e = self.embedded(ids); x = getattr(self, 'last', e); "
+        "x = e + x / 999 if x is not e and x.shape == e.shape else e; self.last = e",
+        "not-repeatable",
+        "",
+    ),
     Wrong("Padded", "attn_mask=mask", "attn_mask=None", "padding-leak", ""),
     Wrong("Padded", "attn_mask=mask", "attn_mask=mask, is_causal=mask is None", "padding-leak", ""),
     Wrong("Pooled", "else ~padding_mask", "else padding_mask < 2", "padding-leak", ""),
-    Wrong("Pooled", "return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)", "return answers.mean(1)[:, 0]",
-          "padding-leak", ""),
+    Wrong(
+        "Pooled",
+        "return (answers * real[..., None]).sum(1) / real.sum(1, keepdim=True)",
+        "return answers.mean(1)[:, 0]",
+        "padding-leak",
+        "",
+    ),
     Wrong("Pooled", "return (answers", "return (answers.roll(1, 0)", "batch-leak", ""),
-    Wrong("Demanding", "is_causal=self.causal", "is_causal=False", "sees-the-future", "blocks.0.attention (Attention)"),
-    Wrong("GPT", KEYS, "n = k.shape[2]; allowed = torch.zeros_like(k[..., 0]).scatter(2, k.norm(dim=-1).topk(n // 2).indices, 1)"
-          "[:, :, None].bool() & torch.ones(n, n, dtype=torch.bool).tril(); "
-          + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"), "sees-the-future", ""),
-    Wrong("Net", "self.tokens(ids) +", "self.tokens(ids).mean(1, True) + self.tokens(ids) +",
-          "sees-the-future", "the model (Net)"),
-    Wrong("Net", "self.tokens(ids) +", "self.tokens(ids.roll(-1, 1)) + self.tokens(ids) +", "sees-the-future", "the model (Net)"),
-    Wrong("GPT", KEYS, "n = torch.arange(x.shape[1]); c = n // 16 * 16 if self.training else n; c = c.where(n > 31, n); "
-          + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"), "sees-the-future", ""),
-    Wrong("Net", "x = self.embedded(ids)", "e = F.one_hot(ids.flatten() // 17, 4); n = (e.cumsum(0) * e).sum(1).view_as(ids); "
-          "x = self.embedded(ids) * (n <= 64)[..., None]", "batch-leak", ""),
-    Wrong("ZeroHead", "nn.init.zeros_(layer.weight)", "layer.weight.data *= 1e-7; self.blocks[1].attention.causal = False",
-          "sees-the-future", "blocks.1.attention (Attention)"),
-)  # fmt: skip
+    Wrong(
+        "Demanding",
+        "is_causal=self.causal",
+        "is_causal=False",
+        "sees-the-future",
+        "blocks.0.attention (Attention)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "n = k.shape[2]; allowed = torch.zeros_like(k[..., 0]).scatter(2, k.norm(dim=-1).topk(n //"
+        " 2).indices, 1)[:, :, None].bool() & torch.ones(n, n, dtype=torch.bool).tril(); "
+        + KEYS.replace("is_causal=self.causal", "attn_mask=allowed"),
+        "sees-the-future",
+        "",
+    ),
+    Wrong(
+        "Net",
+        "self.tokens(ids) +",
+        "self.tokens(ids).mean(1, True) + self.tokens(ids) +",
+        "sees-the-future",
+        "the model (Net)",
+    ),
+    Wrong(
+        "Net",
+        "self.tokens(ids) +",
+        "self.tokens(ids.roll(-1, 1)) + self.tokens(ids) +",
+        "sees-the-future",
+        "the model (Net)",
+    ),
+    Wrong(
+        "GPT",
+        KEYS,
+        "n = torch.arange(x.shape[1]); c = n // 16 * 16 if self.training else n; c = c.where(n >"
+        " 31, n); " + KEYS.replace("is_causal=self.causal", "attn_mask=c[:, None] >= c"),
+        "sees-the-future",
+        "",
+    ),
+    Wrong(
+        "Net",
+        "x = self.embedded(ids)",
+        "e = F.one_hot(ids.flatten() // 17, 4); n = (e.cumsum(0) * e).sum(1).view_as(ids); "
+        "x = self.embedded(ids) * (n <= 64)[..., None]",
+        "batch-leak",
+        "",
+    ),
+    Wrong(
+        "ZeroHead",
+        "nn.init.zeros_(layer.weight)",
+        "layer.weight.data *= 1e-7; self.blocks[1].attention.causal = False",
+        "sees-the-future",
+        "blocks.1.attention (Attention)",
+    ),
+)
 
 
 OF_A_KIND = (
-    "k = k.cumsum", "n = -(-k", "is_causal=not", "x = x - x.mean(1", "x = x / (1", "x = x + F.conv1d", "c = torch.arange",
-    "attn_mask=mask if past", "k[1:, :, 0]", "allowed = torch.ones(x", "n = k.shape[2]; a", "n = torch", "self.tokens(ids.roll",
-)  # fmt: skip
+    "k = k.cumsum",
+    "n = -(-k",
+    "is_causal=not",
+    "x = x - x.mean(1",
+    "x = x / (1",
+    "x = x + F.conv1d",
+    "c = torch.arange",
+    "attn_mask=mask if past",
+    "k[1:, :, 0]",
+    "allowed = torch.ones(x",
+    "n = k.shape[2]; a",
+    "n = torch",
+    "self.tokens(ids.roll",
+)
 LIKE_GPT = ("LastOnly", "ZeroHead", "Demanding", "Shifted", "LossOnly", "Compared", "Tableless")
-"""Pieces and layers that are of a kind with others: what a piece begins with, and the names of layers."""
+"""Pieces and layers that are of a kind with others: what a piece begins with, and the names of
+layers."""
 CASES = [
-    pytest.param(case, marks=[pytest.mark.real] * (case.new.startswith(OF_A_KIND) or case.layer in LIKE_GPT))
+    pytest.param(
+        case, marks=[pytest.mark.real] * (case.new.startswith(OF_A_KIND) or case.layer in LIKE_GPT)
+    )
     for case in WRONG
 ]
 
@@ -116,12 +267,21 @@ def test_a_leak_is_a_mistake_at_the_part_that_leaks(case: Wrong, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("layer", "old", "new"),
-    [("GPT", ADD, ADD + "; h = x[..., 0] > 0; x[h] = F.dropout(x[h], 0.1, self.training)"),
-     ("GPT", "x = self.embedded(ids)", "x = self.embedded(ids[:, -16:])"),
-     ("GPT", "x = self.embedded(ids)", "x = self.embedded(ids) - self.positions.mean; "
-      "self.positions.register_buffer('mean', self.positions.mean + self.training * x.mean((0, 1)))"),
-     ("PrefixGPT", "PrefixModel", "PrefixGPT")],
-)  # fmt: skip
+    [
+        ("GPT", ADD, ADD + "; h = x[..., 0] > 0; x[h] = F.dropout(x[h], 0.1, self.training)"),
+        ("GPT", "x = self.embedded(ids)", "x = self.embedded(ids[:, -16:])"),
+        (
+            "GPT",
+            "x = self.embedded(ids)",
+            (
+                "x = self.embedded(ids) - self.positions.mean;"
+                " self.positions.register_buffer('mean', self.positions.mean + self.training *"
+                " x.mean((0, 1)))"
+            ),
+        ),
+        ("PrefixGPT", "PrefixModel", "PrefixGPT"),
+    ],
+)
 def test_what_resembles_a_leak_is_right(layer: str, old: str, new: str, tmp_path: Path) -> None:
     path, _ = user_code.write(tmp_path, "models:Net", (old, new))
     model = getattr(user_code.load(path), layer)()
@@ -130,29 +290,44 @@ def test_what_resembles_a_leak_is_right(layer: str, old: str, new: str, tmp_path
 
 
 OWN_WAY = ("Masked", "Cached", "Padded")
-"""Models that compute attention with the weights of modules that they never call: nothing inside can be compared."""
+"""Models that compute attention with the weights of modules that they never call: nothing inside
+can be compared."""
 
 
-@pytest.mark.parametrize("layer", some(("GPT", "Masked", "Cached", *LIKE_GPT), default=("GPT", "Masked", "Cached")))
+@pytest.mark.parametrize(
+    "layer", some(("GPT", "Masked", "Cached", *LIKE_GPT), default=("GPT", "Masked", "Cached"))
+)
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, causal=True)
     asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
     compared = [] if layer in OWN_WAY else [("Attention", "right")]
-    assert (report.verdict, report.ok, report.findings) == ("right" if compared else "consistent", True, ())
+    assert (report.verdict, report.ok, report.findings) == (
+        "right" if compared else "consistent",
+        True,
+        (),
+    )
     assert [(each.type, each.verdict) for each in report.inside] == compared
     assert [asked[name] for name in ("causality", "prefix", "batch", "repeat")] == [True] * 4
     assert asked["cache"] is (True if layer == "Cached" else None)
 
 
 @pytest.mark.real
-def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_length_first(tmp_path: Path) -> None:
+def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_length_first(
+    tmp_path: Path,
+) -> None:
     for mask in ("torch.full((T, T), True).triu(1)", "torch.full((2, T, T), True).triu(1)"):
-        each = ("tgt_mask, None", "tgt_mask[0] if tgt_mask.ndim > 2 else 1 / 0, None") if "2" in mask else ("x", "x")
+        each = (
+            ("tgt_mask, None", "tgt_mask[0] if tgt_mask.ndim > 2 else 1 / 0, None")
+            if "2" in mask
+            else ("x", "x")
+        )
         path, _ = user_code.write(tmp_path, "models:Translation", each)
         report = mhacli.check(user_code.load(path).Translation(), length=32)
         assert (report.verdict, f"tgt_mask={mask}" in report.called) == ("right", True)
-    path, _ = user_code.write(tmp_path, "models:Translation", ("src_mask, tgt_mask, None", "src_mask, None, None"))
+    path, _ = user_code.write(
+        tmp_path, "models:Translation", ("src_mask, tgt_mask, None", "src_mask, None, None")
+    )
     (finding,) = mhacli.check(user_code.load(path).Translation(), length=32).findings
     assert finding.code == "sees-the-future"
 
@@ -163,10 +338,17 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("needed", ["attention_mask", pytest.param("lengths", marks=pytest.mark.real)])
-def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "needed", ["attention_mask", pytest.param("lengths", marks=pytest.mark.real)]
+)
+def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(
+    needed: str, tmp_path: Path
+) -> None:
     given = "padding_mask=None):", f"{needed}):\n        padding_mask = {NEEDED[needed][0]}"
-    for faults, verdict in (((), "consistent"), ((("else ~padding_mask", "else padding_mask < 2"),), "wrong")):
+    for faults, verdict in (
+        ((), "consistent"),
+        ((("else ~padding_mask", "else padding_mask < 2"),), "wrong"),
+    ):
         path, _ = user_code.write(tmp_path, "models:Pooled", given, *faults)
         report = mhacli.check(user_code.load(path).Pooled(), length=32)
         assert report.verdict == verdict
@@ -176,10 +358,18 @@ def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(needed: str, t
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("read", "given"),
-    [("t[:, None, None]", "torch.ones(2, dtype=torch.long)"), ("t.mean(1, keepdim=True)", "torch.randn(2, 9, 24)")],
+    [
+        ("t[:, None, None]", "torch.ones(2, dtype=torch.long)"),
+        ("t.mean(1, keepdim=True)", "torch.randn(2, 9, 24)"),
+    ],
 )
-def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(read: str, given: str, tmp_path: Path) -> None:
-    pairs = (("ids, targets=None", "ids, t, *, targets=None"), ("embedded(ids)\n", f"embedded(ids) + {read}\n"))
+def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(
+    read: str, given: str, tmp_path: Path
+) -> None:
+    pairs = (
+        ("ids, targets=None", "ids, t, *, targets=None"),
+        ("embedded(ids)\n", f"embedded(ids) + {read}\n"),
+    )
     path, _ = user_code.write(tmp_path, "models:Net", *pairs)
     with pytest.raises(mhacli.MhaError) as raised:
         mhacli.check(user_code.load(path).Net())
@@ -191,7 +381,9 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(read: str, giv
 @pytest.mark.real
 def test_a_refusal_of_a_model_that_takes_few_lengths_gives_one_of_them(tmp_path: Path) -> None:
     read = "x = self.embedded(ids)"
-    path, _ = user_code.write(tmp_path, "models:Net", (read, f"assert ids.shape[1] % 16 == 0; {read}"))
+    path, _ = user_code.write(
+        tmp_path, "models:Net", (read, f"assert ids.shape[1] % 16 == 0; {read}")
+    )
     with pytest.raises(mhacli.MhaError) as raised:
         mhacli.check(user_code.load(path).Net())
     example = raised.value.hint.split("'")[1]
@@ -204,13 +396,18 @@ def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_
         tmp_path,
         "models:GPT",
         ("is_causal=self.causal", "is_causal=self.causal, scale=self.scale"),
-        ("self.n_heads, self.causal = n_heads", "self.scale = None; self.n_heads, self.causal = n_heads"),
+        (
+            "self.n_heads, self.causal = n_heads",
+            "self.scale = None; self.n_heads, self.causal = n_heads",
+        ),
     )
     model = user_code.load(path).GPT()
     model.blocks[1].attention.scale = 1.0
     report = mhacli.check(model)
     assert report.verdict == "wrong"
-    assert [(each.code, each.proven, each.line) for each in report.findings] == [("scale-missing", True, line)]
+    assert [(each.code, each.proven, each.line) for each in report.findings] == [
+        ("scale-missing", True, line)
+    ]
     assert False not in {behaviour.ok for behaviour in report.behaviour}
 
 
@@ -225,7 +422,9 @@ def test_a_block_is_right_if_its_attention_is_whatever_its_name(tmp_path: Path) 
     report = mhacli.check(block, length=64)
     (inside,) = report.inside
     assert (report.verdict, inside.type, inside.names) == ("right", "Mixer", ("attention",))
-    block.attention.forward = lambda x: type(block.attention).forward(block.attention, x.flip(1)).flip(1)
+    block.attention.forward = lambda x: (
+        type(block.attention).forward(block.attention, x.flip(1)).flip(1)
+    )
     report = mhacli.check(block, length=64, causal=True)
     assert report.verdict == "wrong"
 
@@ -261,7 +460,11 @@ class LengthFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.layers, self.head = nn.Embedding(40, 24), nn.LSTM(24, 24), nn.Linear(24, 40)
+        self.tokens, self.layers, self.head = (
+            nn.Embedding(40, 24),
+            nn.LSTM(24, 24),
+            nn.Linear(24, 40),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.layers(self.tokens(ids))[0])
@@ -319,8 +522,12 @@ class Around(nn.Module):
         return self.attention(x, x, x)[0]
 
 
-def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> None:
-    assert [(finding.code, finding.file) for finding in mhacli.check(Sideways()).findings] == [("batch-leak", __file__)]
+def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_of_the_texts() -> (
+    None
+):
+    assert [(finding.code, finding.file) for finding in mhacli.check(Sideways()).findings] == [
+        ("batch-leak", __file__)
+    ]
     example = "lambda m, T: m(torch.randint(m.tokens.num_embeddings, (T, 3)))"
     around = mhacli.check(Around())
     for right in (mhacli.check(LengthFirst()), mhacli.check(LengthFirst(), example=example)):
@@ -329,7 +536,9 @@ def test_a_text_that_depends_on_others_is_wrong_unless_another_axis_may_be_that_
 
 
 class Neighbours(Around):
-    """A token that is hidden reaches the one before it, but padding, whose vector is zero, reaches none."""
+    """A token that is hidden reaches the one before it, but padding, whose vector is zero, reaches
+    none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,11 +556,17 @@ def test_padding_is_a_leak_only_if_it_is_with_each_meaning_of_a_mask() -> None:
 
 
 class Recurrent(Around):
-    """Attention behind a recurrence with biases, which are not those of the projection before it; or beside it."""
+    """Attention behind a recurrence with biases, which are not those of the projection before it;
+    or beside it.
+    """
 
     def __init__(self, beside: float) -> None:
         super().__init__()
-        self.wide, self.narrow, self.lstm = nn.Linear(24, 36), nn.Linear(36, 24, bias=False), nn.LSTM(24, 24)
+        self.wide, self.narrow, self.lstm = (
+            nn.Linear(24, 36),
+            nn.Linear(36, 24, bias=False),
+            nn.LSTM(24, 24),
+        )
         self.beside = beside
 
     def forward(self, x: Tensor) -> Tensor:
@@ -362,7 +577,10 @@ class Recurrent(Around):
 @pytest.mark.parametrize("beside", some((1.0, 0.0), default=[1.0]))
 def test_attention_behind_a_recurrence_is_compared(beside: float) -> None:
     report = mhacli.check(Recurrent(beside))
-    assert (report.verdict, [inside.verdict for inside in report.inside]) == ("right", ["right"] * (not beside))
+    assert (report.verdict, [inside.verdict for inside in report.inside]) == (
+        "right",
+        ["right"] * (not beside),
+    )
 
 
 @pytest.mark.real
@@ -381,9 +599,9 @@ class Chunked(Around):
 
 class Triangular(Around):
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, attn_mask=torch.full((len(x), len(x)), -torch.inf).triu(1), need_weights=False)[
-            0
-        ]
+        return self.attention(
+            x, x, x, attn_mask=torch.full((len(x), len(x)), -torch.inf).triu(1), need_weights=False
+        )[0]
 
 
 def test_a_leak_that_only_long_texts_show_is_found_and_none_where_a_mask_has_32_bits() -> None:
@@ -391,12 +609,16 @@ def test_a_leak_that_only_long_texts_show_is_found_and_none_where_a_mask_has_32_
     assert mhacli.check(Triangular(), causal=True).verdict == "right"
 
 
-@pytest.mark.parametrize(("layer", "side"), [("Padded", "hide"), ("Padded", None), ("Leading", None)])
+@pytest.mark.parametrize(
+    ("layer", "side"), [("Padded", "hide"), ("Padded", None), ("Leading", None)]
+)
 def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_given(
     layer: str, side: Literal["hide"] | None
 ) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
-    asked = {behaviour.name: behaviour for behaviour in mhacli.check(model, mask_means=side).behaviour}
+    asked = {
+        behaviour.name: behaviour for behaviour in mhacli.check(model, mask_means=side).behaviour
+    }
     assert asked["right-padding"].ok
     left = asked["left-padding"]
     assert (left.ok, left.tried is not None, left.largest > left.tolerance) == (None, True, True)
@@ -404,13 +626,21 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 
 @pytest.mark.parametrize(
     ("example", "mask", "verdict"),
-    [("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
-     ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
-     ("lambda m: m(torch.randint(65, (2, 9)), mask={})", "torch.ones(9, 9).tril()", "consistent")],
-)  # fmt: skip
+    [
+        ("lambda m, T: m(torch.randint(65, (2, T)), {})", "torch.ones(T, T).tril()", "consistent"),
+        ("lambda m, T: m(torch.randint(65, (2, T)), mask={})", "torch.ones(T, T).tril(1)", "wrong"),
+        (
+            "lambda m: m(torch.randint(65, (2, 9)), mask={})",
+            "torch.ones(9, 9).tril()",
+            "consistent",
+        ),
+    ],
+)
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
     model, random = user_code.load(user_code.ZOO / "models.py").Masked, torch.get_rng_state()
-    report = mhacli.check(model, example=example.format(mask), causal=True, length=None if "m:" in example else 32)
+    report = mhacli.check(
+        model, example=example.format(mask), causal=True, length=None if "m:" in example else 32
+    )
     assert torch.equal(torch.get_rng_state(), random)
     assert report.verdict == verdict
     asked = {behaviour.name: behaviour for behaviour in report.behaviour}
@@ -422,7 +652,10 @@ def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict
 def test_a_compiled_module_and_a_function_are_examined_and_a_scripted_module_is_refused() -> None:
     model = user_code.load(user_code.ZOO / "models.py").GPT()
     assert mhacli.check(torch.compile(model, backend="eager"), length=32).verdict == "right"
-    assert mhacli.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict == "consistent"
+    assert (
+        mhacli.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict
+        == "consistent"
+    )
     alone = (lambda ids: model(ids)[0].squeeze(0)), r"\[1, 6\] give \[6, 65\]"
     for thing, word in ((torch.jit.script(nn.Linear(2, 2)), "scripted"), (3, "got int"), alone):
         with pytest.raises(mhacli.MhaError, match=word):
@@ -435,15 +668,34 @@ def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path)
     document = run(tmp_path, *words, writes=("torchinductor_root",)).json
     assert document["verdict"] == "right"
     (inside,) = document["inside"]
-    assert (inside["type"], inside["verdict"], len(inside["names"])) == ("GPT2Attention", "right", 3)
+    assert (inside["type"], inside["verdict"], len(inside["names"])) == (
+        "GPT2Attention",
+        "right",
+        3,
+    )
     held = {behaviour["name"] for behaviour in document["behaviour"] if behaviour["ok"]}
     both_sides = {"left-padding", "right-padding"}
-    assert held >= {"causality", "prefix", "batch", "repeat", "cache", "finite", "eager", "row-sums"} | both_sides
+    assert (
+        held
+        >= {
+            "causality",
+            "prefix",
+            "batch",
+            "repeat",
+            "cache",
+            "finite",
+            "eager",
+            "row-sums",
+        }
+        | both_sides
+    )
     assert run(tmp_path, "check", "--json", code=2).error["code"] == "usage"
 
 
 class Selecting(nn.Module):
-    """Of all keys of the text the longer half is seen: as small a change as rounding selects others."""
+    """Of all keys of the text the longer half is seen: as small a change as rounding selects
+    others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -453,10 +705,14 @@ class Selecting(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x, n = self.tokens(ids), ids.shape[1]
         for layer in self.layers:
-            q, k, v = (part.unflatten(-1, (4, 12)).transpose(1, 2) for part in layer(x).chunk(3, dim=-1))
+            q, k, v = (
+                part.unflatten(-1, (4, 12)).transpose(1, 2) for part in layer(x).chunk(3, dim=-1)
+            )
             best = k.norm(dim=-1).topk(max(1, n // 2)).indices
             seen = torch.zeros_like(k[..., 0], dtype=torch.bool).scatter(2, best, True)[:, :, None]
-            seen = (seen | torch.eye(n, dtype=torch.bool)) & torch.ones(n, n, dtype=torch.bool).tril()
+            seen = (seen | torch.eye(n, dtype=torch.bool)) & torch.ones(
+                n, n, dtype=torch.bool
+            ).tril()
             z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
             x = x + z.transpose(1, 2).flatten(2)
         return self.head(x)
@@ -469,11 +725,19 @@ def test_what_rounding_hides_is_not_called_consistent() -> None:
 
 @pytest.mark.parametrize(
     ("layer", "states", "verdict"),
-    [("Encoder", {}, "right"), ("Padded", {}, "consistent"), ("PrefixModel", {}, "right"),
-     ("Open", {}, "unknown"), ("Open", {"causal": False}, "right"), ("Open", {"causal": True}, "wrong"),
-     pytest.param("PrefixModel", {"causal": True}, "wrong", marks=pytest.mark.real)],
-)  # fmt: skip
-def test_whether_later_tokens_may_be_seen_is_stated_or_known(layer: str, states: dict[str, bool], verdict: str) -> None:
+    [
+        ("Encoder", {}, "right"),
+        ("Padded", {}, "consistent"),
+        ("PrefixModel", {}, "right"),
+        ("Open", {}, "unknown"),
+        ("Open", {"causal": False}, "right"),
+        ("Open", {"causal": True}, "wrong"),
+        pytest.param("PrefixModel", {"causal": True}, "wrong", marks=pytest.mark.real),
+    ],
+)
+def test_whether_later_tokens_may_be_seen_is_stated_or_known(
+    layer: str, states: dict[str, bool], verdict: str
+) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     report = mhacli.check(model, **states)
     assert report.verdict == verdict
@@ -508,5 +772,9 @@ def test_the_command_answers_with_its_exit_code_and_json(tmp_path: Path) -> None
     document = run(tmp_path, "check", f"{path.name}:GPT", "--length", "32", "--json", code=3).json
     assert (document["schema"], document["verdict"]) == ("mha.check/1", "wrong")
     causality = document["behaviour"][0]
-    assert (causality["name"], causality["ok"], causality["tried"]["length"]) == ("causality", False, 32)
+    assert (causality["name"], causality["ok"], causality["tried"]["length"]) == (
+        "causality",
+        False,
+        32,
+    )
     assert causality["at"]["position"] < causality["at"]["cut"]

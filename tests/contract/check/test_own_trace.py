@@ -26,7 +26,8 @@ class Separate(nn.Module):
         return x.view(x.size(0), -1, self.h, self.d).transpose(1, 2)
 
     def forward(self, query, key, value, mask=None):
-        q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
+        q, k = self.split(self.W_q(query)), self.split(self.W_k(key))
+        v = self.split(self.W_v(value))
         scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d)
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -1e9)
@@ -96,22 +97,51 @@ def line_of(words: str) -> int:
 @pytest.mark.parametrize(
     ("target", "axes", "lines"),
     [
-        ("Separate", {"qk": "batch head query key", "pattern": "batch head query key", "z": "batch head query d_head",
-                      "out": "batch query d_model"},
-         {"pattern": "torch.softmax(scores", "z": "z = torch.matmul(weights", "out": "self.W_o(z"}),
-        pytest.param("Fused", {"z": "batch head query d_head", "kᵀ": "batch head d_head key"},
-                     {"pattern": "weights = F.softmax", "out": "self.proj(z"}, marks=pytest.mark.real),
-        pytest.param("Grouped", {"k": "batch head key d_head", "z": "batch head query d_head"},
-                     {"z": "y = F.scaled_dot_product", "k": "repeat_interleave"}, marks=pytest.mark.real),
-        pytest.param("attend", {"pattern": "batch head query key"}, {"qk": "scores = q @ k"}, marks=pytest.mark.real),
+        (
+            "Separate",
+            {
+                "qk": "batch head query key",
+                "pattern": "batch head query key",
+                "z": "batch head query d_head",
+                "out": "batch query d_model",
+            },
+            {
+                "pattern": "torch.softmax(scores",
+                "z": "z = torch.matmul(weights",
+                "out": "self.W_o(z",
+            },
+        ),
+        pytest.param(
+            "Fused",
+            {"z": "batch head query d_head", "kᵀ": "batch head d_head key"},
+            {"pattern": "weights = F.softmax", "out": "self.proj(z"},
+            marks=pytest.mark.real,
+        ),
+        pytest.param(
+            "Grouped",
+            {"k": "batch head key d_head", "z": "batch head query d_head"},
+            {"z": "y = F.scaled_dot_product", "k": "repeat_interleave"},
+            marks=pytest.mark.real,
+        ),
+        pytest.param(
+            "attend",
+            {"pattern": "batch head query key"},
+            {"qk": "scores = q @ k"},
+            marks=pytest.mark.real,
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_tensor_has_its_axes_and_the_line_that_makes_it(tmp_path, target, axes, lines) -> None:
     ended = trace(tmp_path, f"mine.py:{target}", "--json")
     document, found = ended.json, steps(ended)
-    assert (document["schema"], document["module"]["target"]) == ("mha.record/1", f"mine.py:{target}")
+    assert (document["schema"], document["module"]["target"]) == (
+        "mha.record/1",
+        f"mine.py:{target}",
+    )
     assert {site: " ".join(found[site]["axes"]) for site in axes} == axes
-    assert {site: found[site]["line"] for site in lines} == {site: line_of(words) for site, words in lines.items()}
+    assert {site: found[site]["line"] for site in lines} == {
+        site: line_of(words) for site, words in lines.items()
+    }
     assert [site for site in SITES if site in found] == [site for site in found if site in SITES]
     for step in document["trace"]:
         assert len(step["shape"]) == len(step["axes"])
@@ -131,7 +161,10 @@ def test_each_tensor_has_its_axes_and_the_line_that_makes_it(tmp_path, target, a
     ],
 )
 def test_a_tensor_that_mixes_axes_has_a_warning(tmp_path, words, site: str, mentions) -> None:
-    remarks = {name: step["remark"] for name, step in steps(trace(tmp_path, "mine.py:Fused", *words, "--json")).items()}
+    remarks = {
+        name: step["remark"]
+        for name, step in steps(trace(tmp_path, "mine.py:Fused", *words, "--json")).items()
+    }
     assert [name for name, remark in remarks.items() if remark] == [site]
     assert all(word in remarks[site] for word in mentions)
 
@@ -167,7 +200,9 @@ def test_words_that_do_not_go_together_are_a_usage_error(tmp_path, words, says: 
     assert says in trace(tmp_path, *words, code=2).said
 
 
-@pytest.mark.parametrize("words", [("12:30",), ("so mine.py:Separate it is",), ("the cat", "--text", "mine.py")])
+@pytest.mark.parametrize(
+    "words", [("12:30",), ("so mine.py:Separate it is",), ("the cat", "--text", "mine.py")]
+)
 def test_other_words_with_a_colon_or_a_file_are_texts(tmp_path, words) -> None:
     document = trace(tmp_path, *words, "--mask", "--d-model", "8", "--heads", "2", "--json").json
     assert document["sequences"][0]["text"] == words[0]
@@ -205,8 +240,14 @@ CHUNKED = (
 )
 
 
-def test_the_parts_of_a_fused_projection_are_counted_in_their_order(mha: Any, tmp_path: Path) -> None:
+def test_the_parts_of_a_fused_projection_are_counted_in_their_order(
+    mha: Any, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(CHUNKED)
     steps = mha("trace", "mine.py:Fused", "--json").json["trace"]
-    parts = [re.findall(r"\d+", step["formula"]) for step in steps if "chunk" in step["formula"].partition("=")[2]]
+    parts = [
+        re.findall(r"\d+", step["formula"])
+        for step in steps
+        if "chunk" in step["formula"].partition("=")[2]
+    ]
     assert parts[:3] == [["1"], ["2"], ["3"]]

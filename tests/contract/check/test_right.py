@@ -1,4 +1,6 @@
-"""Right attention of many styles is called right, with its choices; attention that cannot be judged is never called wrong."""
+"""Right attention of many styles is called right, with its choices; attention that cannot be judged
+is never called wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ KEEP, HIDE, CAUSAL = {"mask_means": "keep"}, {"mask_means": "hide"}, {"causal": 
 
 
 class Right(NamedTuple):
-    """A layer, its arguments, what the user states, and the names of choices that must be listed."""
+    """A layer, its arguments, what the user states, and the names of choices that must be
+    listed.
+    """
 
     layer: str
     arguments: str = ""
@@ -53,7 +57,9 @@ ROWS = (
     Right("fused:TriangleAttention", "emb_size=24 n_heads=3", CAUSAL),
     Right("fused:LengthsAttention", DIM),
     Right("fused:FlatAttention", "units=24 num_heads=3", HIDE),
-    Right("fused:PerHeadAttention", "input_dim=20 embed_dim=24 num_heads=3", KEEP, "fused-per-head"),
+    Right(
+        "fused:PerHeadAttention", "input_dim=20 embed_dim=24 num_heads=3", KEEP, "fused-per-head"
+    ),
     Right("fused:ContextAttention", "query_dim=24 context_dim=20 heads=3 dim_head=7", common=True),
     Right("fused:FusedGroups", f"dim=24 {GROUPS}", choices="gqa"),
     Right("functions:attend", common=True),
@@ -105,7 +111,9 @@ ROWS = (
     Right("positions:HandNormed", choices="qk-norm rope"),
     Right("positions:NormedGpt", states=CAUSAL, choices="qk-norm scale"),
     Right("positions:CappedAttention", SIZES, CAUSAL, "softcap"),
-    Right("positions:CappedAttention", f"{SIZES} query_pre_attn_scalar=12", CAUSAL, "softcap scale"),
+    Right(
+        "positions:CappedAttention", f"{SIZES} query_pre_attn_scalar=12", CAUSAL, "softcap scale"
+    ),
     Right("positions:RotaryAttention", "dim=24 n_heads=3", choices="rope", common=True),
     Right("odd:LearnedTemperature", DIM),
     Right("odd:CosineAttention", DIM, {"scale": 10.0}, "scale qk-norm"),
@@ -115,16 +123,28 @@ ROWS = (
     Right("odd:FloatOnly"),
     Right("odd:Normalizes"),
     Right("odd:PixelBlock", choices="pre-norm residual softcap"),
-)  # fmt: skip
+)
 CACHED = (
-    "LlamaAttention", "OwnRotations", "PastAttention", "RotaryPast", "OneTokenAtATime", "HubAttention",
-    "GrowingCacheAttention", "SeparateCaches", "PositionIds", "OwnGrowingCache",
-)  # fmt: skip
+    "LlamaAttention",
+    "OwnRotations",
+    "PastAttention",
+    "RotaryPast",
+    "OneTokenAtATime",
+    "HubAttention",
+    "GrowingCacheAttention",
+    "SeparateCaches",
+    "PositionIds",
+    "OwnGrowingCache",
+)
 UNJUDGED = {
-    "TalkingHeads": (DIM, ""), "LinearAttention": (DIM, ""), "InterpretableAttention": (SIZES, ""),
-    "GatedAttention": (DIM, ""), "NoAttention": ("d_model=24", ""),
-    "UnplacedQueries": (SIZES, "causal-top-left"), "UnseenKeyBias": (SIZES, "bias-missing"),
-}  # fmt: skip
+    "TalkingHeads": (DIM, ""),
+    "LinearAttention": (DIM, ""),
+    "InterpretableAttention": (SIZES, ""),
+    "GatedAttention": (DIM, ""),
+    "NoAttention": ("d_model=24", ""),
+    "UnplacedQueries": (SIZES, "causal-top-left"),
+    "UnseenKeyBias": (SIZES, "bias-missing"),
+}
 """Layers that nobody can judge from outside, and the mistake that may be named all the same."""
 
 
@@ -134,7 +154,11 @@ def load(layer: str) -> object:
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.layer, marks=[] if row.common else [pytest.mark.real]) for row in ROWS]
+    "row",
+    [
+        pytest.param(row, id=row.layer, marks=[] if row.common else [pytest.mark.real])
+        for row in ROWS
+    ],
 )
 def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
     examination = mhacli.check(load(row.layer), arguments=row.given, **row.states)
@@ -147,18 +171,31 @@ def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
 @pytest.mark.parametrize("name", some(CACHED, default=CACHED[1:3]))
 def test_attention_with_a_cache_is_right_and_its_cache_is_examined(name: str) -> None:
     examination = mhacli.check(load(f"cached:{name}"))
-    assert (examination.verdict, examination.findings, examination.not_examined) == ("right", (), ())
-    assert ("cache" in " ".join(examination.notes)) == (name == "OneTokenAtATime")  # its later steps take one token
+    assert (examination.verdict, examination.findings, examination.not_examined) == (
+        "right",
+        (),
+        (),
+    )
+    assert ("cache" in " ".join(examination.notes)) == (
+        name == "OneTokenAtATime"
+    )  # its later steps take one token
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", UNJUDGED)
 def test_attention_that_nobody_can_judge_is_not_called_wrong(name: str) -> None:
     pairs, code = UNJUDGED[name]
-    examination = mhacli.check(load(f"odd:{name}"), arguments=Right("", pairs).given, time_limit_s=0.5)
+    examination = mhacli.check(
+        load(f"odd:{name}"), arguments=Right("", pairs).given, time_limit_s=0.5
+    )
     assert {finding.code for finding in examination.findings} <= {code}
     assert code or examination.verdict != "wrong"
-    assert examination.verdict == "right" or examination.findings or examination.reason or examination.next_steps
+    assert (
+        examination.verdict == "right"
+        or examination.findings
+        or examination.reason
+        or examination.next_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,18 +206,24 @@ def test_attention_that_nobody_can_judge_is_not_called_wrong(name: str) -> None:
         pytest.param("ChangesItsInput", set(), marks=pytest.mark.real),
     ],
 )
-def test_attention_that_does_not_compute_the_same_twice_is_not_called_right(name: str, codes: set[str]) -> None:
+def test_attention_that_does_not_compute_the_same_twice_is_not_called_right(
+    name: str, codes: set[str]
+) -> None:
     examination = mhacli.check(load(f"odd:{name}"), time_limit_s=0.5)
     assert examination.verdict != "right"
     assert {finding.code for finding in examination.findings} == codes
 
 
 @pytest.mark.real
-def test_heads_that_share_projections_and_divide_by_the_root_of_d_model_are_wrong(tmp_path: Path) -> None:
+def test_heads_that_share_projections_and_divide_by_the_root_of_d_model_are_wrong(
+    tmp_path: Path,
+) -> None:
     pair = ("self.head_dim**0.5", "(self.heads * self.head_dim) ** 0.5")
     path, line = user_code.write(tmp_path, "odd:SharedHeadProjections", pair)
     layer = user_code.load(path).SharedHeadProjections
-    (finding,) = mhacli.check(layer, arguments={"embed_size": 24, "heads": 3}, mask_means="keep").findings
+    (finding,) = mhacli.check(
+        layer, arguments={"embed_size": 24, "heads": 3}, mask_means="keep"
+    ).findings
     assert (finding.code, finding.line) == ("scale-d-model", line)
 
 
@@ -193,26 +236,47 @@ def test_the_layer_of_torch_is_right(batch_first: bool) -> None:
 @pytest.mark.real
 def test_a_list_of_three_layers_named_qkv_is_read(tmp_path: Path) -> None:
     pairs = (
-        ("self.query = nn.Linear(embed_dim, embed_dim)",
-         "self.qkv = nn.ModuleList(nn.Linear(embed_dim, embed_dim) for _ in range(3))"),
-        ("        self.key = nn.Linear(embed_dim, embed_dim)\n        self.value = nn.Linear(embed_dim, embed_dim)\n", ""),
-        ("self.query(x)", "self.qkv[0](x)"), ("self.key(x)", "self.qkv[1](x)"), ("self.value(x)", "self.qkv[2](x)"),
-    )  # fmt: skip
+        (
+            "self.query = nn.Linear(embed_dim, embed_dim)",
+            "self.qkv = nn.ModuleList(nn.Linear(embed_dim, embed_dim) for _ in range(3))",
+        ),
+        (
+            (
+                "        self.key = nn.Linear(embed_dim, embed_dim)\n        self.value ="
+                " nn.Linear(embed_dim, embed_dim)\n"
+            ),
+            "",
+        ),
+        ("self.query(x)", "self.qkv[0](x)"),
+        ("self.key(x)", "self.qkv[1](x)"),
+        ("self.value(x)", "self.qkv[2](x)"),
+    )
     path, _ = user_code.write(tmp_path, "separate:SelfAttention", *pairs)
     layer = user_code.load(path).SelfAttention
-    assert mhacli.check(layer, arguments={"embed_dim": 24, "num_heads": 3}, time_limit_s=0.5).verdict == "right"
+    assert (
+        mhacli.check(layer, arguments={"embed_dim": 24, "num_heads": 3}, time_limit_s=0.5).verdict
+        == "right"
+    )
 
 
-# ------------------------------------------------------------------------------------------------ that the layers are right
+# ------------------------------------------------------------------------ that the layers are right
 
 PLAIN = {
-    "separate:PaperAttention": "w_q w_k w_v w_o", "separate:SelfAttention": "query key value dense",
-    "separate:StoryAttention": "query key value proj", "separate:NewestAttention": "q_proj k_proj v_proj o_proj",
-    "separate:PaddedAttention": "q_proj k_proj v_proj out_proj", "separate:ChatAttention": "wq wk wv out_proj",
-    "separate:GroupedAttention": "q_proj k_proj v_proj o_proj", "fused:VisionAttention": "qkv proj",
-    "fused:ChunkedAttention": "to_qkv to_out", "fused:KernelAttention": "qkv proj", "fused:CausalAttention": "c_attn c_proj",
-    "fused:TriangleAttention": "qkv out", "fused:LengthsAttention": "qkv proj", "fused:FlatAttention": "in_proj out_proj",
-}  # fmt: skip
+    "separate:PaperAttention": "w_q w_k w_v w_o",
+    "separate:SelfAttention": "query key value dense",
+    "separate:StoryAttention": "query key value proj",
+    "separate:NewestAttention": "q_proj k_proj v_proj o_proj",
+    "separate:PaddedAttention": "q_proj k_proj v_proj out_proj",
+    "separate:ChatAttention": "wq wk wv out_proj",
+    "separate:GroupedAttention": "q_proj k_proj v_proj o_proj",
+    "fused:VisionAttention": "qkv proj",
+    "fused:ChunkedAttention": "to_qkv to_out",
+    "fused:KernelAttention": "qkv proj",
+    "fused:CausalAttention": "c_attn c_proj",
+    "fused:TriangleAttention": "qkv out",
+    "fused:LengthsAttention": "qkv proj",
+    "fused:FlatAttention": "in_proj out_proj",
+}
 """Layers that most mistakes are made in, with the names of their weights."""
 CAUSAL_ONES = (
     "StoryAttention",
@@ -224,14 +288,24 @@ CAUSAL_ONES = (
 )
 
 
-def formula(layer: nn.Module, names: str, n_heads: int, x: Tensor, context: Tensor, *, causal: bool) -> Tensor:
-    """softmax(q kᵀ / √d_head) v of each head, side by side, through the output projection. Source: Vaswani et al. 2017, eq. 1."""
+def formula(
+    layer: nn.Module, names: str, n_heads: int, x: Tensor, context: Tensor, *, causal: bool
+) -> Tensor:
+    """softmax(q kᵀ / √d_head) v of each head, side by side, through the output projection. Source:
+    Vaswani et al. 2017, eq. 1.
+    """
     *inputs, out = (layer.get_submodule(name) for name in names.split())
     if len(inputs) == 1:
-        weights, biases = inputs[0].weight.chunk(3), (None,) * 3 if inputs[0].bias is None else inputs[0].bias.chunk(3)
+        weights, biases = (
+            inputs[0].weight.chunk(3),
+            (None,) * 3 if inputs[0].bias is None else inputs[0].bias.chunk(3),
+        )
     else:
         weights, biases = [one.weight for one in inputs], [one.bias for one in inputs]
-    q, k, v = (F.linear(rows, w, b) for rows, w, b in zip((x, context, context), weights, biases, strict=True))
+    q, k, v = (
+        F.linear(rows, w, b)
+        for rows, w, b in zip((x, context, context), weights, biases, strict=True)
+    )
     d_head = q.shape[-1] // n_heads
     group = q.shape[-1] // k.shape[-1]
     z = []
@@ -252,7 +326,11 @@ def test_the_layers_that_most_mistakes_are_made_in_compute_the_formula(normal) -
         module = load(layer)(**row.given).double().eval()
         x, context = normal(2, 5, 24), normal(2, 7, 24)
         is_cross = layer.endswith((":PaperAttention", ":NewestAttention"))
-        n_heads = next(size for name, size in row.given.items() if name in ("n_heads", "num_heads", "n_head", "heads"))
+        n_heads = next(
+            size
+            for name, size in row.given.items()
+            if name in ("n_heads", "num_heads", "n_head", "heads")
+        )
         with torch.no_grad():
             causal = layer.endswith(CAUSAL_ONES)
             expected = formula(module, names, n_heads, x, context if is_cross else x, causal=causal)

@@ -1,4 +1,6 @@
-"""What the user states, two mistakes at once, the corrected expression, and the comparison with another implementation."""
+"""What the user states, two mistakes at once, the corrected expression, and the comparison with
+another implementation.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ class Mine(nn.Module):
         return self.wo({merged})
 """
 RIGHT = {
-    "product": "a @ b.transpose(-2, -1)", "divisor": "math.sqrt(self.hd)", "masked": "s", "pattern": "s.softmax(-1)",
-    "weighed": "p @ c", "merged": "z.transpose(1, 2).reshape(n, steps, width)",
-}  # fmt: skip
+    "product": "a @ b.transpose(-2, -1)",
+    "divisor": "math.sqrt(self.hd)",
+    "masked": "s",
+    "pattern": "s.softmax(-1)",
+    "weighed": "p @ c",
+    "merged": "z.transpose(1, 2).reshape(n, steps, width)",
+}
 TRIANGLE = 's.masked_fill(torch.ones(steps, steps).triu(1).bool(), float("-inf"))'
 
 
@@ -51,7 +57,7 @@ def codes(examination: object) -> list[str]:
     return [finding.code for finding in examination.findings]
 
 
-# ------------------------------------------------------------------------------------------------------------------ the fix
+# ------------------------------------------------------------------------------------------ the fix
 
 
 @pytest.mark.parametrize(
@@ -61,11 +67,15 @@ def codes(examination: object) -> list[str]:
         ("merged", "z.reshape(n, steps, width)"),
         pytest.param("product", "b @ a.transpose(-2, -1)", marks=pytest.mark.real),
         pytest.param("masked", "s * torch.ones(steps, steps).tril()", marks=pytest.mark.real),
-        pytest.param("pattern", "s.softmax(-1) * torch.ones(steps, steps).tril()", marks=pytest.mark.real),
+        pytest.param(
+            "pattern", "s.softmax(-1) * torch.ones(steps, steps).tril()", marks=pytest.mark.real
+        ),
         pytest.param("weighed", "p.transpose(-2, -1) @ c", marks=pytest.mark.real),
     ],
 )
-def test_the_fix_in_place_of_the_wrong_expression_makes_the_code_right(tmp_path, place: str, wrong: str) -> None:
+def test_the_fix_in_place_of_the_wrong_expression_makes_the_code_right(
+    tmp_path, place: str, wrong: str
+) -> None:
     examination = check(tmp_path, {place: wrong})
     assert examination.verdict == "wrong"
     assert check(tmp_path, {place: examination.findings[0].fix}).verdict == "right"
@@ -84,18 +94,23 @@ def test_the_evidence_of_a_finding_has_its_numbers(tmp_path) -> None:
     assert all((finding.message, finding.evidence, finding.effect, finding.fix, finding.source))
 
 
-# ------------------------------------------------------------------------------------------------------- mistakes together
+# -------------------------------------------------------------------------------- mistakes together
 
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
         ({"pattern": "s.softmax(-2)", "divisor": "1.0"}, {"softmax-axis", "scale-missing"}),
-        ({"merged": "z.reshape(n, steps, width)", "divisor": "1.0"}, {"merge-without-transpose", "scale-missing"}),
-        ({"masked": TRIANGLE.replace("triu(1)", "triu(2)"), "pattern": "s.softmax(-2)"},
-         {"causal-off-by-one", "softmax-axis"}),
+        (
+            {"merged": "z.reshape(n, steps, width)", "divisor": "1.0"},
+            {"merge-without-transpose", "scale-missing"},
+        ),
+        (
+            {"masked": TRIANGLE.replace("triu(1)", "triu(2)"), "pattern": "s.softmax(-2)"},
+            {"causal-off-by-one", "softmax-axis"},
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.real
 def test_two_mistakes_are_both_named(tmp_path, parts: dict[str, str], expected: set[str]) -> None:
     examination = check(tmp_path, parts, causal="masked" in parts)
@@ -105,13 +120,17 @@ def test_two_mistakes_are_both_named(tmp_path, parts: dict[str, str], expected: 
 
 @pytest.mark.real
 def test_three_mistakes_are_unknown_and_something_to_try_is_named(tmp_path) -> None:
-    parts = {"masked": TRIANGLE.replace("triu(1)", "triu(2)"), "pattern": "s.softmax(-2)", "divisor": "0.3"}
+    parts = {
+        "masked": TRIANGLE.replace("triu(1)", "triu(2)"),
+        "pattern": "s.softmax(-2)",
+        "divisor": "0.3",
+    }
     examination = check(tmp_path, parts, scale=0.5, time_limit_s=0.5)
     assert examination.verdict == "unknown"
     assert any("--against" in step for step in examination.next_steps)
 
 
-# ------------------------------------------------------------------------------------------------------------- statements
+# --------------------------------------------------------------------------------------- statements
 
 
 @pytest.mark.parametrize(
@@ -120,17 +139,32 @@ def test_three_mistakes_are_unknown_and_something_to_try_is_named(tmp_path) -> N
         ({}, {"n_heads": 5, "scale": 8**-0.5}, []),
         pytest.param({}, {"n_heads": 2}, ["heads-not-as-stated"], marks=pytest.mark.real),
         pytest.param({}, {"scale": 0.25}, ["scale-not-as-stated"], marks=pytest.mark.real),
-        pytest.param({}, {"n_heads": 2, "scale": 0.25}, ["heads-not-as-stated", "scale-not-as-stated"],
-                     marks=pytest.mark.real),
-        pytest.param({"pattern": "s.softmax(-2)"}, {"scale": 0.25}, ["scale-not-as-stated", "softmax-axis"],
-                     marks=pytest.mark.real),
+        pytest.param(
+            {},
+            {"n_heads": 2, "scale": 0.25},
+            ["heads-not-as-stated", "scale-not-as-stated"],
+            marks=pytest.mark.real,
+        ),
+        pytest.param(
+            {"pattern": "s.softmax(-2)"},
+            {"scale": 0.25},
+            ["scale-not-as-stated", "softmax-axis"],
+            marks=pytest.mark.real,
+        ),
         ({"divisor": "4.0"}, {"scale": 0.25}, []),
         ({"masked": TRIANGLE}, {"causal": True}, []),
         ({}, {"causal": True}, ["causal-missing"]),
-        pytest.param({}, {"causal": True, "scale": 0.25}, ["scale-not-as-stated", "causal-missing"], marks=pytest.mark.real),
+        pytest.param(
+            {},
+            {"causal": True, "scale": 0.25},
+            ["scale-not-as-stated", "causal-missing"],
+            marks=pytest.mark.real,
+        ),
     ],
-)  # fmt: skip
-def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, parts, states, expected: list[str]) -> None:
+)
+def test_a_statement_that_the_code_contradicts_is_a_mistake(
+    tmp_path, parts, states, expected: list[str]
+) -> None:
     examination = check(tmp_path, parts, **states)
     assert codes(examination) == expected
     assert examination.verdict == ("wrong" if expected else "right")
@@ -140,7 +174,9 @@ def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, parts, sta
         assert all(number in examination.findings[0].message for number in ("5", "2"))
 
 
-@pytest.mark.parametrize(("layer", "layout"), [("RotaryAttention", "half"), ("ComplexLlama", "interleaved")])
+@pytest.mark.parametrize(
+    ("layer", "layout"), [("RotaryAttention", "half"), ("ComplexLlama", "interleaved")]
+)
 @pytest.mark.real
 def test_a_stated_layout_of_rotary_positions_is_that_of_the_code(layer: str, layout: str) -> None:
     thing = getattr(user_code.load(user_code.ZOO / "positions.py"), layer)
@@ -157,14 +193,18 @@ def test_the_options_of_the_command_are_those_statements(mha, tmp_path) -> None:
     assert [finding["code"] for finding in document["findings"]] == ["causal-missing"]
 
 
-# ------------------------------------------------------------------------------------------------- another implementation
+# --------------------------------------------------------------------------- another implementation
 
 SIZES = {"dim": 24, "num_heads": 3}
 TORCH = {"embed_dim": 24, "num_heads": 3, "batch_first": True}
 
 
-def compare(one: str, other: str, folder: Path | None = None, pair: tuple[str, str] | None = None) -> object:
-    """The comparison of two layers of the zoo, of which the second may have a mistake; both names may be of torch."""
+def compare(
+    one: str, other: str, folder: Path | None = None, pair: tuple[str, str] | None = None
+) -> object:
+    """The comparison of two layers of the zoo, of which the second may have a mistake; both names
+    may be of torch.
+    """
 
     def parts(layer: str, change: tuple[str, str] | None) -> tuple[object, dict[str, object]]:
         if layer.startswith("torch"):
@@ -177,7 +217,9 @@ def compare(one: str, other: str, folder: Path | None = None, pair: tuple[str, s
             path, _ = user_code.write(folder, layer, change)
         thing = getattr(user_code.load(path), name)
         is_vision = name == "VisionAttention"
-        return thing, (SIZES if is_vision else {"embed_dim": 24, "num_heads": 3}) if isinstance(thing, type) else {}
+        return thing, (SIZES if is_vision else {"embed_dim": 24, "num_heads": 3}) if isinstance(
+            thing, type
+        ) else {}
 
     (first, given), (second, given_second) = parts(one, None), parts(other, pair)
     return mhacli.check(first, arguments=given, against=second, against_arguments=given_second)
@@ -210,13 +252,30 @@ def test_the_same_attention_written_otherwise_gives_the_same_output(one: str, ot
             ("energy.softmax(dim=-1)", "energy.softmax(dim=-2)"),
             "pattern",
         ),
-        ("fused:VisionAttention", "separate:SelfAttention", ("self.head_dim**-0.5", "self.head_dim**-1.0"), "scores"),
+        (
+            "fused:VisionAttention",
+            "separate:SelfAttention",
+            ("self.head_dim**-0.5", "self.head_dim**-1.0"),
+            "scores",
+        ),
         ("fused:VisionAttention", "separate:SelfAttention", ("weights @ v", "weights.mT @ v"), "z"),
-        ("fused:VisionAttention", "separate:SelfAttention", ("context.transpose(1, 2)", "context"), "concat"),
-        ("functions:attend_by_einsum", "functions:attend", (" / math.sqrt(q.size(-1))", ""), "scores"),
+        (
+            "fused:VisionAttention",
+            "separate:SelfAttention",
+            ("context.transpose(1, 2)", "context"),
+            "concat",
+        ),
+        (
+            "functions:attend_by_einsum",
+            "functions:attend",
+            (" / math.sqrt(q.size(-1))", ""),
+            "scores",
+        ),
     ],
 )
-def test_the_first_difference_of_two_implementations_is_located(tmp_path, one, other, pair, site: str) -> None:
+def test_the_first_difference_of_two_implementations_is_located(
+    tmp_path, one, other, pair, site: str
+) -> None:
     examination = compare(one, other, tmp_path, pair)
     assert (examination.verdict, codes(examination)) == ("wrong", ["differs"])
     assert examination.comparison.max_abs_difference > 1000 * examination.comparison.tolerance
@@ -229,7 +288,8 @@ def test_the_first_difference_of_two_implementations_is_located(tmp_path, one, o
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("separate:SelfAttention", "functions:attend"), ("separate:SelfAttention", "odd:NoAttention")]
+    ("one", "other"),
+    [("separate:SelfAttention", "functions:attend"), ("separate:SelfAttention", "odd:NoAttention")],
 )
 def test_two_that_cannot_have_the_same_weights_are_not_compared(one: str, other: str) -> None:
     with pytest.raises(mhacli.MhaError) as raised:
@@ -240,8 +300,17 @@ def test_two_that_cannot_have_the_same_weights_are_not_compared(one: str, other:
 @pytest.mark.real
 def test_the_command_compares_with_another_implementation(mha, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(**RIGHT | {"pattern": "s.softmax(-2)"}))
-    words = ("--arg", "d_model=24", "--arg", "n_heads=3", "--against", "torch.nn:MultiheadAttention")
-    document = mha("check", "mine.py:Mine", *words, "--against-arg", "batch_first=true", "--json", code=3).json
+    words = (
+        "--arg",
+        "d_model=24",
+        "--arg",
+        "n_heads=3",
+        "--against",
+        "torch.nn:MultiheadAttention",
+    )
+    document = mha(
+        "check", "mine.py:Mine", *words, "--against-arg", "batch_first=true", "--json", code=3
+    ).json
     assert document["against"] == "torch.nn:MultiheadAttention"
     assert document["departure"]["site"] == "pattern"
     assert "s.softmax(-2)" in document["departure"]["source"]

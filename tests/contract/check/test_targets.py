@@ -22,7 +22,9 @@ SHORT = ("--time-limit", "1.5")
 
 
 class Call(NamedTuple):
-    """A target, the arguments of its call in their order, and words that the report of its call must have."""
+    """A target, the arguments of its call in their order, and words that the report of its call
+    must have.
+    """
 
     name: str
     arguments: str
@@ -76,16 +78,34 @@ def names_in(called: str) -> list[str]:
     return [part.partition("=")[0].strip() for part in inside[1].split(",") if part.strip()]
 
 
-OF_A_KIND = ("QueryAndKv", "CapitalLetters", "OptionalKeys", "KeywordOnly", "Phases", "AddedMask", "TwoMasks", "TokenMask",
-             "ReturnsDict", "ReturnsDataclass", "NamedOrder", "Transposed", "KeysAndValues", "OfMapping", "OfDataclass", "ready",
-             "ReturnsScoresToo")  # fmt: skip
+OF_A_KIND = (
+    "QueryAndKv",
+    "CapitalLetters",
+    "OptionalKeys",
+    "KeywordOnly",
+    "Phases",
+    "AddedMask",
+    "TwoMasks",
+    "TokenMask",
+    "ReturnsDict",
+    "ReturnsDataclass",
+    "NamedOrder",
+    "Transposed",
+    "KeysAndValues",
+    "OfMapping",
+    "OfDataclass",
+    "ready",
+    "ReturnsScoresToo",
+)
 """Targets of which others are of the same kind."""
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(call, id=f"{call.name}-{number}", marks=[pytest.mark.real] * (call.name in OF_A_KIND))
+        pytest.param(
+            call, id=f"{call.name}-{number}", marks=[pytest.mark.real] * (call.name in OF_A_KIND)
+        )
         for number, call in enumerate(CALLS)
     ],
 )
@@ -105,7 +125,10 @@ EXAMPLES = {
     "ChannelsFirst": ("lambda m, T: m(torch.randn(2, 24, T))", "[batch, d, seq]"),
     "ChannelsLast": ("lambda m, T: m(torch.randn(2, T, T, 24))", "[batch, height, width, d]"),
     "Prompted": ("lambda m, T: m(torch.randn(2, T, 24), {'length': T})['z']", "forward"),
-    "RequiredMask": ("lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())", "only at length 9"),
+    "RequiredMask": (
+        "lambda m: m(torch.randn(2, 9, 24), torch.ones(9, 9).tril().bool())",
+        "only at length 9",
+    ),
     "OfTwoWidths": ("lambda m, T: m(torch.randn(2, T, 5), torch.randn(2, T, 3))", "forward"),
 }
 
@@ -124,14 +147,20 @@ def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("example", "pooled", "verdict"),
-    [("lambda m, T: m(torch.randn(2, T, 24))", "[0].mean(1)", "consistent"),
-     ("lambda m: m(torch.randn(2, 9, 24))", "[0][:, 0] + melody.mean()", "wrong")],
-)  # fmt: skip
+    [
+        ("lambda m, T: m(torch.randn(2, T, 24))", "[0].mean(1)", "consistent"),
+        ("lambda m: m(torch.randn(2, 9, 24))", "[0][:, 0] + melody.mean()", "wrong"),
+    ],
+)
 def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled, verdict) -> None:
     path, _ = user_code.write(tmp_path, "targets:OddName", ("melody)[0]", f"melody){pooled}"))
     examination = mhacli.check(user_code.load(path).OddName, arguments=SIZES, example=example)
     asked = {behaviour.name: behaviour.ok for behaviour in examination.behaviour}
-    assert (examination.verdict, asked["causality"], asked["batch"]) == (verdict, None, verdict == "consistent")
+    assert (examination.verdict, asked["causality"], asked["batch"]) == (
+        verdict,
+        None,
+        verdict == "consistent",
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +168,12 @@ def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled,
     [
         ("OddName", {}, {"d_model", "n_heads"}),
         ("OddName", {"n_heads": 3}, {"d_model"}),
-        pytest.param("OfConfig", {"config.hidden_size": 60}, {"config.num_attention_heads"}, marks=pytest.mark.real),
+        pytest.param(
+            "OfConfig",
+            {"config.hidden_size": 60},
+            {"config.num_attention_heads"},
+            marks=pytest.mark.real,
+        ),
         pytest.param("OfMapping", {}, {"cfg.emb_dim", "cfg.n_heads"}, marks=pytest.mark.real),
         ("OfDataclass", {}, {"args.n_embd"}),
         ("build", {}, set()),
@@ -165,21 +199,26 @@ def test_arguments_that_were_never_given_or_never_read_are_reported() -> None:
 
 
 MEANS = {
-    ("KeepMask", "keep"): None, ("KeepMask", "hide"): "mask-inverted",
-    ("HideMask", "hide"): None, ("HideMask", "keep"): "mask-inverted",
-}  # fmt: skip
+    ("KeepMask", "keep"): None,
+    ("KeepMask", "hide"): "mask-inverted",
+    ("HideMask", "hide"): None,
+    ("HideMask", "keep"): "mask-inverted",
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "meaning"), [pytest.param(*row, marks=[pytest.mark.real] * (row[0] == "HideMask")) for row in MEANS]
+    ("name", "meaning"),
+    [pytest.param(*row, marks=[pytest.mark.real] * (row[0] == "HideMask")) for row in MEANS],
 )
 def test_what_true_means_in_a_mask_can_be_stated(name: str, meaning: str) -> None:
-    examination = mhacli.check(getattr(user_code.load(TARGETS), name), arguments=SIZES, mask_means=meaning)
+    examination = mhacli.check(
+        getattr(user_code.load(TARGETS), name), arguments=SIZES, mask_means=meaning
+    )
     code = MEANS[name, meaning]
     assert [finding.code for finding in examination.findings] == ([code] if code else [])
 
 
-# ------------------------------------------------------------------------------------------------------ through the command
+# ------------------------------------------------------------------------------ through the command
 
 MINE = """
 import math
@@ -199,7 +238,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.out(((q @ k.mT / math.sqrt(q.size(-1))).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(dim=-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 class Shouts(Attention):
@@ -295,7 +335,9 @@ WIDTH = 24
 
 
 class Ends(NamedTuple):
-    """How the command ends: its words after the file, its exit code, the code of its error, and what the error mentions."""
+    """How the command ends: its words after the file, its exit code, the code of its error, and
+    what the error mentions.
+    """
 
     words: str
     exit: int
@@ -317,7 +359,12 @@ FAILURES = (
     Ends("ReturnsMean", 1, "cannot-examine", "ReturnsMean 24]"),
     Ends("HugeMemory", 1, "cannot-examine", "HugeMemory memory"),
     Ends("NoForward", 1, "no-target", "NoForward forward"),
-    Ends("Indivisible --arg d_model=63 --arg n_heads=4", 1, "build", "d_model=63 n_heads=4 AssertionError"),
+    Ends(
+        "Indivisible --arg d_model=63 --arg n_heads=4",
+        1,
+        "build",
+        "d_model=63 n_heads=4 AssertionError",
+    ),
     Ends("WIDTH", 1, "no-target", "WIDTH int"),
     Ends("Atention", 1, "no-target", "Atention Attention"),
     Ends("Attention --arg d_modle=24", 1, "argument", "d_modle d_model"),
@@ -337,9 +384,17 @@ def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, row: End
 
 
 IMPORTS = (
-    ("raise RuntimeError('the table holds infinities')", "RuntimeError|the table holds infinities|mine.py:1", True),
+    (
+        "raise RuntimeError('the table holds infinities')",
+        "RuntimeError|the table holds infinities|mine.py:1",
+        True,
+    ),
     ("import einops_of_the_future", "einops_of_the_future|pip install|mine.py:1", False),
-    ("import sys\nsys.exit('usage: mine.py FILE')", "SystemExit|usage: mine.py FILE|mine.py:2", False),
+    (
+        "import sys\nsys.exit('usage: mine.py FILE')",
+        "SystemExit|usage: mine.py FILE|mine.py:2",
+        False,
+    ),
     ("class Attention:\n    def forward(self, x)\n        pass", "SyntaxError|mine.py:2", False),
     ("if True:\nx = 1", "IndentationError|mine.py:2", False),
 )
@@ -347,9 +402,14 @@ IMPORTS = (
 
 @pytest.mark.parametrize(
     ("text", "mentions"),
-    [pytest.param(text, words, marks=[] if common else [pytest.mark.real]) for text, words, common in IMPORTS],
+    [
+        pytest.param(text, words, marks=[] if common else [pytest.mark.real])
+        for text, words, common in IMPORTS
+    ],
 )
-def test_a_file_that_cannot_be_imported_is_reported_with_its_line(mha, tmp_path, text: str, mentions: str) -> None:
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(
+    mha, tmp_path, text: str, mentions: str
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     ended = mha("check", "mine.py:Attention", "--json", code=1)
     assert (ended.error["code"], ended.error["path"]) == ("import", str(tmp_path / "mine.py"))
@@ -393,7 +453,9 @@ def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> No
         (("mine.py:Attention", "--example", "m(3)"), "lambda m, T"),
     ],
 )
-def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(mha, tmp_path, words, says) -> None:
+def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(
+    mha, tmp_path, words, says
+) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit(99)\nclass Attention: pass\n")
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "folder").mkdir()
@@ -429,18 +491,36 @@ def test_usage_errors_load_no_torch(mha, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("files", "target"),
     [
-        ({"deep/mine.py": "from sibling import *\n", "deep/sibling.py": MINE}, "deep/mine.py:Attention"),
-        ({"pack/__init__.py": "", "pack/base.py": MINE, "pack/inner/__init__.py": "",
-          "pack/inner/mine.py": "from ..base import Attention\n"}, "pack/inner/mine.py:Attention"),
+        (
+            {"deep/mine.py": "from sibling import *\n", "deep/sibling.py": MINE},
+            "deep/mine.py:Attention",
+        ),
+        (
+            {
+                "pack/__init__.py": "",
+                "pack/base.py": MINE,
+                "pack/inner/__init__.py": "",
+                "pack/inner/mine.py": "from ..base import Attention\n",
+            },
+            "pack/inner/mine.py:Attention",
+        ),
         ({"pack/__init__.py": "", "pack/base.py": MINE}, "pack.base:Attention"),
         ({"odd:folder/mine.py": MINE}, "odd:folder/mine.py:Attention"),
         ({"inspect.py": MINE}, "inspect.py:Attention"),
-        ({"mine.py": MINE + "class Outer:\n    class Inner(Attention): pass\n"}, "mine.py:Outer.Inner"),
-        ({"mine.py": MINE + "import functools\nmake = functools.partial(Attention, 20, 2)\n"}, "mine.py:make"),
+        (
+            {"mine.py": MINE + "class Outer:\n    class Inner(Attention): pass\n"},
+            "mine.py:Outer.Inner",
+        ),
+        (
+            {"mine.py": MINE + "import functools\nmake = functools.partial(Attention, 20, 2)\n"},
+            "mine.py:make",
+        ),
         ({"mine.py": "# coding: latin-1\n" + MINE}, "mine.py:Attention"),
     ],
-)  # fmt: skip
-def test_a_target_is_found_in_a_file_a_package_or_a_class(mha, tmp_path, files: dict[str, str], target: str) -> None:
+)
+def test_a_target_is_found_in_a_file_a_package_or_a_class(
+    mha, tmp_path, files: dict[str, str], target: str
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -457,7 +537,9 @@ def test_a_target_is_found_in_a_file_a_package_or_a_class(mha, tmp_path, files: 
         pytest.param((".softmax(dim=-1)", ".relu()"), 1, "unknown", marks=pytest.mark.real),
     ],
 )
-def test_the_exit_code_and_the_document_give_the_verdict(mha, tmp_path, change, code: int, verdict: str) -> None:
+def test_the_exit_code_and_the_document_give_the_verdict(
+    mha, tmp_path, change, code: int, verdict: str
+) -> None:
     (tmp_path / "mine.py").write_text(MINE.replace(*change))
     words = ("check", "mine.py:Attention", "--arg", "d_model=24", "--arg", "n_heads=3")
     ended = mha(*words, "--json", code=code)
@@ -465,15 +547,35 @@ def test_the_exit_code_and_the_document_give_the_verdict(mha, tmp_path, change, 
     assert (document["schema"], document["verdict"], ended.stderr) == ("mha.check/1", verdict, "")
     assert document["command"] == ["mha", *words, "--json"]
     assert document.keys() >= {
-        "findings", "summary", "choices", "probes", "comparison", "arguments", "closest", "departure", "modes", "reason",
-        "not_examined", "next_steps", "notes", "printed", "called", "n_parameters", "environment", "against", "time_s",
-    }  # fmt: skip
+        "findings",
+        "summary",
+        "choices",
+        "probes",
+        "comparison",
+        "arguments",
+        "closest",
+        "departure",
+        "modes",
+        "reason",
+        "not_examined",
+        "next_steps",
+        "notes",
+        "printed",
+        "called",
+        "n_parameters",
+        "environment",
+        "against",
+        "time_s",
+    }
     assert document["n_parameters"] == 24 * 72 + 72 + 24 * 24 + 24
     if verdict == "wrong":
         (finding,) = document["findings"]
         assert (finding["code"], finding["proven"]) == ("softmax-axis", True)
         assert finding["file"] == str(tmp_path / "mine.py")
-        assert finding["source"] in (tmp_path / "mine.py").read_text().splitlines()[finding["line"] - 1]
+        assert (
+            finding["source"]
+            in (tmp_path / "mine.py").read_text().splitlines()[finding["line"] - 1]
+        )
         assert 0 <= finding["error"] <= finding["tolerance"] < 1e-3
     if verdict == "unknown":
         assert document["reason"] or document["closest"]
@@ -481,7 +583,7 @@ def test_the_exit_code_and_the_document_give_the_verdict(mha, tmp_path, change, 
     assert verdict in mha(*words, code=code).stdout
 
 
-# ----------------------------------------------------------------------------------------------------------- as a function
+# ------------------------------------------------------------------------------------ as a function
 
 
 def test_a_module_in_memory_is_not_changed() -> None:

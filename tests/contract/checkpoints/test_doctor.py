@@ -1,4 +1,6 @@
-"""`mha doctor --model` and `mhacli.doctor`: healthy checkpoints pass every check, and each fault fails its own."""
+"""`mha doctor --model` and `mhacli.doctor`: healthy checkpoints pass every check, and each fault
+fails its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,18 @@ PADDING = ("right-padding", "left-padding")
 CHECKS = ("finite", "repeat", "causality", "cache", *PADDING, "batch", "eager", "row-sums", "bos")
 ALWAYS = {"finite", "repeat", "right-padding", "batch", "row-sums"}
 AT_PUSH = ("gpt2",)
-ALIKE = ("qwen2", "olmo2", "phi", "granite", "gpt_bigcode", "electra", "codegen", "falcon-groups", "roberta", "gptj")
+ALIKE = (
+    "qwen2",
+    "olmo2",
+    "phi",
+    "granite",
+    "gpt_bigcode",
+    "electra",
+    "codegen",
+    "falcon-groups",
+    "roberta",
+    "gptj",
+)
 """Families whose passes are those of another one here."""
 EXAMINED = tuple(name for name in (*OF_TEXT, "t5", "bart") if name not in ALIKE)
 
@@ -44,34 +57,49 @@ def named(report: Any, name: str) -> Any:
     return next(check for check in report["checks"] if check["name"] == name)
 
 
-# --------------------------------------------------------------------------------------------------------------- healthy
+# ------------------------------------------------------------------------------------------ healthy
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(pytest.param(name, None, marks=() if name in AT_PUSH else pytest.mark.real) for name in EXAMINED),
-        pytest.param("t5", "bfloat16", marks=pytest.mark.real), pytest.param("gemma3_text", "float16", marks=pytest.mark.real),
+        *(
+            pytest.param(name, None, marks=() if name in AT_PUSH else pytest.mark.real)
+            for name in EXAMINED
+        ),
+        pytest.param("t5", "bfloat16", marks=pytest.mark.real),
+        pytest.param("gemma3_text", "float16", marks=pytest.mark.real),
     ],
-)  # fmt: skip
+)
 def test_no_family_is_accused_of_anything(name: str, dtype: str | None, mha: Any) -> None:
     report = doctor(mha, checkpoints.folder(name), *([] if dtype is None else ["--dtype", dtype]))
     words, family = status(report), FAMILIES[name]
     assert report["verdict"] == "healthy"
     assert sorted(words) == sorted(CHECKS)
     assert set(words.values()) <= {"pass", "n/a"}
-    expected = ALWAYS | ({"causality", "cache"} if family.causal else set()) | ({"bos"} if name == "llama" else set())
+    expected = (
+        ALWAYS
+        | ({"causality", "cache"} if family.causal else set())
+        | ({"bos"} if name == "llama" else set())
+    )
     expected |= set() if name in ("t5", "bart") else {"left-padding"}
-    expected |= {"eager"} if family.implementation == "sdpa" and not name.startswith("falcon") else set()
+    expected |= (
+        {"eager"} if family.implementation == "sdpa" and not name.startswith("falcon") else set()
+    )
     assert {check for check, word in words.items() if word == "pass"} == expected
-    assert (report["model"]["family"], report["model"]["dtype"]) == (family.kind, dtype or "float32")
+    assert (report["model"]["family"], report["model"]["dtype"]) == (
+        family.kind,
+        dtype or "float32",
+    )
     for check in report["checks"]:
         if check["status"] == "pass" and check["value"] is not None:
             assert check["value"] <= check["tolerance"]
 
 
 @pytest.mark.real
-def test_a_model_that_was_really_trained_is_healthy_and_in_memory_gets_the_same_report(mha: Any) -> None:
+def test_a_model_that_was_really_trained_is_healthy_and_in_memory_gets_the_same_report(
+    mha: Any,
+) -> None:
     import transformers
 
     place = checkpoints.minilm()
@@ -123,11 +151,15 @@ def test_a_checkpoint_without_tokenizer_reads_random_ids(mha: Any, tmp_path: Pat
     report = doctor(mha, "m")
     assert report["verdict"] == "healthy"
     assert "tokenizer" in " ".join(report["notes"])
-    assert mha("doctor", "--model", "m", "the cat", "--json", code=1).error["code"] == "no-tokenizer"
+    assert (
+        mha("doctor", "--model", "m", "the cat", "--json", code=1).error["code"] == "no-tokenizer"
+    )
 
 
 @pytest.mark.real
-def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(mha: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(
+    mha: Any, tmp_path: Path
+) -> None:
     checkpoints.change(
         checkpoints.copy_of("gpt_neox", tmp_path / "m"),
         lambda tensors: [tensors.pop(n) for n in [*tensors] if "embed_out" in n],
@@ -139,10 +171,14 @@ def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(mha: An
 
 
 @pytest.mark.real
-def test_an_encoder_made_of_a_family_that_generates_may_see_all_tokens(mha: Any, tmp_path: Path) -> None:
+def test_an_encoder_made_of_a_family_that_generates_may_see_all_tokens(
+    mha: Any, tmp_path: Path
+) -> None:
     place = checkpoints.copy_of("llama", tmp_path / "m")
     config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps(config | {"is_causal": False, "architectures": ["LlamaModel"]}))
+    (place / "config.json").write_text(
+        json.dumps(config | {"is_causal": False, "architectures": ["LlamaModel"]})
+    )
     report = doctor(mha, "m")
     assert report["verdict"] == "healthy"
     assert status(report)["causality"] == "n/a"
@@ -152,16 +188,21 @@ def test_an_encoder_made_of_a_family_that_generates_may_see_all_tokens(mha: Any,
 def test_texts_can_be_given_and_one_token_leaves_questions_open(mha: Any) -> None:
     report = doctor(mha, checkpoints.folder("gpt2"), "a")
     assert report["verdict"] == "healthy"
-    assert {name for name, word in status(report).items() if word == "n/a"} >= {"causality", "left-padding"}
+    assert {name for name, word in status(report).items() if word == "n/a"} >= {
+        "causality",
+        "left-padding",
+    }
     assert failed(doctor(mha, checkpoints.folder("gpt2"), TEXT, "one two", "--seed", "2")) == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 @pytest.fixture
 def wrap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`wrap(owner, name, change)` puts `change(original, *args, **kwargs)` in the place of a function of transformers."""
+    """`wrap(owner, name, change)` puts `change(original, *args, **kwargs)` in the place of a
+    function of transformers.
+    """
 
     def put(owner: Any, name: str, change: Callable[..., Any]) -> None:
         original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
@@ -183,8 +224,12 @@ def mask_dropped(wrap: Any) -> None:
     from transformers.masking_utils import create_bidirectional_mask
     from transformers.models.gpt2 import modeling_gpt2
 
-    def no_mask(original: Any, config: Any, inputs_embeds: Any, attention_mask: Any, *_: Any, **__: Any) -> Any:
-        return create_bidirectional_mask(config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
+    def no_mask(
+        original: Any, config: Any, inputs_embeds: Any, attention_mask: Any, *_: Any, **__: Any
+    ) -> Any:
+        return create_bidirectional_mask(
+            config=config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
+        )
 
     def not_causal(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -205,7 +250,9 @@ def padding_counted(wrap: Any) -> None:
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
 
     wrap(
-        GPT2Model, "forward", lambda original, self, *args, position_ids=None, **kwargs: original(self, *args, **kwargs)
+        GPT2Model,
+        "forward",
+        lambda original, self, *args, position_ids=None, **kwargs: original(self, *args, **kwargs),
     )
 
 
@@ -213,7 +260,9 @@ def positions_shifted(wrap: Any) -> None:
     """Positions behind a cache are too large by one."""
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
 
-    def later(original: Any, self: Any, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def later(
+        original: Any, self: Any, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any
+    ) -> Any:
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         if past:
             kwargs["position_ids"] = torch.arange(past, past + input_ids.shape[1])[None] + 1
@@ -258,7 +307,11 @@ def dropout_left_on(wrap: Any) -> None:
     from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
     wrap(
-        GPT2MLP, "forward", lambda original, self, rows: nn.functional.dropout(original(self, rows), 0.1, training=True)
+        GPT2MLP,
+        "forward",
+        lambda original, self, rows: nn.functional.dropout(
+            original(self, rows), 0.1, training=True
+        ),
     )
 
 
@@ -307,7 +360,9 @@ def test_a_fault_of_the_model_fails_its_own_check(check: str, mha: Any, wrap: An
 @pytest.mark.parametrize("number", [math.nan, pytest.param(math.inf, marks=pytest.mark.real)])
 def test_a_weight_that_is_no_number_is_named(number: float, mha: Any, tmp_path: Path) -> None:
     def spoil(tensors: dict[str, Any]) -> None:
-        next(each for name, each in tensors.items() if "h.1.attn.c_attn.weight" in name).view(-1)[5] = number
+        next(each for name, each in tensors.items() if "h.1.attn.c_attn.weight" in name).view(-1)[
+            5
+        ] = number
 
     checkpoints.change(checkpoints.copy_of("gpt2", tmp_path / "m"), spoil)
     report = doctor(mha, "m", code=3)
@@ -343,7 +398,10 @@ def test_a_beginning_that_is_doubled_fails(name: str, mha: Any, tmp_path: Path) 
     from tokenizers import processors
 
     around, template, word, value = BEGINNINGS[name]
-    place, tokenizer = checkpoints.copy_of("llama", tmp_path / "m"), checkpoints.tokenizer_of("llama")
+    place, tokenizer = (
+        checkpoints.copy_of("llama", tmp_path / "m"),
+        checkpoints.tokenizer_of("llama"),
+    )
     if around is not None:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=around, special_tokens=[(BEGIN, BEGIN_ID)]

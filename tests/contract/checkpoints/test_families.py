@@ -1,6 +1,8 @@
-"""Every family: inspection changes no bit of the outputs, and a record shows what the model itself computed.
+"""Every family: inspection changes no bit of the outputs, and a record shows what the model itself
+computed.
 
-The pattern is compared with transformers' eager implementation, and z with what the output projection reads.
+The pattern is compared with transformers' eager implementation, and z with what the output
+projection reads.
 """
 
 from __future__ import annotations
@@ -23,21 +25,59 @@ Q_LEN, K_LEN = 11, 13
 KEEP = ("pattern", "z", "scores", "qk")
 TOLERANCE, Z_TOLERANCE = {"t5": 5e-5}, 2e-5
 """The scores of T5 are not scaled, and larger."""
-OUTPUT_PROJECTION = re.compile(r"(att.*(c_proj|o_proj|out_proj|out_lin|output\.dense|Wo)|att\w*\.dense|Attention\.o)$")
+OUTPUT_PROJECTION = re.compile(
+    r"(att.*(c_proj|o_proj|out_proj|out_lin|output\.dense|Wo)|att\w*\.dense|Attention\.o)$"
+)
 """Modules that read the heads' outputs side by side. Their parents are attentions."""
-AT_PUSH = ("gpt2", "llama", "gemma2", "gpt_oss", "falcon-alibi", "bloom", "bert", "modernbert", "deberta-v2", "t5", "whisper",
-           "clip")  # fmt: skip
+AT_PUSH = (
+    "gpt2",
+    "llama",
+    "gemma2",
+    "gpt_oss",
+    "falcon-alibi",
+    "bloom",
+    "bert",
+    "modernbert",
+    "deberta-v2",
+    "t5",
+    "whisper",
+    "clip",
+)
 EVERY = some(FAMILIES, default=AT_PUSH)
 SOFTCAPS, WITH_SINKS = {"gemma2": 2.0}, ("gpt_oss", "granite_swa", "inkling2_text")
 POSITIONS = {
-    "gpt2": "learned", "llama": "rope", "gptj": "rope-interleaved", "bloom": "alibi", "mpt": "alibi", "falcon": "rope",
-    "falcon-alibi": "alibi", "t5": "relative", "deberta-v2": "relative", "bert": "learned", "opt": "learned",
-    "modernbert": "rope", "bart": "learned",
-}  # fmt: skip
+    "gpt2": "learned",
+    "llama": "rope",
+    "gptj": "rope-interleaved",
+    "bloom": "alibi",
+    "mpt": "alibi",
+    "falcon": "rope",
+    "falcon-alibi": "alibi",
+    "t5": "relative",
+    "deberta-v2": "relative",
+    "bert": "learned",
+    "opt": "learned",
+    "modernbert": "rope",
+    "bart": "learned",
+}
 STATISTICS = (
-    "entropy", "entropy_share", "effective_keys", "participation", "distance", "window_50", "window_90", "window_99", "sink",
-    "leading", "diagonal", "previous", "duplicate", "induction", "near", "at_offset",
-)  # fmt: skip
+    "entropy",
+    "entropy_share",
+    "effective_keys",
+    "participation",
+    "distance",
+    "window_50",
+    "window_90",
+    "window_99",
+    "sink",
+    "leading",
+    "diagonal",
+    "previous",
+    "duplicate",
+    "induction",
+    "near",
+    "at_offset",
+)
 
 
 def inputs(name: str) -> dict[str, torch.Tensor]:
@@ -51,13 +91,18 @@ def inputs(name: str) -> dict[str, torch.Tensor]:
         "clip": {"input_ids": ids, "pixel_values": picture},
         "whisper": {"input_features": sound, "decoder_input_ids": ids},
     }
-    return special.get(name, {"input_ids": context, "decoder_input_ids": ids} if name in PAIRS else {"input_ids": ids})
+    return special.get(
+        name,
+        {"input_ids": context, "decoder_input_ids": ids} if name in PAIRS else {"input_ids": ids},
+    )
 
 
 @torch.no_grad()
 def run(model: Any, keywords: dict[str, torch.Tensor], **more: Any) -> Any:
     """The outputs of a pass without a cache."""
-    return model(**keywords, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}), **more)
+    return model(
+        **keywords, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}), **more
+    )
 
 
 def tensors(outputs: Any) -> Iterator[torch.Tensor]:
@@ -70,7 +115,9 @@ def tensors(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 class Inspected(NamedTuple):
-    """A record of a pass with its outputs, and of the same pass without inspection the outputs and z of each layer."""
+    """A record of a pass with its outputs, and of the same pass without inspection the outputs and
+    z of each layer.
+    """
 
     record: Any
     outputs: list[torch.Tensor]
@@ -103,15 +150,24 @@ def n_heads(name: str) -> int:
 def kinds(name: str) -> list[tuple[str, int, int | None]]:
     """Kind, number and window of each attention of a family, in the order of execution."""
     if name == "clip":
-        return [("encoder", layer, None) for layer in range(3)] + [("self", layer, None) for layer in range(3)]
+        return [("encoder", layer, None) for layer in range(3)] + [
+            ("self", layer, None) for layer in range(3)
+        ]
     if name in PAIRS:
-        decoder = [("decoder", 0, None), ("cross", 0, None), ("decoder", 1, None), ("cross", 1, None)]
+        decoder = [
+            ("decoder", 0, None),
+            ("cross", 0, None),
+            ("decoder", 1, None),
+            ("cross", 1, None),
+        ]
         return [("encoder", 0, None), ("encoder", 1, None), *decoder]
     return [("self", layer, window) for layer, window in enumerate(FAMILIES[name].windows)]
 
 
 def allowed(name: str, kind: str, window: int | None, n_queries: int, n_keys: int) -> np.ndarray:
-    """The keys that a query may see. A window of a causal family counts the query itself, of another each side."""
+    """The keys that a query may see. A window of a causal family counts the query itself, of
+    another each side.
+    """
     i, j = np.arange(n_queries)[:, None], np.arange(n_keys)
     if kind in ("encoder", "cross") or not (FAMILIES[name].causal or name == "clip"):
         return abs(i - j) <= (n_keys if window is None else window)
@@ -120,7 +176,9 @@ def allowed(name: str, kind: str, window: int | None, n_queries: int, n_keys: in
 
 @functools.cache
 def expected(name: str) -> list[np.ndarray]:
-    """The pattern of each layer as the family returns it, or by its formula where its `eager` is wrong."""
+    """The pattern of each layer as the family returns it, or by its formula where its `eager` is
+    wrong.
+    """
     if name == "falcon-alibi":
         return falcon_alibi()
     twin = checkpoints.model(name, attn_implementation="eager")
@@ -133,16 +191,24 @@ def expected(name: str) -> list[np.ndarray]:
     else:
         patterns = [*outputs.attentions]
     arrays = [pattern.double().numpy() for pattern in patterns]
-    return arrays if FAMILIES[name].eager_is_right else [with_sink(name, i, array) for i, array in enumerate(arrays)]
+    return (
+        arrays
+        if FAMILIES[name].eager_is_right
+        else [with_sink(name, i, array) for i, array in enumerate(arrays)]
+    )
 
 
 def with_sink(name: str, layer: int, pattern: np.ndarray) -> np.ndarray:
-    """Of a family whose `eager` returns weights before the sink takes its part: the softmax with the sink's logit.
+    """Of a family whose `eager` returns weights before the sink takes its part: the softmax with
+    the sink's logit.
 
-    A row of weights p is shorter by 1 − 1 / (1 + exp(sink − logsumexp)), which the scores of the record give.
+    A row of weights p is shorter by 1 − 1 / (1 + exp(sink − logsumexp)), which the scores of the
+    record give.
     """
     (sinks,) = (
-        p for path, p in checkpoints.model(name).named_parameters() if path.endswith(f"layers.{layer}.self_attn.sinks")
+        p
+        for path, p in checkpoints.model(name).named_parameters()
+        if path.endswith(f"layers.{layer}.self_attn.sinks")
     )
     scores = inspected(name).record.arrays[f"layers.{layer}.scores"].astype(np.float64)
     assert np.abs(oracle.softmax(scores) - pattern).max() < 2e-6
@@ -171,7 +237,7 @@ def falcon_alibi() -> list[np.ndarray]:
     return patterns
 
 
-# ------------------------------------------------------------------------------------------------------- through Python
+# ----------------------------------------------------------------------------------- through Python
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -180,8 +246,12 @@ def test_inspection_changes_no_bit_of_the_outputs_and_every_layer_is_verified(na
     assert len(outputs) == len(plain) > 0
     assert all(torch.equal(one, other) for one, other in zip(outputs, plain, strict=True))
     assert record.self_check.ok
-    assert [(layer.verified, layer.unverified) for layer in record.layers] == [(True, ())] * len(kinds(name))
-    assert [(layer.kind, layer.layer) for layer in record.layers] == [(kind, number) for kind, number, _ in kinds(name)]
+    assert [(layer.verified, layer.unverified) for layer in record.layers] == [(True, ())] * len(
+        kinds(name)
+    )
+    assert [(layer.kind, layer.layer) for layer in record.layers] == [
+        (kind, number) for kind, number, _ in kinds(name)
+    ]
     assert record.model.without == ()
     for layer in record.layers:
         assert layer.n_heads == n_heads(name)
@@ -196,7 +266,9 @@ def test_pattern_visible_keys_and_z_are_those_of_the_family(name: str) -> None:
     """z is what the output projection reads, except that Inkling has a gate between them."""
     record, _, _, z = inspected(name)
     assert len(expected(name)) == len(kinds(name))
-    for index, (pattern, (kind, _, window)) in enumerate(zip(expected(name), kinds(name), strict=True)):
+    for index, (pattern, (kind, _, window)) in enumerate(
+        zip(expected(name), kinds(name), strict=True)
+    ):
         arrays = record.of_layer(index).arrays
         cells = allowed(name, kind, window, *pattern.shape[2:])
         assert arrays["pattern"].shape == pattern.shape
@@ -210,13 +282,18 @@ def test_pattern_visible_keys_and_z_are_those_of_the_family(name: str) -> None:
             qk, scores = (arrays[site].astype(np.float64) for site in ("qk", "scores"))
             assert np.abs(oracle.softmax(scores) - pattern).max() < TOLERANCE.get(name, 1e-5)
             is_plain = not record.layers[index].bias
-            assert not is_plain or np.abs((qk * record.layers[index].scale - scores)[..., cells]).max() < 1e-4
+            assert (
+                not is_plain
+                or np.abs((qk * record.layers[index].scale - scores)[..., cells]).max() < 1e-4
+            )
 
 
 def sides(record: Any, kind: str) -> tuple[oracle.Side, oracle.Side]:
     """The tokens of the queries and of the keys of an attention."""
     texts, context = (
-        None if side is None else oracle.side([{"ids": text.ids} for text in side], record.config.padding)
+        None
+        if side is None
+        else oracle.side([{"ids": text.ids} for text in side], record.config.padding)
         for side in (record.sequences, record.context)
     )
     queries = context if kind == "encoder" else texts
@@ -239,7 +316,9 @@ def test_the_statistics_of_each_head_are_those_of_the_pattern_of_the_family(name
     record, tolerance = inspected(name).record, 2e-4 if name == "t5" else 2e-5
     for index, (kind, _, window) in enumerate(kinds(name)):
         pattern, heads = expected(name)[index], record.of_layer(index).heads
-        cells = np.broadcast_to(allowed(name, kind, window, *pattern.shape[2:]), pattern[:, 0].shape)
+        cells = np.broadcast_to(
+            allowed(name, kind, window, *pattern.shape[2:]), pattern[:, 0].shape
+        )
         marks = oracle.marked(*sides(record, kind), is_self=kind != "cross")
         assert [head.head for head in heads] == list(range(pattern.shape[1]))
         for head in heads:
@@ -247,7 +326,9 @@ def test_the_statistics_of_each_head_are_those_of_the_pattern_of_the_family(name
             has_sink = head.learned_sink is not None
             means = oracle.head_statistics(weights, cells, marks, head.offset, has_sink=has_sink)
             if has_sink:
-                assert head.learned_sink == pytest.approx(1 - weights.sum(axis=-1).mean(), abs=tolerance)
+                assert head.learned_sink == pytest.approx(
+                    1 - weights.sum(axis=-1).mean(), abs=tolerance
+                )
             require_near(head, means, tolerance)
         uniform = oracle.head_statistics(oracle.uniform(cells), cells, marks, heads[0].offset)
         require_near(heads[0].uniform, uniform, 1e-5)
@@ -270,6 +351,10 @@ def test_each_tower_of_clip_can_be_inspected_alone() -> None:
     model = checkpoints.model("clip")
     with mhacli.inspecting(model.text_model, keep=["pattern"]) as seen:
         run(model, inputs("clip"))
-    theirs = run(checkpoints.model("clip", attn_implementation="eager"), inputs("clip"), output_attentions=True)
+    theirs = run(
+        checkpoints.model("clip", attn_implementation="eager"),
+        inputs("clip"),
+        output_attentions=True,
+    )
     for index, pattern in enumerate(theirs.text_model_output.attentions):
         assert np.abs(seen.record.arrays[f"layers.{index}.pattern"] - pattern.numpy()).max() < 5e-6

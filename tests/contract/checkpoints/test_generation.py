@@ -1,4 +1,6 @@
-"""Passes with a cache: `generate` within `inspecting` and `mha decode --model` show the rows of one pass over the whole text."""
+"""Passes with a cache: `generate` within `inspecting` and `mha decode --model` show the rows of one
+pass over the whole text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 from support import checkpoints, some
-from support.checkpoints import CAUSAL, FAMILIES, N_HALF, N_HEADS, N_LAYERS, PAD_ID, PAIR, PAIRS, TEXT, WINDOW
+from support.checkpoints import (
+    CAUSAL,
+    FAMILIES,
+    N_HALF,
+    N_HEADS,
+    N_LAYERS,
+    PAD_ID,
+    PAIR,
+    PAIRS,
+    TEXT,
+    WINDOW,
+)
 from torch import Tensor
 
 import mhacli
@@ -34,12 +47,16 @@ def ids(n_texts: int, n: int) -> Tensor:
 
 
 def generated(model: Any, rows: Tensor, **choices: Any) -> Tensor:
-    return model.generate(rows, max_new_tokens=N_NEW, do_sample=False, **choices)  # type: ignore[no-any-return]
+    return model.generate(rows, max_new_tokens=N_NEW, do_sample=False, **choices)
 
 
 def whole_pass(model: Any, name: str, rows: Tensor, made: Tensor) -> Any:
     """The record of one pass over all that was generated."""
-    texts = {"input_ids": rows, "decoder_input_ids": made[:, :-1]} if name in PAIRS else {"input_ids": made[:, :-1]}
+    texts = (
+        {"input_ids": rows, "decoder_input_ids": made[:, :-1]}
+        if name in PAIRS
+        else {"input_ids": made[:, :-1]}
+    )
     with mhacli.inspecting(model, keep=("pattern",)) as seen, torch.no_grad():
         model(**texts, use_cache=False)
     return seen.record
@@ -53,11 +70,15 @@ def require_near(record: Any, expected: Any) -> None:
         assert np.abs(record.arrays[name] - expected.arrays[name]).max() < TOLERANCE, name
 
 
-# ------------------------------------------------------------------------------------------------- within the caller's code
+# ------------------------------------------------------------------------- within the caller's code
 
 
 @pytest.mark.parametrize(
-    "name", some(("gpt2", "t5", "llama", "mistral", "gpt_oss", "bloom", "gemma2", "falcon"), default=("gpt2", "t5"))
+    "name",
+    some(
+        ("gpt2", "t5", "llama", "mistral", "gpt_oss", "bloom", "gemma2", "falcon"),
+        default=("gpt2", "t5"),
+    ),
 )
 def test_generation_is_one_record_with_the_rows_of_one_whole_pass(name: str) -> None:
     model, rows = speaking(name), ids(2, Q_LEN)
@@ -80,7 +101,9 @@ def test_a_cache_of_a_fixed_length_gives_the_same_record(name: str) -> None:
     require_near(seen.record, whole_pass(model, name, rows, made))
 
 
-@pytest.mark.parametrize("choices", [{}, {"cache_implementation": "static"}], ids=["growing", "fixed"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"cache_implementation": "static"}], ids=["growing", "fixed"]
+)
 def test_texts_with_padding_on_the_left_go_on_at_their_ends(choices: dict[str, Any]) -> None:
     model, rows = speaking("llama"), ids(2, Q_LEN)
     mask = torch.ones_like(rows)
@@ -88,13 +111,19 @@ def test_texts_with_padding_on_the_left_go_on_at_their_ends(choices: dict[str, A
     with mhacli.inspecting(model, keep=("pattern",)) as seen:
         made = generated(model, rows, attention_mask=mask, **choices)
     record = seen.record
-    assert [list(text.ids) for text in record.sequences] == [made[0, :-1].tolist(), made[1, 3:-1].tolist()]
+    assert [list(text.ids) for text in record.sequences] == [
+        made[0, :-1].tolist(),
+        made[1, 3:-1].tolist(),
+    ]
     assert record.config.padding == "left"
     assert all(layer.verified for layer in record.layers)
     alone = whole_pass(model, "llama", rows[1:, 3:], made[1:, 3:])
     for layer in range(N_LAYERS):
         pattern = record.arrays[f"layers.{layer}.pattern"][1]
-        assert np.abs(pattern[:, 3:, 3:] - alone.arrays[f"layers.{layer}.pattern"][0]).max() < TOLERANCE
+        assert (
+            np.abs(pattern[:, 3:, 3:] - alone.arrays[f"layers.{layer}.pattern"][0]).max()
+            < TOLERANCE
+        )
         assert (pattern[:, :, :3] == 0).all()
 
 
@@ -114,7 +143,9 @@ def test_a_text_that_goes_on_by_hand_is_one_record_and_the_next_text_another() -
 @pytest.mark.parametrize("name", some(("gpt2", "llama", "gemma2", "bloom"), default=["gpt2"]))
 @pytest.mark.parametrize("cache", ["growing", "fixed"])
 def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cache: str) -> None:
-    """All that is counted from the first key, too, is that of the last queries of one whole pass."""
+    """All that is counted from the first key, too, is that of the last queries of one whole
+    pass.
+    """
     from transformers import StaticCache
 
     model, rows, n = speaking(name), ids(2, Q_LEN), 4
@@ -123,7 +154,10 @@ def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cac
     with mhacli.inspecting(model, keep=KEPT) as seen, torch.no_grad():
         past = model(rows[:, n:8], past_key_values=past).past_key_values
         model(rows[:, 8:], past_key_values=past)
-    (record,), expected = seen.passes, whole_pass(model, name, rows, torch.cat([rows, rows[:, :1]], dim=1))
+    (record,), expected = (
+        seen.passes,
+        whole_pass(model, name, rows, torch.cat([rows, rows[:, :1]], dim=1)),
+    )
     assert record.sequences[1].ids == tuple(rows[1, n:].tolist())
     pattern = record.pattern(layer=1, batch=1)
     assert pattern.query_tokens == tuple(map(str, rows[1, n:].tolist()))
@@ -138,8 +172,12 @@ def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cac
         for head in record.of_layer(index).heads:
             weights = whole["pattern"][:, head.head, n:]
             for statistic, kept in (("diagonal", 0), ("previous", -1)):
-                assert getattr(head, statistic) == pytest.approx(weights[:, distances == kept].mean(), abs=TOLERANCE)
-            assert head.near == pytest.approx((weights * (abs(distances) <= 8)).sum(axis=-1).mean(), abs=TOLERANCE)
+                assert getattr(head, statistic) == pytest.approx(
+                    weights[:, distances == kept].mean(), abs=TOLERANCE
+                )
+            assert head.near == pytest.approx(
+                (weights * (abs(distances) <= 8)).sum(axis=-1).mean(), abs=TOLERANCE
+            )
 
 
 def test_a_text_that_goes_on_from_a_cache_is_another_than_the_one_before() -> None:
@@ -194,7 +232,7 @@ def test_what_is_copied_of_a_generated_text_stays_within_the_limit() -> None:
     assert len(record.layers) + len(record.model.without) == N_LAYERS
 
 
-# ---------------------------------------------------------------------------------------------------------- `mha decode`
+# ------------------------------------------------------------------------------------- `mha decode`
 
 DECODED = ("gpt2", "llama", "mistral", "t5")
 
@@ -203,7 +241,16 @@ def decode(mha: Any, name: str, *words: str, **choices: Any) -> Any:
     """`mha decode` of layer 1 of a checkpoint."""
     context = ("--context", "a dog on the mat") if name == "t5" else ()
     return mha(
-        "decode", "--model", checkpoints.folder(name), TEXT, *context, "--layer", "1", *words, "--json", **choices
+        "decode",
+        "--model",
+        checkpoints.folder(name),
+        TEXT,
+        *context,
+        "--layer",
+        "1",
+        *words,
+        "--json",
+        **choices,
     )
 
 
@@ -222,27 +269,46 @@ def row(name: str) -> list[int]:
         *(pytest.param(name, 4, marks=pytest.mark.real) for name in DECODED if name != "mistral"),
     ],
 )
-def test_the_rows_of_the_steps_are_those_of_one_pass_over_all(name: str, prompt_len: int, mha: Any) -> None:
+def test_the_rows_of_the_steps_are_those_of_one_pass_over_all(
+    name: str, prompt_len: int, mha: Any
+) -> None:
     document = decode(mha, name, "--prompt-len", str(prompt_len)).json
     n, steps = len(row(name)), [step["cache"] for step in document["trace"]]
     assert document["sequences"][0]["ids"] == row(name)
-    context, ids = checkpoints.tokenizer_of("t5")("a dog on the mat")["input_ids"], torch.tensor([row(name)])
-    given = {"input_ids": torch.tensor([context]), "decoder_input_ids": ids} if name == "t5" else {"input_ids": ids}
+    context, ids = (
+        checkpoints.tokenizer_of("t5")("a dog on the mat")["input_ids"],
+        torch.tensor([row(name)]),
+    )
+    given = (
+        {"input_ids": torch.tensor([context]), "decoder_input_ids": ids}
+        if name == "t5"
+        else {"input_ids": ids}
+    )
     with torch.no_grad():
-        outputs = checkpoints.model(name, attn_implementation="eager")(**given, use_cache=False, output_attentions=True)
+        outputs = checkpoints.model(name, attn_implementation="eager")(
+            **given, use_cache=False, output_attentions=True
+        )
     pattern = (outputs.decoder_attentions if name == "t5" else outputs.attentions)[1].numpy()
     (layer,) = document["layers"]
     assert (layer["layer"], layer["kind"]) == (1, "decoder" if name == "t5" else "self")
     actual = np.array(layer["pattern"])
     assert np.abs(actual - pattern).max() < 5e-5
     assert ((actual == 0) == (pattern == 0)).all()
-    assert [step["phase"] for step in steps] == ["prefill"] * bool(prompt_len) + ["decode"] * (n - prompt_len)
+    assert [step["phase"] for step in steps] == ["prefill"] * bool(prompt_len) + ["decode"] * (
+        n - prompt_len
+    )
     assert [step["start"] for step in steps] == [0] * bool(prompt_len) + [*range(prompt_len, n)]
     lengths = [step["n_past"] + step["k_shape"][2] for step in steps]
     window = WINDOW if name == "mistral" else n
-    assert lengths == [prompt_len] * bool(prompt_len) + [min(i + 1, window) for i in range(prompt_len, n)]
+    assert lengths == [prompt_len] * bool(prompt_len) + [
+        min(i + 1, window) for i in range(prompt_len, n)
+    ]
     assert document["self_check"]["ok"]
-    assert document["self_check"]["max_abs_error"] == max(step["max_abs_difference"] for step in steps) < 5e-5
+    assert (
+        document["self_check"]["max_abs_error"]
+        == max(step["max_abs_difference"] for step in steps)
+        < 5e-5
+    )
     names = [name for step in steps for name in step["tokens"][0]]
     assert names == document["sequences"][0]["tokens"]
 

@@ -1,4 +1,6 @@
-"""`mhacli.inspecting`: nothing of the caller's passes changes, on any exit, and each call has a record or a note."""
+"""`mhacli.inspecting`: nothing of the caller's passes changes, on any exit, and each call has a
+record or a note.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (3, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+        )
         dropout = self.dropout if self.training else 0.0
         z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return self.out(z.transpose(1, 2).flatten(2))
 
 
 class Written(nn.Module):
-    """A model of two layers that only its author knows. `again` computes each layer anew in the backward pass."""
+    """A model of two layers that only its author knows. `again` computes each layer anew in the
+    backward pass.
+    """
 
     def __init__(self, dropout: float = 0.0, *, again: bool = False) -> None:
         super().__init__()
@@ -52,7 +58,11 @@ class Written(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for layer in self.layers:
-            x = x + (torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if self.again else layer(x))
+            x = x + (
+                torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+                if self.again
+                else layer(x)
+            )
         return x
 
 
@@ -85,7 +95,7 @@ def hooks(model: nn.Module) -> int:
     return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
 
-# ---------------------------------------------------------------------------------------------------- nothing is changed
+# ------------------------------------------------------------------------------- nothing is changed
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: family("gpt2"),
@@ -112,7 +122,11 @@ def bits(name: str, mode: str, *, inspected: bool) -> tuple[str, str, str]:
         seen = stack.enter_context(mhacli.inspecting(model, keep=KEEP)) if inspected else None
         with mode_of:
             made = model(ids(2, Q_LEN))
-        outputs = [made] if isinstance(made, Tensor) else [each for each in made.values() if isinstance(each, Tensor)]
+        outputs = (
+            [made]
+            if isinstance(made, Tensor)
+            else [each for each in made.values() if isinstance(each, Tensor)]
+        )
         if outputs[0].requires_grad:
             sum(each.float().square().mean() for each in outputs).backward()
     if seen is not None:
@@ -124,15 +138,32 @@ def bits(name: str, mode: str, *, inspected: bool) -> tuple[str, str, str]:
     return digest(outputs), digest(gradients), digest([torch.get_rng_state()])
 
 
-AT_PUSH = ("gpt2", "bloom", "written", "written, computed anew", "gpt2, with dropout", "written, with dropout")
+AT_PUSH = (
+    "gpt2",
+    "bloom",
+    "written",
+    "written, computed anew",
+    "gpt2, with dropout",
+    "written, with dropout",
+)
 
 
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *(pytest.param(name, "enable_grad", marks=() if name in AT_PUSH else pytest.mark.real) for name in MODELS),
-        *((name, mode) for name in ("gpt2", "written") for mode in ("no_grad", "inference_mode", AUTOCAST)),
-        *(pytest.param("bloom", mode, marks=pytest.mark.real) for mode in ("no_grad", "inference_mode", AUTOCAST)),
+        *(
+            pytest.param(name, "enable_grad", marks=() if name in AT_PUSH else pytest.mark.real)
+            for name in MODELS
+        ),
+        *(
+            (name, mode)
+            for name in ("gpt2", "written")
+            for mode in ("no_grad", "inference_mode", AUTOCAST)
+        ),
+        *(
+            pytest.param("bloom", mode, marks=pytest.mark.real)
+            for mode in ("no_grad", "inference_mode", AUTOCAST)
+        ),
     ],
 )
 def test_outputs_gradients_and_random_numbers_have_the_same_bits(name: str, mode: str) -> None:
@@ -162,16 +193,23 @@ def test_the_pattern_of_scores_that_float32_rounds_away_is_that_of_float64(size:
     rows: dict[str, Tensor] = {}
     attention = model.encoder.layer[1].attention.self
     for part in ("query", "key"):
-        getattr(attention, part).register_forward_hook(lambda _m, _i, out, part=part: rows.update({part: out}))
+        getattr(attention, part).register_forward_hook(
+            lambda _m, _i, out, part=part: rows.update({part: out})
+        )
     with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
         model(ids(2, Q_LEN))
-    q, k = (rows[part].double().unflatten(-1, (N_HEADS, -1)).transpose(1, 2) for part in ("query", "key"))
+    q, k = (
+        rows[part].double().unflatten(-1, (N_HEADS, -1)).transpose(1, 2)
+        for part in ("query", "key")
+    )
     weights = (q @ k.mT * 8**-0.5).softmax(dim=-1).numpy()
     assert np.abs(seen.record.arrays["layers.1.pattern"] - weights).max() < 1e-6
     assert seen.record.self_check.ok
 
 
-@pytest.mark.parametrize("name", ["written, with dropout", "gpt2, with dropout", "bloom, with dropout"])
+@pytest.mark.parametrize(
+    "name", ["written, with dropout", "gpt2, with dropout", "bloom, with dropout"]
+)
 def test_dropout_is_named_and_is_no_failure(name: str) -> None:
     model = MODELS[name]()
     with mhacli.inspecting(model) as seen:
@@ -190,11 +228,21 @@ def test_everything_is_put_back_on_any_exit(name: str, fault: type[BaseException
 
     model = MODELS[name]().requires_grad_(False)
     registries = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
-    before = hooks(model), *map(dict, registries), nn.functional.scaled_dot_product_attention, torch.softmax
+    before = (
+        hooks(model),
+        *map(dict, registries),
+        nn.functional.scaled_dot_product_attention,
+        torch.softmax,
+    )
     plain = digest([first(model(ids(2, Q_LEN)))])
     with pytest.raises(fault):
         inspect_and_raise(model, fault)
-    assert (hooks(model), *map(dict, registries), nn.functional.scaled_dot_product_attention, torch.softmax) == before
+    assert (
+        hooks(model),
+        *map(dict, registries),
+        nn.functional.scaled_dot_product_attention,
+        torch.softmax,
+    ) == before
     assert torch.overrides._get_current_function_mode_stack() == []
     assert digest([first(model(ids(2, Q_LEN)))]) == plain
 
@@ -227,7 +275,7 @@ def test_no_tensor_of_the_model_is_held_after_its_layer() -> None:
     assert seen.record.layers
 
 
-# ---------------------------------------------------------------------------------------------------------- what is seen
+# ------------------------------------------------------------------------------------- what is seen
 
 
 def test_chosen_layers_and_heads_alone_are_in_the_record_and_numbers_of_numpy_will_do() -> None:
@@ -238,7 +286,9 @@ def test_chosen_layers_and_heads_alone_are_in_the_record_and_numbers_of_numpy_wi
     assert not any("pattern" in name for name in seen.record.arrays)
 
 
-def test_a_record_gives_the_pattern_of_a_head_with_its_tokens_and_survives_its_file(tmp_path: Path) -> None:
+def test_a_record_gives_the_pattern_of_a_head_with_its_tokens_and_survives_its_file(
+    tmp_path: Path,
+) -> None:
     model, tokenizer = checkpoints.model("llama"), checkpoints.tokenizer_of("llama")
     with mhacli.inspecting(model, tokenizer, keep=["pattern"]) as seen, torch.no_grad():
         model(**tokenizer(TEXT, return_tensors="pt"))
@@ -279,9 +329,24 @@ def test_statistics_over_passes_are_those_of_a_batch_of_all_texts(name: str) -> 
     assert len(seen.statistics()) == len(batch.record.heads) == 6
     for actual, expected in zip(seen.statistics(), batch.record.heads, strict=True):
         assert (actual.layer, actual.head) == (expected.layer, expected.head)
-        for field in ("entropy", "entropy_share", "effective_keys", "participation", "distance", "sink", "leading", "diagonal",
-                      "previous", "duplicate", "induction", "near", "max_score"):  # fmt: skip
-            assert getattr(actual, field) == pytest.approx(getattr(expected, field), rel=2e-5, abs=2e-6), field
+        for field in (
+            "entropy",
+            "entropy_share",
+            "effective_keys",
+            "participation",
+            "distance",
+            "sink",
+            "leading",
+            "diagonal",
+            "previous",
+            "duplicate",
+            "induction",
+            "near",
+            "max_score",
+        ):
+            assert getattr(actual, field) == pytest.approx(
+                getattr(expected, field), rel=2e-5, abs=2e-6
+            ), field
             if field != "max_score":
                 assert getattr(actual.uniform, field) == pytest.approx(
                     getattr(expected.uniform, field), rel=2e-5, abs=2e-6
@@ -308,7 +373,10 @@ def test_contexts_nest_for_one_model_and_end_in_any_order(name: str) -> None:
     model(ids(1, 7))
     second.__exit__(None, None, None)
     model(ids(1, 9))
-    assert [[len(record.sequences[0].ids) for record in seen.passes] for seen in (early, late)] == [[5], [5, 7]]
+    assert [[len(record.sequences[0].ids) for record in seen.passes] for seen in (early, late)] == [
+        [5],
+        [5, 7],
+    ]
     assert early.record.heads == late.passes[0].heads
     for site, array in early.record.arrays.items():
         assert np.array_equal(array, late.passes[0].arrays[site], equal_nan=True)
@@ -383,10 +451,12 @@ def test_a_model_may_return_nothing_and_a_batch_may_be_empty() -> None:
     assert len(seen.notes) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ the tokens
+# --------------------------------------------------------------------------------------- the tokens
 
 
-@pytest.mark.parametrize(("name", "side"), [("llama", "right"), ("llama", "left"), ("bert", "right")])
+@pytest.mark.parametrize(
+    ("name", "side"), [("llama", "right"), ("llama", "left"), ("bert", "right")]
+)
 def test_padding_is_no_token_even_beyond_the_longest_text(name: str, side: str) -> None:
     model, tokenizer = checkpoints.model(name), checkpoints.tokenizer_of(name, padding_side=side)
     near = tokenizer([TEXT, "the cat"], padding=True, return_tensors="pt")
@@ -404,7 +474,10 @@ def test_padding_is_no_token_even_beyond_the_longest_text(name: str, side: str) 
         assert np.abs(patterns[0] - patterns[1]).max() < 1e-5
     # so few cells that those of padding were among the largest
     with mhacli.inspecting(model) as seen, torch.no_grad():
-        model(ids(2, 3), attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0] if side == "right" else [0, 1, 1]]))
+        model(
+            ids(2, 3),
+            attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0] if side == "right" else [0, 1, 1]]),
+        )
     assert all(layer.verified for layer in seen.record.layers)
 
 
@@ -415,11 +488,20 @@ def test_vectors_without_ids_have_places_for_tokens_and_padding_is_none_of_them(
     mask[1, slice(0, 3) if side == "left" else slice(4, 7)] = 0
     with mhacli.inspecting(model) as seen, torch.no_grad():
         model(position_ids=torch.arange(7)[None], input_ids=rows, attention_mask=mask)
-        model(attention_mask=mask, inputs_embeds=model.get_input_embeddings()(rows), position_ids=torch.arange(7)[None])
+        model(
+            attention_mask=mask,
+            inputs_embeds=model.get_input_embeddings()(rows),
+            position_ids=torch.arange(7)[None],
+        )
     of_ids, of_vectors = seen.passes
-    assert [list(text.ids) for text in of_ids.sequences] == [rows[0].tolist(), rows[1][mask[1] > 0].tolist()]
+    assert [list(text.ids) for text in of_ids.sequences] == [
+        rows[0].tolist(),
+        rows[1][mask[1] > 0].tolist(),
+    ]
     assert [head.entropy for head in of_vectors.heads] == [head.entropy for head in of_ids.heads]
-    assert [text.tokens for text in of_vectors.sequences] == [tuple(f"x{i}" for i in range(n)) for n in (7, 4)]
+    assert [text.tokens for text in of_vectors.sequences] == [
+        tuple(f"x{i}" for i in range(n)) for n in (7, 4)
+    ]
     assert len(seen.notes) == 1
 
 
@@ -433,26 +515,43 @@ def test_a_tokenizer_of_another_model_gives_way_to_the_ids_and_a_note() -> None:
 
 
 def test_a_mask_that_hides_tokens_from_themselves_is_no_padding() -> None:
-    model, earlier = checkpoints.model("llama"), torch.ones(1, 1, Q_LEN, Q_LEN, dtype=torch.bool).tril(-1)
+    model, earlier = (
+        checkpoints.model("llama"),
+        torch.ones(1, 1, Q_LEN, Q_LEN, dtype=torch.bool).tril(-1),
+    )
     earlier[..., 0, 0] = True
     with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
         model(ids(2, Q_LEN), attention_mask=earlier.expand(2, -1, -1, -1), use_cache=False)
     assert [len(text.ids) for text in seen.record.sequences] == [Q_LEN, Q_LEN]
-    assert (np.broadcast_to(earlier, (2, N_HEADS, Q_LEN, Q_LEN)) == (seen.record.arrays["layers.0.pattern"] > 0)).all()
+    assert (
+        np.broadcast_to(earlier, (2, N_HEADS, Q_LEN, Q_LEN))
+        == (seen.record.arrays["layers.0.pattern"] > 0)
+    ).all()
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     "choices",
     [
-        {"layers": 4}, {"layers": []}, {"layers": [1.0]}, {"layers": [("crss", 1)]}, {"keep": None}, {"keep": ["weights"]},
-        {"keep_limit": "1 GB"}, {"keep_limit": -1}, {"heads": 2}, {"heads": ["1"]}, {"heads": [-1]},
+        {"layers": 4},
+        {"layers": []},
+        {"layers": [1.0]},
+        {"layers": [("crss", 1)]},
+        {"keep": None},
+        {"keep": ["weights"]},
+        {"keep_limit": "1 GB"},
+        {"keep_limit": -1},
+        {"heads": 2},
+        {"heads": ["1"]},
+        {"heads": [-1]},
     ],
     ids=str,
-)  # fmt: skip
-def test_a_choice_of_another_form_is_refused_by_its_name_and_value(choices: Mapping[str, Any]) -> None:
+)
+def test_a_choice_of_another_form_is_refused_by_its_name_and_value(
+    choices: Mapping[str, Any],
+) -> None:
     ((name, value),) = choices.items()
     with pytest.raises(mhacli.MhaError) as caught, mhacli.inspecting(Written(), **choices):
         pass
@@ -491,12 +590,15 @@ def compiled_part() -> nn.Module:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: "MiniLM", lambda: (Written(), Written()), lambda: nn.DataParallel(Written()),
-        lambda: torch.compile(Written(), backend="eager"), lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2))),
+        lambda: "MiniLM",
+        lambda: (Written(), Written()),
+        lambda: nn.DataParallel(Written()),
+        lambda: torch.compile(Written(), backend="eager"),
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2))),
         compiled_part,
     ],
     ids=["a path", "two models", "copies", "compiled", "scripted", "a compiled part"],
-)  # fmt: skip
+)
 def test_what_hides_its_parts_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(mhacli.MhaError), mhacli.inspecting(make()):
         pass

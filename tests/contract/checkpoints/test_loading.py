@@ -1,4 +1,6 @@
-"""A checkpoint is loaded as transformers loads it, from any of its layouts on disk, onto any device; `weights info` counts it."""
+"""A checkpoint is loaded as transformers loads it, from any of its layouts on disk, onto any
+device; `weights info` counts it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def rows(mha: Any, place: Path | str, *words: str) -> list[list[float]]:
     """The entropies of the heads of a text, and other means."""
     document = mha("heads", "--model", place, TEXT, *words, "--json").json
     assert document["self_check"]["ok"]
-    return [[head[name] for name in ("entropy", "distance", "sink", "max_score")] for head in document["heads"]]
+    return [
+        [head[name] for name in ("entropy", "distance", "sink", "max_score")]
+        for head in document["heads"]
+    ]
 
 
 def saved(name: str, place: Path, model: Any = None, **choices: Any) -> Path:
@@ -34,7 +39,7 @@ def saved(name: str, place: Path, model: Any = None, **choices: Any) -> Path:
     return place
 
 
-# ----------------------------------------------------------------------------------------------------------- on the disk
+# -------------------------------------------------------------------------------------- on the disk
 
 
 def sharded(name: str, tmp: Path) -> Path:
@@ -45,7 +50,10 @@ def sharded(name: str, tmp: Path) -> Path:
 
 def in_a_cache(name: str, tmp: Path) -> Path:
     """The layout of a hub's cache: every file is a link to a blob."""
-    blobs, place = tmp / "models--org--m" / "blobs", tmp / "models--org--m" / "snapshots" / "0123abcd"
+    blobs, place = (
+        tmp / "models--org--m" / "blobs",
+        tmp / "models--org--m" / "snapshots" / "0123abcd",
+    )
     blobs.mkdir(parents=True)
     place.mkdir(parents=True)
     for number, path in enumerate(sorted(checkpoints.folder(name).iterdir())):
@@ -60,8 +68,13 @@ def linked(name: str, tmp: Path) -> Path:
 
 
 def with_more_tensors(name: str, tmp: Path) -> Path:
-    more = {"model.layers.9.extra.weight": torch.ones(3), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    return checkpoints.change(checkpoints.copy_of(name, tmp / "m"), lambda tensors: tensors.update(more))
+    more = {
+        "model.layers.9.extra.weight": torch.ones(3),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    }
+    return checkpoints.change(
+        checkpoints.copy_of(name, tmp / "m"), lambda tensors: tensors.update(more)
+    )
 
 
 def without_its_head(name: str, tmp: Path) -> Path:
@@ -77,17 +90,26 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", some(LAYOUTS, default=set(LAYOUTS) - {"more tensors", "no head"}))
-def test_a_checkpoint_has_the_same_numbers_in_any_layout(layout: str, mha: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", some(LAYOUTS, default=set(LAYOUTS) - {"more tensors", "no head"})
+)
+def test_a_checkpoint_has_the_same_numbers_in_any_layout(
+    layout: str, mha: Any, tmp_path: Path
+) -> None:
     place = LAYOUTS[layout]("llama", tmp_path)
     assert rows(mha, f"{place}/") == rows(mha, checkpoints.folder("llama"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.real)])
-def test_weights_of_16_bits_stay_in_their_dtype_until_another_is_chosen(dtype: str, mha: Any, tmp_path: Path) -> None:
+def test_weights_of_16_bits_stay_in_their_dtype_until_another_is_chosen(
+    dtype: str, mha: Any, tmp_path: Path
+) -> None:
     narrow = copy.deepcopy(checkpoints.model("llama")).to(getattr(torch, dtype))
     saved("llama", tmp_path / "m", narrow)
-    plain, wide = (mha("heads", "--model", "m", TEXT, *words, "--json").json for words in ((), ("--dtype", "float32")))
+    plain, wide = (
+        mha("heads", "--model", "m", TEXT, *words, "--json").json
+        for words in ((), ("--dtype", "float32"))
+    )
     assert [document["model"]["dtype"] for document in (plain, wide)] == [dtype, "float32"]
     theirs = checkpoints.load(tmp_path / "m", checkpoints.CAUSAL, dtype="float32")
     with mhacli.inspecting(theirs) as seen, torch.no_grad():
@@ -99,15 +121,22 @@ def test_weights_of_16_bits_stay_in_their_dtype_until_another_is_chosen(dtype: s
     assert counted["dtype"] == {"bfloat16": "BF16", "float16": "F16"}[dtype]
 
 
-def test_a_part_that_no_attention_depends_on_may_be_missing_and_is_a_note(mha: Any, tmp_path: Path) -> None:
+def test_a_part_that_no_attention_depends_on_may_be_missing_and_is_a_note(
+    mha: Any, tmp_path: Path
+) -> None:
     place = saved("bert", tmp_path / "m", checkpoints.from_config("bert", FAMILIES["bert"].config))
-    checkpoints.change(place, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("pooler.")])
+    checkpoints.change(
+        place,
+        lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("pooler.")],
+    )
     ended = mha("heads", "--model", "m", TEXT, "--json")
     assert ended.json["self_check"]["ok"]
     assert "pooler.dense.weight" in ended.stderr
 
 
-def test_tables_of_positions_that_a_family_computes_are_in_no_file(mha: Any, tmp_path: Path) -> None:
+def test_tables_of_positions_that_a_family_computes_are_in_no_file(
+    mha: Any, tmp_path: Path
+) -> None:
     made = checkpoints.from_config(
         "marian", {**checkpoints.BART, "max_position_embeddings": 64}, automatic=checkpoints.PAIR
     )
@@ -117,7 +146,9 @@ def test_tables_of_positions_that_a_family_computes_are_in_no_file(mha: Any, tmp
     with torch.no_grad():
         pattern = encoder(ids, output_attentions=True).attentions[1][0]
     expected = -(pattern * pattern.log()).sum(dim=-1).mean(dim=-1)
-    assert [row[0] for row in rows(mha, place, "--layer", "encoder.1")] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [row[0] for row in rows(mha, place, "--layer", "encoder.1")] == pytest.approx(
+        expected.tolist(), abs=1e-5
+    )
 
 
 def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) -> None:
@@ -129,7 +160,8 @@ def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) 
 def test_weights_that_are_not_finite_need_an_option(mha: Any, tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
     checkpoints.change(
-        checkpoints.copy_of("llama", tmp_path / "m"), lambda tensors: tensors[name].view(-1)[[7, 48]].fill_(0)
+        checkpoints.copy_of("llama", tmp_path / "m"),
+        lambda tensors: tensors[name].view(-1)[[7, 48]].fill_(0),
     )
 
     def spoil(tensors: dict[str, Any]) -> None:
@@ -140,22 +172,36 @@ def test_weights_that_are_not_finite_need_an_option(mha: Any, tmp_path: Path) ->
     assert ended.error["code"] == "not-finite"
     for piece in (name.removeprefix("model."), "2", "[3, 7]", "--allow-nonfinite"):
         assert piece in ended.said
-    document = mha("heads", "--model", "m", TEXT, "--allow-nonfinite", "--layer", "0", "--json", code=(0, 3)).json
-    assert document["heads"][0]["entropy"] == pytest.approx(rows(mha, checkpoints.folder("llama"))[0][0])
+    document = mha(
+        "heads", "--model", "m", TEXT, "--allow-nonfinite", "--layer", "0", "--json", code=(0, 3)
+    ).json
+    assert document["heads"][0]["entropy"] == pytest.approx(
+        rows(mha, checkpoints.folder("llama"))[0][0]
+    )
 
 
-def test_a_nested_config_and_a_model_that_may_see_pictures_read_text_alone(mha: Any, tmp_path: Path) -> None:
-    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+def test_a_nested_config_and_a_model_that_may_see_pictures_read_text_alone(
+    mha: Any, tmp_path: Path
+) -> None:
+    tower = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     config = {
         "vision_config": {**tower, "image_size": 16, "patch_size": 8},
-        "text_config": {**FAMILIES["llama"].config, "model_type": "llama"}, "image_token_id": 98,
-    }  # fmt: skip
+        "text_config": {**FAMILIES["llama"].config, "model_type": "llama"},
+        "image_token_id": 98,
+    }
     saved("llama", tmp_path / "m", checkpoints.from_config("idefics3", config))
     document = mha("run", "--model", "m", TEXT, "--json").json
     assert [layer["n_heads"] for layer in document["layers"]] == [N_HEADS] * N_LAYERS
     twin = checkpoints.load(tmp_path / "m", "AutoModel", attn_implementation="eager")
     with torch.no_grad():
-        theirs = twin(input_ids=torch.tensor([document["sequences"][0]["ids"]]), output_attentions=True).attentions
+        theirs = twin(
+            input_ids=torch.tensor([document["sequences"][0]["ids"]]), output_attentions=True
+        ).attentions
     for layer, pattern in zip(document["layers"], theirs, strict=True):
         assert np.abs(np.array(layer["pattern"]) - pattern.numpy()).max() < 1e-5
 
@@ -174,20 +220,31 @@ def test_what_a_part_of_the_model_raises_is_named(command: str, mha: Any, tmp_pa
 @pytest.mark.real
 @pytest.mark.parametrize("command", ["run", "decode"])
 def test_without_transformers_the_command_that_installs_it_is_named(command: str, mha: Any) -> None:
-    modules = {"transformers": "raise ModuleNotFoundError(\"No module named 'transformers'\", name='transformers')\n"}
-    ended = mha(command, "--model", checkpoints.folder("gpt2"), TEXT, "--json", code=1, modules=modules)
+    modules = {
+        "transformers": (
+            "raise ModuleNotFoundError(\"No module named 'transformers'\", name='transformers')\n"
+        )
+    }
+    ended = mha(
+        command, "--model", checkpoints.folder("gpt2"), TEXT, "--json", code=1, modules=modules
+    )
     assert ended.error["code"] == "missing-extra"
     assert ended.missing("pip install", "transformers") == []
 
 
-# ------------------------------------------------------------------------------------------ a model that was really trained
+# ------------------------------------------------------------------ a model that was really trained
 
-SENTENCE = "The quick brown fox jumps over the lazy dog because it was chasing a rabbit, and the dog did not mind."
+SENTENCE = (
+    "The quick brown fox jumps over the lazy dog because it was chasing a rabbit, and the dog did"
+    " not mind."
+)
 
 
 @pytest.mark.real
 def test_a_trained_model_has_the_patterns_and_heads_that_it_is_known_for(mha: Any) -> None:
-    document = mha("run", "--model", checkpoints.minilm(), SENTENCE, "--verify-outputs", "--json").json
+    document = mha(
+        "run", "--model", checkpoints.minilm(), SENTENCE, "--verify-outputs", "--json"
+    ).json
     (sequence,), model = document["sequences"], document["model"]
     assert (model["family"], model["n_layers"], model["n_parameters"]) == ("bert", 6, 22_713_216)
     assert model["identical_outputs"]
@@ -211,13 +268,20 @@ def test_a_trained_model_has_the_patterns_and_heads_that_it_is_known_for(mha: An
 @pytest.mark.real
 def test_padding_and_truncation_that_a_tokenizer_brings_are_off(mha: Any) -> None:
     document = mha(
-        "heads", "--model", checkpoints.minilm(), "three short words", "word " * 200, "--layer", "0", "--json"
+        "heads",
+        "--model",
+        checkpoints.minilm(),
+        "three short words",
+        "word " * 200,
+        "--layer",
+        "0",
+        "--json",
     ).json
     assert document["sequences"][0]["tokens"] == ["[CLS]", "three", "short", "words", "[SEP]"]
     assert len(document["sequences"][1]["ids"]) == 202
 
 
-# ---------------------------------------------------------------------------------------------------------- several devices
+# ---------------------------------------------------------------------------------- several devices
 
 PARTS = {
     "embed_tokens": "cpu",
@@ -236,7 +300,9 @@ def spread(tmp: Path, device_map: Mapping[str, str]) -> tuple[str, str]:
 
 
 def near(value: Any) -> Any:
-    """What equals a document whose numbers were summed in another order, as weights read from a file may be."""
+    """What equals a document whose numbers were summed in another order, as weights read from a
+    file may be.
+    """
     if isinstance(value, dict):
         return {name: near(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -253,11 +319,16 @@ WITHOUT_POOLER = pytest.mark.xfail(
 @pytest.mark.parametrize(
     ("name", "device_map", "places"),
     [
-        ("llama", MIXED, ["cpu", "disk"]), ("llama", {"": "cpu"}, []), ("gpt2", {"": "disk"}, ["disk"]),
-        *(pytest.param(name, {"": "disk"}, ["disk"], marks=pytest.mark.real) for name in ("gpt_oss", "t5", "mixtral")),
+        ("llama", MIXED, ["cpu", "disk"]),
+        ("llama", {"": "cpu"}, []),
+        ("gpt2", {"": "disk"}, ["disk"]),
+        *(
+            pytest.param(name, {"": "disk"}, ["disk"], marks=pytest.mark.real)
+            for name in ("gpt_oss", "t5", "mixtral")
+        ),
         pytest.param("bert", {"": "disk"}, ["disk"], marks=[pytest.mark.real, WITHOUT_POOLER]),
     ],
-)  # fmt: skip
+)
 def test_a_model_in_several_places_has_the_numbers_of_one_in_memory(
     name: str, device_map: Any, places: list[str], mha: Any, tmp_path: Path
 ) -> None:
@@ -292,7 +363,9 @@ def test_a_model_in_memory_with_offloaded_weights_is_inspected(tmp_path: Path) -
         with mhacli.inspecting(model, keep=("pattern", "z")) as seen, torch.no_grad():
             model(input_ids=ids)
         records.append(seen.record)
-    assert [head.entropy for head in records[0].heads] == [head.entropy for head in records[1].heads]
+    assert [head.entropy for head in records[0].heads] == [
+        head.entropy for head in records[1].heads
+    ]
     assert np.array_equal(records[0].arrays["layers.2.z"], records[1].arrays["layers.2.z"])
 
 
@@ -306,37 +379,65 @@ def test_a_model_in_memory_with_offloaded_weights_is_inspected(tmp_path: Path) -
         ({"lm_head": "cuda:x"}, ("lm_head", "cuda:x")),
         ({}, ("map.json",)),
     ],
-    ids=["a module too many", "a module too few", "no such device", "all and parts", "no device", "empty"],
+    ids=[
+        "a module too many",
+        "a module too few",
+        "no such device",
+        "all and parts",
+        "no device",
+        "empty",
+    ],
 )
 def test_a_map_that_does_not_fit_the_model_is_refused(
     device_map: Any, mentions: tuple[str, ...], mha: Any, tmp_path: Path
 ) -> None:
     ended = mha(
-        "run", "--model", checkpoints.folder("llama"), TEXT, *spread(tmp_path, device_map), "--json", code=(1, 2)
+        "run",
+        "--model",
+        checkpoints.folder("llama"),
+        TEXT,
+        *spread(tmp_path, device_map),
+        "--json",
+        code=(1, 2),
     )
     assert ended.missing(*mentions) == []
 
 
-# ------------------------------------------------------------------------------------------------------------ `weights info`
+# ----------------------------------------------------------------------------------- `weights info`
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "bert", "t5", pytest.param("gemma2", marks=pytest.mark.real)])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral", "bert", "t5", pytest.param("gemma2", marks=pytest.mark.real)]
+)
 def test_info_counts_the_tensors_and_names_the_sizes_of_the_config(name: str, mha: Any) -> None:
     place, family = checkpoints.folder(name), FAMILIES[name]
-    info, tensors = mha("weights", "info", place, "--json").json, load_file(place / "model.safetensors")
+    info, tensors = (
+        mha("weights", "info", place, "--json").json,
+        load_file(place / "model.safetensors"),
+    )
     assert info["schema"] == "mha.weights-info/1"
-    assert (info["kind"], info["family"], info["vocabulary"]) == ("checkpoint", family.kind, VOCABULARY)
+    assert (info["kind"], info["family"], info["vocabulary"]) == (
+        "checkpoint",
+        family.kind,
+        VOCABULARY,
+    )
     assert info["n_tensors"] == len(tensors)
     assert info["n_parameters"] == sum(tensor.numel() for tensor in tensors.values())
     assert info["n_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
     assert [each["dtype"] for each in info["dtypes"]] == ["F32"]
-    assert info["files"] == [{"name": "model.safetensors", "n_bytes": os.path.getsize(place / "model.safetensors")}]
+    assert info["files"] == [
+        {"name": "model.safetensors", "n_bytes": os.path.getsize(place / "model.safetensors")}
+    ]
     assert info["positions"] == family.config.get(
         "n_positions", family.config.get("max_position_embeddings", info["positions"])
     )
     for attention in info["attentions"]:
         assert attention["n_layers"] == (2 if name == "t5" else N_LAYERS)
-        assert (attention["n_heads"], attention["n_kv_heads"], attention["d_model"]) == (N_HEADS, family.n_kv_heads, 48)
+        assert (attention["n_heads"], attention["n_kv_heads"], attention["d_model"]) == (
+            N_HEADS,
+            family.n_kv_heads,
+            48,
+        )
         assert attention["d_head"] == family.config.get("head_dim", 8)
     token = 2 * family.n_kv_heads * family.config.get("head_dim", 8) * 4
     caches = {attention["stack"]: attention["cache_bytes"] for attention in info["attentions"]}

@@ -1,4 +1,6 @@
-"""`mhacli.inspecting` of modules that people write: torch's own attention and softmax in any layout, and what nobody can see."""
+"""`mhacli.inspecting` of modules that people write: torch's own attention and softmax in any
+layout, and what nobody can see.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ sdpa = nn.functional.scaled_dot_product_attention
 
 
 class Mixing(nn.Module):
-    """A module whose name says nothing, with attention of three heads that lays out its axes as it likes."""
+    """A module whose name says nothing, with attention of three heads that lays out its axes as it
+    likes.
+    """
 
     def __init__(self, attend: Callable[..., Tensor] = sdpa) -> None:
         super().__init__()
@@ -29,7 +33,9 @@ class Mixing(nn.Module):
         self.attend = attend
 
     def by_head(self, x: Tensor) -> list[Tensor]:
-        return [part(x).unflatten(-1, (3, -1)).transpose(-3, -2) for part in (self.q, self.k, self.v)]
+        return [
+            part(x).unflatten(-1, (3, -1)).transpose(-3, -2) for part in (self.q, self.k, self.v)
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(*self.by_head(x)).transpose(-3, -2).flatten(-2)
@@ -41,7 +47,10 @@ class MixingAttention(Mixing):
 
 LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "batch and heads": (sdpa, (2, 5)),
-    "in one axis": (lambda *qkv: sdpa(*(t.flatten(0, 1) for t in qkv)).unflatten(0, (2, -1)), (2, 5)),
+    "in one axis": (
+        lambda *qkv: sdpa(*(t.flatten(0, 1) for t in qkv)).unflatten(0, (2, -1)),
+        (2, 5),
+    ),
     "no batch": (sdpa, (5,)),
     "no batch, as many tokens as heads": (sdpa, (3,)),
     "windows": (sdpa, (2, 4, 5)),
@@ -51,12 +60,17 @@ LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
     "written out, no batch": (lambda q, k, v: torch.softmax(q @ k.mT / 2, -1) @ v, (5,)),
     "written out, in float32": (
         lambda q, k, v: (
-            nn.functional.dropout(nn.functional.softmax(q @ k.mT / 2, dim=-1, dtype=torch.float32), 0.1, False) @ v
+            nn.functional.dropout(
+                nn.functional.softmax(q @ k.mT / 2, dim=-1, dtype=torch.float32), 0.1, False
+            )
+            @ v
         ),
         (2, 5),
     ),
     "written out, copied": (
-        lambda q, k, v: torch.matmul(torch.softmax(input=q @ k.mT / 2, dim=-1).to(torch.float64).to(v).contiguous(), v),
+        lambda q, k, v: torch.matmul(
+            torch.softmax(input=q @ k.mT / 2, dim=-1).to(torch.float64).to(v).contiguous(), v
+        ),
         (2, 5),
     ),
     "bmm": (
@@ -66,10 +80,15 @@ LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
         (2, 5),
     ),
     "einsum": (
-        lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).div(2).softmax(-1), v),
+        lambda q, k, v: torch.einsum(
+            "bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).div(2).softmax(-1), v
+        ),
         (2, 5),
     ),
-    "einsum, values first": (lambda q, k, v: torch.einsum("bhkd, bhqk -> bhqd", v, (q @ k.mT / 2).softmax(-1)), (2, 5)),
+    "einsum, values first": (
+        lambda q, k, v: torch.einsum("bhkd, bhqk -> bhqd", v, (q @ k.mT / 2).softmax(-1)),
+        (2, 5),
+    ),
 }
 """How attention lays out its axes, and the sizes of its input before the width."""
 
@@ -100,11 +119,15 @@ MASKS: dict[str, Any] = {
     "a scale": {"scale": 0.3},
     "kv heads": {"enable_gqa": True},
     "a mask": {"attn_mask": torch.ones(5, 5).tril().bool()},
-    "a mask of each head": {"attn_mask": torch.rand(2, 6, 5, 5, generator=torch.Generator().manual_seed(4)) > 0.4},
+    "a mask of each head": {
+        "attn_mask": torch.rand(2, 6, 5, 5, generator=torch.Generator().manual_seed(4)) > 0.4
+    },
     "a bias": {"attn_mask": torch.arange(25.0).reshape(5, 5) / 9},
     "-inf": {"attn_mask": torch.ones(5, 5).tril().log()},
     "the lowest number": {
-        "attn_mask": torch.where(torch.ones(5, 5).tril().bool(), 0.0, torch.finfo(torch.float32).min)
+        "attn_mask": torch.where(
+            torch.ones(5, 5).tril().bool(), 0.0, torch.finfo(torch.float32).min
+        )
     },
     "−10,000": {"attn_mask": torch.where(torch.ones(5, 5).tril().bool(), 0.0, -1e4)},
     "a bias and a mask in one": {
@@ -117,7 +140,9 @@ MASKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_of_torch_is_shown_with_all_that_it_was_given(name: str) -> None:
-    """A score that is put far down is forbidden: its weight is exactly 0. A low bias forbids nothing."""
+    """A score that is put far down is forbidden: its weight is exactly 0. A low bias forbids
+    nothing.
+    """
     choices, generator = MASKS[name], torch.Generator().manual_seed(3)
     n_kv_heads = 2 if "enable_gqa" in choices else 6
     q, k, v = (torch.randn(2, n, 5, 4, generator=generator) for n in (6, n_kv_heads, n_kv_heads))
@@ -142,8 +167,12 @@ def test_attention_of_torch_is_shown_with_all_that_it_was_given(name: str) -> No
     assert np.abs(arrays["layers.0.z"] - plain.numpy()).max() < 1e-5
     assert (np.isneginf(arrays["layers.0.scores"]) == np.isneginf(expected.scores)).all()
     if allowed is not None:
-        assert (arrays["layers.0.pattern"][~np.broadcast_to(allowed, expected.pattern.shape)] == 0).all()
-        assert (np.broadcast_to(arrays["layers.0.allowed"], expected.pattern.shape) == allowed).all()
+        assert (
+            arrays["layers.0.pattern"][~np.broadcast_to(allowed, expected.pattern.shape)] == 0
+        ).all()
+        assert (
+            np.broadcast_to(arrays["layers.0.allowed"], expected.pattern.shape) == allowed
+        ).all()
     (layer,) = seen.record.layers
     assert layer.verified
     assert layer.bias == ("bias" in name)
@@ -233,7 +262,10 @@ class Stacked(nn.Module):
 
 def test_texts_may_stand_in_columns() -> None:
     rows, columns = Stacked(batch_first=True), Stacked(batch_first=False)
-    with mhacli.inspecting(rows, keep=["pattern"]) as expected, mhacli.inspecting(columns, keep=["pattern"]) as actual:
+    with (
+        mhacli.inspecting(rows, keep=["pattern"]) as expected,
+        mhacli.inspecting(columns, keep=["pattern"]) as actual,
+    ):
         rows(ids(2, 7))
         columns(ids(2, 7).T)
     assert [list(text.ids) for text in actual.record.sequences] == ids(2, 7).tolist()
@@ -243,7 +275,10 @@ def test_texts_may_stand_in_columns() -> None:
         assert np.abs(one - other).max() < 1e-6
     with mhacli.inspecting(columns) as actual:
         columns(ids(2, 2))
-    assert actual.record.sequences[0].tokens == ("x0", "x1")  # either axis may be that of the tokens
+    assert actual.record.sequences[0].tokens == (
+        "x0",
+        "x1",
+    )  # either axis may be that of the tokens
     assert len(actual.notes) == 1
 
 
@@ -268,10 +303,18 @@ def test_the_transformer_of_torch_has_two_texts(batch_first: bool) -> None:
         model(*((source, target) if batch_first else (source.T, target.T)))
     handle.remove()
     record = seen.record
-    assert [list(text.ids) for text in (*record.sequences, *record.context)] == [*target.tolist(), *source.tolist()]
+    assert [list(text.ids) for text in (*record.sequences, *record.context)] == [
+        *target.tolist(),
+        *source.tolist(),
+    ]
     assert [(layer.kind, layer.layer) for layer in record.layers] == [
-        ("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1),
-    ]  # fmt: skip
+        ("encoder", 0),
+        ("encoder", 1),
+        ("decoder", 0),
+        ("cross", 0),
+        ("decoder", 1),
+        ("cross", 1),
+    ]
     assert all(layer.verified for layer in record.layers)
     _, expected = cross(*given, need_weights=True, average_attn_weights=False)
     assert np.abs(record.arrays["layers.5.pattern"] - expected.detach().numpy()).max() < 1e-6
@@ -297,7 +340,10 @@ def test_modules_beside_attention_are_layers_too_and_one_that_is_not_seen_is_nam
         model.add_module(name, part)
     with mhacli.inspecting(model) as seen:
         model(torch.randn(2, 5, 12))
-    assert [(layer.layer, layer.name) for layer in seen.record.layers] == [(0, "attn"), (1, "mixer")]
+    assert [(layer.layer, layer.name) for layer in seen.record.layers] == [
+        (0, "attn"),
+        (1, "mixer"),
+    ]
     assert ["other" in note and "LinearAttention" in note for note in seen.notes] == [True]
 
 
@@ -333,7 +379,9 @@ def test_attention_in_a_compiled_function_is_refused() -> None:
     "call",
     [
         lambda model: model.to("meta")(torch.ones(2, 5, 12, device="meta")),
-        lambda model: model(torch.nested.nested_tensor([torch.ones(3, 12), torch.ones(5, 12)], layout=torch.jagged)),
+        lambda model: model(
+            torch.nested.nested_tensor([torch.ones(3, 12), torch.ones(5, 12)], layout=torch.jagged)
+        ),
         lambda model: torch.func.vmap(model)(torch.ones(2, 5, 12)),
         lambda model: torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 5, 12)),
     ],
@@ -346,7 +394,7 @@ def test_tensors_whose_numbers_cannot_be_read_are_refused(call: Callable[[nn.Mod
     assert seen.passes == ()
 
 
-# ------------------------------------------------------------------------------------------------ masks that change in place
+# ----------------------------------------------------------------------- masks that change in place
 
 
 class InPlace(nn.Module):
@@ -370,12 +418,14 @@ def test_a_mask_that_was_written_to_is_read_again(mode: str) -> None:
     model = InPlace()
     with mhacli.inspecting(model, keep=["pattern"]) as seen, getattr(torch, mode)():
         model(ids(1, 6))
-    for layer, cells in enumerate((np.tri(6, dtype=bool), np.tri(6, dtype=bool) & ~np.tri(6, k=-2, dtype=bool))):
+    for layer, cells in enumerate(
+        (np.tri(6, dtype=bool), np.tri(6, dtype=bool) & ~np.tri(6, k=-2, dtype=bool))
+    ):
         assert ((seen.record.arrays[f"layers.{layer}.pattern"] > 0) == cells).all()
         assert seen.record.layers[layer].verified
 
 
-# ------------------------------------------------------------------------------------------------------ what is not verified
+# ----------------------------------------------------------------------------- what is not verified
 
 
 @contextmanager
@@ -386,7 +436,9 @@ def registered(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> I
     original = AttentionInterface._global_mapping["sdpa"]
 
     @functools.wraps(original)
-    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **keywords: Any) -> Any:
+    def attend(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **keywords: Any
+    ) -> Any:
         return change(original, module, query, key, value, attention_mask, **keywords)
 
     with monkeypatch.context() as patch:
@@ -403,7 +455,9 @@ def test_a_z_that_the_pattern_does_not_give_fails_the_check_of_its_layer(
         return z * factor, pattern
 
     with registered(monkeypatch, larger):
-        document = mha("run", TEXT, "--model", checkpoints.folder("llama"), "--json", code=0 if is_right else 3).json
+        document = mha(
+            "run", TEXT, "--model", checkpoints.folder("llama"), "--json", code=0 if is_right else 3
+        ).json
     assert document["self_check"]["ok"] == is_right
     for layer in document["layers"]:
         assert layer["verified"] == layer["self_check"]["ok"] == is_right
@@ -421,7 +475,9 @@ def test_a_keyword_that_nobody_knows_is_named_and_its_layer_is_not_verified() ->
         assert layer.self_check.ok
 
 
-def test_outputs_that_differ_without_inspection_end_with_3(mha: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_differ_without_inspection_end_with_3(
+    mha: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def moody(original: Any, module: Any, *given: Any, **keywords: Any) -> Any:
@@ -430,21 +486,50 @@ def test_outputs_that_differ_without_inspection_end_with_3(mha: Any, monkeypatch
         return (z + 1e-3 if len(calls) > 3 else z), pattern
 
     with registered(monkeypatch, moody):
-        ended = mha("run", TEXT, "--model", checkpoints.folder("llama"), "--verify-outputs", "--json", code=3)
+        ended = mha(
+            "run",
+            TEXT,
+            "--model",
+            checkpoints.folder("llama"),
+            "--verify-outputs",
+            "--json",
+            code=3,
+        )
     assert ended.json["model"]["identical_outputs"] is False
 
 
-# --------------------------------------------------------------------------------------------------- models of other kinds
+# ---------------------------------------------------------------------------- models of other kinds
 
 GROUPED, PLAIN, BASE = checkpoints.GROUPED, checkpoints.PLAIN, checkpoints.BASE
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 24, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 16}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
 HYBRIDS: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "lfm2": ({**GROUPED, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention", "conv"]}, [1]),
+    "lfm2": (
+        {
+            **GROUPED,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+        [1],
+    ),
     "bamba": ({**GROUPED, **MAMBA, "attn_layer_indices": [1]}, [1]),
     "recurrent_gemma": (
-        {**BASE, **PLAIN, "intermediate_size": 96, "lru_width": 48, "attention_window_size": 5, "head_dim": 8}, [2],
+        {
+            **BASE,
+            **PLAIN,
+            "intermediate_size": 96,
+            "lru_width": 48,
+            "attention_window_size": 5,
+            "head_dim": 8,
+        },
+        [2],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.real
@@ -456,31 +541,42 @@ def test_layers_without_attention_are_listed_by_their_type(kind: str) -> None:
         model(ids(2, 11), use_cache=False)
     record = seen.record
     assert [layer.layer for layer in record.layers] == layers
-    assert [without.layer for without in record.model.without] == [layer for layer in range(3) if layer not in layers]
+    assert [without.layer for without in record.model.without] == [
+        layer for layer in range(3) if layer not in layers
+    ]
     assert all(without.type for without in record.model.without)
     assert all(layer.verified for layer in record.layers)
 
 
 OTHERS: dict[str, tuple[dict[str, Any], int]] = {
-    "albert": ({**BASE, **PLAIN, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}, 4),
+    "albert": (
+        {**BASE, **PLAIN, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2},
+        4,
+    ),
     "hrm_text": ({**GROUPED, "num_layers_per_stack": 2, "L_cycles": 2, "H_cycles": 2}, 12),
     "diffllama": (GROUPED, 6),
 }
-"""Models that run a list of layers again, or compute two attentions in a layer, and how many attentions their pass has."""
+"""Models that run a list of layers again, or compute two attentions in a layer, and how many
+attentions their pass has."""
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("kind", OTHERS)
 def test_attentions_of_a_module_that_runs_again_are_separate_layers(kind: str) -> None:
     config, n = OTHERS[kind]
-    model, once = checkpoints.from_config(kind, config), {} if kind == "albert" else {"use_cache": False}
+    model, once = (
+        checkpoints.from_config(kind, config),
+        {} if kind == "albert" else {"use_cache": False},
+    )
     with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
         model(ids(2, 11), **once)
     twin = checkpoints.from_config(kind, config, attn_implementation="eager")
     theirs = twin(ids(2, 11), **once, output_attentions=True).attentions
     layers = seen.record.layers
     assert [(layer.layer, layer.call) for layer in layers] == (
-        [(i // 2, i % 2 + 1) for i in range(n)] if kind == "diffllama" else [(i, 1) for i in range(n)]
+        [(i // 2, i % 2 + 1) for i in range(n)]
+        if kind == "diffllama"
+        else [(i, 1) for i in range(n)]
     )
     for index, pattern in enumerate(theirs):
         recorded = seen.record.arrays[f"layers.{index * (2 if kind == 'diffllama' else 1)}.pattern"]
@@ -491,8 +587,16 @@ def test_attentions_of_a_module_that_runs_again_are_separate_layers(kind: str) -
 @pytest.mark.parametrize(
     ("kind", "config", "code"),
     [
-        ("mamba", {**BASE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}, "no-attention"),
-        ("longformer", {**BASE, **PLAIN, "attention_window": 4, "max_position_embeddings": 64}, "not-tokens"),
+        (
+            "mamba",
+            {**BASE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4},
+            "no-attention",
+        ),
+        (
+            "longformer",
+            {**BASE, **PLAIN, "attention_window": 4, "max_position_embeddings": 64},
+            "not-tokens",
+        ),
     ],
 )
 def test_a_model_without_a_matrix_of_queries_and_keys_is_refused(
@@ -511,7 +615,9 @@ def test_a_model_without_a_matrix_of_queries_and_keys_is_refused(
         seen.record  # noqa: B018
 
 
-@pytest.mark.parametrize(("name", "names"), [("vit", "text"), ("whisper", "input_features"), ("clip", "pixel_values")])
+@pytest.mark.parametrize(
+    ("name", "names"), [("vit", "text"), ("whisper", "input_features"), ("clip", "pixel_values")]
+)
 def test_a_model_that_does_not_read_text_alone_is_refused_by_the_commands(
     name: str, names: str, mha: Any, tmp_path: Any
 ) -> None:

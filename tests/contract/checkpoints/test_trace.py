@@ -1,4 +1,6 @@
-"""`mha trace --model` walks through one attention of a checkpoint: its tensors in their order, and one cell of its pattern."""
+"""`mha trace --model` walks through one attention of a checkpoint: its tensors in their order, and
+one cell of its pattern.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,24 @@ WALKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     "gpt_neox": ("gpt_neox.layers.1.attention", ("query_key_value",), SCORED, ("dense",)),
     "modernbert": ("model.layers.1.attn", ("Wqkv",), MASKED, ("Wo",)),
     "bert": (
-        "bert.encoder.layer.1.attention", ("self.query", "self.key", "self.value"), SCORED, ("output.dense", "output.LayerNorm"),
+        "bert.encoder.layer.1.attention",
+        ("self.query", "self.key", "self.value"),
+        SCORED,
+        ("output.dense", "output.LayerNorm"),
     ),
     "gpt_oss": ("model.layers.1.self_attn", ("q_proj", "k_proj", "v_proj"), SINKS, ("o_proj",)),
-    "bloom": ("transformer.h.1.self_attention", ("query_key_value",), ("scores", "pattern", "z"), ("dense",)),
+    "bloom": (
+        "transformer.h.1.self_attention",
+        ("query_key_value",),
+        ("scores", "pattern", "z"),
+        ("dense",),
+    ),
     "t5 encoder": ("encoder.block.1.layer.0", OF_T5, SCORED, ("SelfAttention.o",)),
     "t5 decoder": ("decoder.block.1.layer.0", OF_T5, SCORED, ("SelfAttention.o",)),
     "t5 cross": ("decoder.block.1.layer.1.EncDecAttention", ("q", "k", "v"), SCORED, ("o",)),
-}  # fmt: skip
-"""Where layer 1 is in the model with its head, and the steps before, inside and after its attention."""
+}
+"""Where layer 1 is in the model with its head, and the steps before, inside and after its
+attention."""
 REAL = some(WALKS, default=("gpt2", "llama", "gpt_oss", "t5 cross"))
 
 
@@ -42,7 +53,10 @@ def inputs(name: str) -> dict[str, torch.Tensor]:
     if name != "t5":
         return {"input_ids": row}
     context = torch.tensor([tokenizer(CONTEXT)["input_ids"]])
-    return {"input_ids": context, "decoder_input_ids": torch.cat([torch.tensor([[PAD_ID]]), row], dim=1)}
+    return {
+        "input_ids": context,
+        "decoder_input_ids": torch.cat([torch.tensor([[PAD_ID]]), row], dim=1),
+    }
 
 
 def walk(mha: Any, case: str, *words: str, **choices: Any) -> Any:
@@ -50,7 +64,17 @@ def walk(mha: Any, case: str, *words: str, **choices: Any) -> Any:
     name, _, kind = case.partition(" ")
     pair = ("--context", CONTEXT) if kind else ()
     layer = f"{kind}.1" if kind else "1"
-    words = ("trace", "--model", checkpoints.folder(name), TEXT, *pair, "--layer", layer, *words, "--json")  # type: ignore[assignment]
+    words = (
+        "trace",
+        "--model",
+        checkpoints.folder(name),
+        TEXT,
+        *pair,
+        "--layer",
+        layer,
+        *words,
+        "--json",
+    )  # type: ignore[assignment]
     return mha(*words, **choices)
 
 
@@ -67,8 +91,14 @@ def parts(case: str) -> dict[str, Any]:
     handles = [top.register_forward_pre_hook(enter, with_kwargs=True)]
     for path, module in top.named_modules():
         if not list(module.children()) and path in (*WALKS[case][1], *WALKS[case][3]):
-            handles.append(module.register_forward_hook(lambda _m, _i, out, path=path: outputs.update({path: out})))
-    model(**inputs(name), use_cache=False) if hasattr(model.config, "use_cache") else model(**inputs(name))
+            handles.append(
+                module.register_forward_hook(
+                    lambda _m, _i, out, path=path: outputs.update({path: out})
+                )
+            )
+    model(**inputs(name), use_cache=False) if hasattr(model.config, "use_cache") else model(
+        **inputs(name)
+    )
     for handle in handles:
         handle.remove()
     return outputs
@@ -78,13 +108,17 @@ def parts(case: str) -> dict[str, Any]:
 def pattern_of(case: str) -> np.ndarray:
     """The pattern of layer 1 as transformers returns it."""
     name, _, kind = case.partition(" ")
-    outputs = checkpoints.model(name, attn_implementation="eager")(**inputs(name), output_attentions=True)
+    outputs = checkpoints.model(name, attn_implementation="eager")(
+        **inputs(name), output_attentions=True
+    )
     patterns = getattr(outputs, f"{kind}_attentions") if kind else outputs.attentions
     return patterns[1].double().numpy()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("case", REAL)
-def test_steps_come_in_order_with_the_shapes_numbers_and_costs_of_the_model(case: str, mha: Any) -> None:
+def test_steps_come_in_order_with_the_shapes_numbers_and_costs_of_the_model(
+    case: str, mha: Any
+) -> None:
     _, before, inside, after = WALKS[case]
     document = walk(mha, case, "--values").json
     steps = {step["site"]: step for step in document["trace"]}
@@ -107,18 +141,25 @@ def test_steps_come_in_order_with_the_shapes_numbers_and_costs_of_the_model(case
         assert site not in steps or steps[site]["shape"] == [1, family.n_kv_heads, n_keys, d_head]
     assert steps["scores"]["shape"] == [1, N_HEADS, n_queries, n_keys]
     assert steps["z"]["flops"] == 2 * N_HEADS * n_queries * n_keys * d_head
-    for path, (root, *_) in ((path, WALKS[case]) for path in (*before, *after) if "orm" not in path):
+    for path, (root, *_) in (
+        (path, WALKS[case]) for path in (*before, *after) if "orm" not in path
+    ):
         module: Any = checkpoints.model(case.partition(" ")[0]).get_submodule(f"{root}.{path}")
         rows = n_keys if case == "t5 cross" and path in ("k", "v") else n_queries
         sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
         assert projections[path]["flops"] == rows * (2 * sizes["weight"] + sizes.get("bias", 0))
         shapes = {
-            parameter["name"].rpartition(".")[2]: parameter["shape"] for parameter in projections[path]["parameters"]
+            parameter["name"].rpartition(".")[2]: parameter["shape"]
+            for parameter in projections[path]["parameters"]
         }
-        assert shapes == {name: list(parameter.shape) for name, parameter in module.named_parameters()}
+        assert shapes == {
+            name: list(parameter.shape) for name, parameter in module.named_parameters()
+        }
 
 
-def test_a_record_of_a_walk_is_of_that_layer_alone_and_without_a_choice_of_the_first(mha: Any) -> None:
+def test_a_record_of_a_walk_is_of_that_layer_alone_and_without_a_choice_of_the_first(
+    mha: Any,
+) -> None:
     words = ("trace", "--model", checkpoints.folder("gpt2"), TEXT, "--json")
     document, other = mha(*words).json, mha(*words, "--layer", "2").json
     assert [layer["name"] for layer in document["layers"]] == ["h.0.attn"]
@@ -131,7 +172,10 @@ def test_a_record_of_a_walk_is_of_that_layer_alone_and_without_a_choice_of_the_f
 def test_a_cell_is_followed_from_the_rows_that_enter_to_the_result(case: str, mha: Any) -> None:
     head, i, j = 4, 8, 5
     cell = walk(mha, case, "--cell", f"{head},{i},{j}").json["cell"]
-    x, module = parts(case)["x"][0].double().numpy(), checkpoints.model(case).get_submodule(WALKS[case][0])
+    x, module = (
+        parts(case)["x"][0].double().numpy(),
+        checkpoints.model(case).get_submodule(WALKS[case][0]),
+    )
     if case == "gpt2":
         made = x @ module.c_attn.weight.double().numpy() + module.c_attn.bias.double().numpy()
         q, k, v = (made[:, 48 * part + 8 * head :][:, :8] for part in range(3))
@@ -145,9 +189,23 @@ def test_a_cell_is_followed_from_the_rows_that_enter_to_the_result(case: str, mh
         q, k = (oracle.rotated(rows[None, None], places, theta=base)[0, 0] for rows in (q, k))
     scores = k[: i + 1] @ q[i] / math.sqrt(8)
     weights = oracle.softmax(scores)
-    assert (cell["sequence"], cell["head"], cell["query"], cell["key"], cell["allowed"]) == (0, head, i, j, True)
-    for name, number in (("q", q[i]), ("k", k[j]), ("v", v[j]), ("qk", q[i] @ k[j]), ("scale", 8**-0.5), ("score", scores[j]),
-                         ("share", weights[j]), ("z", weights @ v[: i + 1])):  # fmt: skip
+    assert (cell["sequence"], cell["head"], cell["query"], cell["key"], cell["allowed"]) == (
+        0,
+        head,
+        i,
+        j,
+        True,
+    )
+    for name, number in (
+        ("q", q[i]),
+        ("k", k[j]),
+        ("v", v[j]),
+        ("qk", q[i] @ k[j]),
+        ("scale", 8**-0.5),
+        ("score", scores[j]),
+        ("share", weights[j]),
+        ("z", weights @ v[: i + 1]),
+    ):
         assert cell[name] == pytest.approx(number, abs=5e-5), name
     n_later = len(x) - i - 1
     assert cell["scores_row"][: i + 1] == pytest.approx(scores, abs=5e-5)
@@ -156,11 +214,15 @@ def test_a_cell_is_followed_from_the_rows_that_enter_to_the_result(case: str, mh
 
 
 @pytest.mark.parametrize(
-    "case", some(("gpt_oss", "t5 decoder", "t5 cross", "modernbert"), default=("gpt_oss", "t5 cross"))
+    "case",
+    some(("gpt_oss", "t5 decoder", "t5 cross", "modernbert"), default=("gpt_oss", "t5 cross")),
 )
 def test_a_cell_of_any_family_adds_up_and_is_the_familys_own(case: str, mha: Any) -> None:
     head, i, j = 2, 8, 5
-    cell, row = walk(mha, case, "--cell", f"{head},{i},{j}").json["cell"], pattern_of(case)[0, head, i]
+    cell, row = (
+        walk(mha, case, "--cell", f"{head},{i},{j}").json["cell"],
+        pattern_of(case)[0, head, i],
+    )
     assert cell["pattern_row"] == pytest.approx(row, abs=5e-5)
     assert cell["share"] == cell["pattern_row"][j]
     assert cell["score"] == cell["scores_row"][j]
@@ -175,22 +237,43 @@ def test_a_cell_of_any_family_adds_up_and_is_the_familys_own(case: str, mha: Any
 
 
 def test_a_layer_without_rotation_is_not_called_rotated(mha: Any, tmp_path: Path) -> None:
-    config = {**checkpoints.GROUPED, "no_rope_layers": [1, 0, 1], "layer_types": ["full_attention"] * 3}
-    checkpoints.from_config("smollm3", config, automatic=checkpoints.CAUSAL).save_pretrained(tmp_path / "m")
+    config = {
+        **checkpoints.GROUPED,
+        "no_rope_layers": [1, 0, 1],
+        "layer_types": ["full_attention"] * 3,
+    }
+    checkpoints.from_config("smollm3", config, automatic=checkpoints.CAUSAL).save_pretrained(
+        tmp_path / "m"
+    )
     checkpoints.tokenizer_of("llama").save_pretrained(tmp_path / "m")
     for layer in range(3):
         trace = mha("trace", "--model", "m", TEXT, "--layer", str(layer), "--json").json["trace"]
-        assert [layer != 1] * 2 == ["rotated" in step["formula"] for step in trace if step["site"] in ("q", "k")]
+        assert [layer != 1] * 2 == [
+            "rotated" in step["formula"] for step in trace if step["site"] in ("q", "k")
+        ]
 
 
 @pytest.mark.parametrize(("name", "query", "key"), [("gpt2", 3, 9), ("mistral", 9, 9 - WINDOW)])
-def test_a_cell_that_is_not_allowed_has_no_score_and_no_weight(name: str, query: int, key: int, mha: Any) -> None:
-    cell = mha("trace", "--model", checkpoints.folder(name), TEXT, "--cell", f"0,{query},{key}", "--json").json["cell"]
+def test_a_cell_that_is_not_allowed_has_no_score_and_no_weight(
+    name: str, query: int, key: int, mha: Any
+) -> None:
+    cell = mha(
+        "trace", "--model", checkpoints.folder(name), TEXT, "--cell", f"0,{query},{key}", "--json"
+    ).json["cell"]
     assert (cell["allowed"], cell["score"], cell["share"]) == (False, None, 0)
 
 
 def test_places_of_a_text_padded_on_the_left_count_its_own_tokens(mha: Any) -> None:
-    words = ("trace", "--model", checkpoints.folder("llama"), "--layer", "1", "--cell", "2,3,1", "--json")
+    words = (
+        "trace",
+        "--model",
+        checkpoints.folder("llama"),
+        "--layer",
+        "1",
+        "--cell",
+        "2,3,1",
+        "--json",
+    )
     padded = mha(*words, TEXT, "the mat", "--padding", "left", "--sequence", "1").json["cell"]
     alone = mha(*words, "the mat").json["cell"]
     for name in ("pattern_row", "q", "k", "v", "z"):
@@ -201,10 +284,12 @@ def test_places_of_a_text_padded_on_the_left_count_its_own_tokens(mha: Any) -> N
 @pytest.mark.parametrize(
     ("case", "cell", "mentions"),
     [
-        ("gpt2", "0,23,0", ("23", "22")), ("gpt2", "0,0,23", ("23", "22")), ("t5 cross", "0,0,99", ("99", "key")),
+        ("gpt2", "0,23,0", ("23", "22")),
+        ("gpt2", "0,0,23", ("23", "22")),
+        ("t5 cross", "0,0,99", ("99", "key")),
         ("bloom", "0,0,0", ("--cell", "softmax")),
     ],
-)  # fmt: skip
+)
 def test_a_cell_that_does_not_exist_or_was_not_captured_is_refused(
     case: str, cell: str, mentions: Any, mha: Any
 ) -> None:

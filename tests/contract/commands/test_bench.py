@@ -1,4 +1,6 @@
-"""`mha bench`: its rows agree with their samples, its comparison with a saved run decides the exit code. No time is judged."""
+"""`mha bench`: its rows agree with their samples, its comparison with a saved run decides the exit
+code. No time is judged.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,56 @@ import mhacli
 Mha = Callable[..., Ended]
 Document = dict[str, Any]
 ON_CPU = ("--device", "cpu", "--threads", "1", "--repeat", "12", "--budget", "0.01")
-LENGTHS, BACKENDS, MISSING, DIRECTIONS = (7, 14), ("explicit", "sdpa"), "cudnn", ("forward", "backward")
+LENGTHS, BACKENDS, MISSING, DIRECTIONS = (
+    (7, 14),
+    ("explicit", "sdpa"),
+    "cudnn",
+    ("forward", "backward"),
+)
 N_HEADS, N_KV_HEADS, D_HEAD, BATCH = 6, 3, 5, 2
-SIZES = ("--heads", str(N_HEADS), "--kv-heads", str(N_KV_HEADS), "--d-head", str(D_HEAD), "--batch", str(BATCH))
-MEASURED = ("--lengths", "7..14", "--backends", ",".join((*BACKENDS, MISSING)), "--causal", "--direction", "forward,backward",
-            *SIZES, *ON_CPU)  # fmt: skip
+SIZES = (
+    "--heads",
+    str(N_HEADS),
+    "--kv-heads",
+    str(N_KV_HEADS),
+    "--d-head",
+    str(D_HEAD),
+    "--batch",
+    str(BATCH),
+)
+MEASURED = (
+    "--lengths",
+    "7..14",
+    "--backends",
+    ",".join((*BACKENDS, MISSING)),
+    "--causal",
+    "--direction",
+    "forward,backward",
+    *SIZES,
+    *ON_CPU,
+)
 FAR = 1e6
 """A factor between two times that no busy machine makes."""
 ROW = {
-    "backend": "sdpa", "status": "ok", "batch": 2, "n_heads": 6, "n_kv_heads": 3, "d_head": 5, "q_len": 7, "k_len": 7,
-    "dtype": "float32", "causal": True, "direction": "forward",
-}  # fmt: skip
+    "backend": "sdpa",
+    "status": "ok",
+    "batch": 2,
+    "n_heads": 6,
+    "n_kv_heads": 3,
+    "d_head": 5,
+    "q_len": 7,
+    "k_len": 7,
+    "dtype": "float32",
+    "causal": True,
+    "direction": "forward",
+}
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """A folder with the JSON of a run in `printed`, and its baseline, picture and page. All workers share it."""
+    """A folder with the JSON of a run in `printed`, and its baseline, picture and page. All workers
+    share it.
+    """
     place = Path(os.environ["MHA_TESTS_SHARED"]) / "bench"
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -57,7 +93,9 @@ def document(folder: Path) -> Document:
 
 
 def ranks(n: int) -> int:
-    """The innermost order statistic (from 1) that bounds an interval which holds the median in 95 % of all draws."""
+    """The innermost order statistic (from 1) that bounds an interval which holds the median in 95 %
+    of all draws.
+    """
     below, rank = 0.0, 0
     while 2 * (below + math.comb(n, rank) * 0.5**n) <= 0.05:
         below += math.comb(n, rank) * 0.5**n
@@ -65,7 +103,7 @@ def ranks(n: int) -> int:
     return rank
 
 
-# ------------------------------------------------------------------------------------------------------------- measured
+# ----------------------------------------------------------------------------------------- measured
 
 
 @pytest.mark.real
@@ -76,7 +114,12 @@ def test_every_size_and_backend_has_a_row_in_order(document: Document) -> None:
     expected = [(d, n, b) for d in DIRECTIONS for n in LENGTHS for b in (*BACKENDS, MISSING)]
     assert [(row["direction"], row["k_len"], row["backend"]) for row in rows] == expected
     for row in rows:
-        assert (row["batch"], row["n_heads"], row["n_kv_heads"], row["d_head"]) == (BATCH, N_HEADS, N_KV_HEADS, D_HEAD)
+        assert (row["batch"], row["n_heads"], row["n_kv_heads"], row["d_head"]) == (
+            BATCH,
+            N_HEADS,
+            N_KV_HEADS,
+            D_HEAD,
+        )
         assert (row["q_len"], row["dtype"], row["causal"]) == (row["k_len"], "float32", True)
 
 
@@ -104,8 +147,12 @@ def test_the_numbers_of_a_row_follow_from_its_samples(document: Document) -> Non
 
 
 @pytest.mark.real
-def test_work_and_bytes_are_those_of_the_visible_cells_and_of_the_tensors(document: Document) -> None:
-    """Two products for each visible cell. A pass backward has five of them, and reads and writes as much again."""
+def test_work_and_bytes_are_those_of_the_visible_cells_and_of_the_tensors(
+    document: Document,
+) -> None:
+    """Two products for each visible cell. A pass backward has five of them, and reads and writes as
+    much again.
+    """
     for row in document["rows"]:
         n, is_forward = row["k_len"], row["direction"] == "forward"
         n_products = 2 if is_forward else 5
@@ -115,17 +162,27 @@ def test_work_and_bytes_are_those_of_the_visible_cells_and_of_the_tensors(docume
 
 
 @pytest.mark.real
-def test_each_backend_is_compared_with_float64_and_names_the_kernel_that_ran(document: Document) -> None:
+def test_each_backend_is_compared_with_float64_and_names_the_kernel_that_ran(
+    document: Document,
+) -> None:
     for row in document["rows"]:
         if row["status"] == "ok":
             assert 0 < row["mean_error"] <= row["max_error"] < 2e-6
-            assert row["ran"] == row["backend"] if row["backend"] != "sdpa" else row["ran"] in ("flash", "math")
+            assert (
+                row["ran"] == row["backend"]
+                if row["backend"] != "sdpa"
+                else row["ran"] in ("flash", "math")
+            )
 
 
 @pytest.mark.real
 def test_ratios_are_to_the_fastest_of_a_size(document: Document) -> None:
     for direction, length in ((d, n) for d in DIRECTIONS for n in LENGTHS):
-        of_size = [row for row in document["rows"] if (row["direction"], row["k_len"]) == (direction, length)]
+        of_size = [
+            row
+            for row in document["rows"]
+            if (row["direction"], row["k_len"]) == (direction, length)
+        ]
         rows = [row for row in of_size if row["status"] == "ok"]
         fastest = min(row["median_s"] for row in rows)
         for row in rows:
@@ -137,7 +194,9 @@ def test_ratios_are_to_the_fastest_of_a_size(document: Document) -> None:
 def test_baseline_picture_and_page_are_those_of_the_run(folder: Path) -> None:
     assert (folder / "b.json").read_text() == (folder / "printed").read_text()
     assert ElementTree.fromstring((folder / "b.svg").read_text()).tag.endswith("}svg")
-    n_timed = sum(row["median_s"] is not None for row in json.loads((folder / "printed").read_text())["rows"])
+    n_timed = sum(
+        row["median_s"] is not None for row in json.loads((folder / "printed").read_text())["rows"]
+    )
     assert (folder / "b.html").read_text().count("<circle") == 2 * n_timed, "a time and a rate"
 
 
@@ -146,7 +205,11 @@ def slowed(document: Document, folder: Path, factor: float) -> Document:
     then = json.loads(json.dumps(document))
     for row in then["rows"]:
         for name in [name for name in row if name.endswith("_s") and row[name] is not None]:
-            row[name] = [value * factor for value in row[name]] if name == "samples_s" else row[name] * factor
+            row[name] = (
+                [value * factor for value in row[name]]
+                if name == "samples_s"
+                else row[name] * factor
+            )
     (folder / "then.json").write_text(json.dumps(then))
     return dict(then)
 
@@ -156,18 +219,32 @@ AGAIN = ("--lengths", "7", "--direction", "forward", *SIZES, *ON_CPU, *COMPARED)
 
 
 @pytest.mark.real
-def test_a_run_that_is_slower_than_its_baseline_ends_with_3(mha: Mha, tmp_path: Path, document: Document) -> None:
+def test_a_run_that_is_slower_than_its_baseline_ends_with_3(
+    mha: Mha, tmp_path: Path, document: Document
+) -> None:
     then = slowed(document, tmp_path, 1 / FAR)
     now = mha("bench", *AGAIN, "--backends", "sdpa", "--json", code=3).json
     (row,), (change,) = now["rows"], now["comparison"]["changes"]
     assert row["causal"], "what the words leave open is taken from the baseline"
-    (old,) = [old for old in then["rows"] if (old["k_len"], old["backend"], old["direction"]) == (7, "sdpa", "forward")]
+    (old,) = [
+        old
+        for old in then["rows"]
+        if (old["k_len"], old["backend"], old["direction"]) == (7, "sdpa", "forward")
+    ]
     assert (change["backend"], change["verdict"]) == ("sdpa", "slower")
     assert change["baseline_s"] == pytest.approx(old["median_s"])
     assert change["ratio"] == pytest.approx(change["median_s"] / change["baseline_s"])
-    few = mha("bench", *AGAIN, "--backends", "sdpa", "--repeat", "2", "--json").json["comparison"]["rule"]
-    assert (now["comparison"]["rule"]["limit"], now["comparison"]["rule"]["outcome"]) == (1.1, "slower")
-    assert (len(now["comparison"]["unmatched"]), few["outcome"]) == (len(then["rows"]) - 1, "inconclusive")
+    few = mha("bench", *AGAIN, "--backends", "sdpa", "--repeat", "2", "--json").json["comparison"][
+        "rule"
+    ]
+    assert (now["comparison"]["rule"]["limit"], now["comparison"]["rule"]["outcome"]) == (
+        1.1,
+        "slower",
+    )
+    assert (len(now["comparison"]["unmatched"]), few["outcome"]) == (
+        len(then["rows"]) - 1,
+        "inconclusive",
+    )
 
 
 @pytest.mark.real
@@ -177,7 +254,12 @@ def test_a_run_that_is_faster_ends_with_0_and_csv_has_a_line_for_each_row(
     slowed(document, tmp_path, FAR)
     done = mha("bench", *AGAIN, "--backends", f"explicit,{MISSING}", "--csv")
     ran, missing = csv.DictReader(io.StringIO(done.stdout))
-    assert (ran["backend"], ran["status"], ran["k_len"], ran["n_samples"]) == ("explicit", "ok", "7", "12")
+    assert (ran["backend"], ran["status"], ran["k_len"], ran["n_samples"]) == (
+        "explicit",
+        "ok",
+        "7",
+        "12",
+    )
     assert float(ran["p25_s"]) <= float(ran["median_s"]) <= float(ran["p75_s"])
     assert (missing["status"], missing["median_s"], missing["max_error"]) == ("unsupported", "", "")
 
@@ -185,7 +267,18 @@ def test_a_run_that_is_faster_ends_with_0_and_csv_has_a_line_for_each_row(
 @pytest.mark.real
 def test_where_no_backend_runs_the_rows_are_printed_and_the_exit_code_is_1(mha: Mha) -> None:
     """A call would take longer than it may."""
-    sizes = ("--lengths", "1000k", "--heads", "1", "--d-head", "8", "--batch", "1", "--call-limit", "0.01")
+    sizes = (
+        "--lengths",
+        "1000k",
+        "--heads",
+        "1",
+        "--d-head",
+        "8",
+        "--batch",
+        "1",
+        "--call-limit",
+        "0.01",
+    )
     done = mha("bench", *ON_CPU, *sizes, "--backends", "sdpa", "--json", code=1)
     assert [row["status"] for row in done.json["rows"]] == ["too-slow"]
     assert all(row["reason"] for row in done.json["rows"])
@@ -196,9 +289,19 @@ def test_where_no_backend_runs_the_rows_are_printed_and_the_exit_code_is_1(mha: 
 def test_the_function_measures_decoding_in_every_dtype() -> None:
     """One query against all keys, in the dtypes that are given; 16 bits are less exact."""
     made = mhacli.bench(
-        [7, 13], backends=["sdpa"], batch=[2], n_heads=[6], n_kv_heads=[3], d_head=[5], dtypes=["float32", "bfloat16"],
-        decode=True, device="cpu", threads=1, repeat=6, budget_s=0.01,
-    )  # fmt: skip
+        [7, 13],
+        backends=["sdpa"],
+        batch=[2],
+        n_heads=[6],
+        n_kv_heads=[3],
+        d_head=[5],
+        dtypes=["float32", "bfloat16"],
+        decode=True,
+        device="cpu",
+        threads=1,
+        repeat=6,
+        budget_s=0.01,
+    )
     rows = made.to_dict()["rows"]
     assert {(row["q_len"], row["k_len"], row["dtype"]) for row in rows} == {
         (1, k_len, dtype) for k_len in (7, 13) for dtype in ("float32", "bfloat16")
@@ -214,7 +317,9 @@ class OutOfMemory(TorchFunctionMode):
 
     n_calls = 0
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.n_calls += function is torch.nn.functional.scaled_dot_product_attention
         if self.n_calls > 8:
             self.n_calls -= 1
@@ -234,20 +339,47 @@ def test_an_error_in_the_rounds_is_the_row_of_its_backend() -> None:
 
 @pytest.mark.real
 def test_without_answers_in_float64_the_error_is_null() -> None:
-    (row,) = mhacli.bench([8192], backends=["sdpa"], n_heads=[1], d_head=[8], device="cpu", repeat=1).to_dict()["rows"]
-    assert (row["status"], row["reason"], row["max_error"], row["n_error_queries"]) == ("ok", None, None, 0)
+    (row,) = mhacli.bench(
+        [8192], backends=["sdpa"], n_heads=[1], d_head=[8], device="cpu", repeat=1
+    ).to_dict()["rows"]
+    assert (row["status"], row["reason"], row["max_error"], row["n_error_queries"]) == (
+        "ok",
+        None,
+        None,
+        0,
+    )
 
 
-# ------------------------------------------------------------------------------------------- refused before anything is measured
+# -------------------------------------------------------------- refused before anything is measured
 
 USAGE = [
-    *(["--lengths", word] for word in ("", ",", "12x", "0", "-1", "8,", "16..8", "8..", "1_0", "9999999k")),
-    ["--batch", "x"], ["--heads", "0"], ["--kv-heads", "two"], ["--d-head", "1..0"], ["--backends", "SDPA"],
-    ["--direction", "up"], ["--dtype", "float8"], ["--device", "tpu"], ["--threads", "0"], ["--seed", "-1"], ["--repeat", "0"],
-    ["--budget", "0"], ["--call-limit", "nan"], ["--heads", "9", "--kv-heads", "2"], ["--strict"],
-    ["--fail-if", "slower:2"], *(["--fail-if", word, "--compare", "b.json"] for word in ("faster:2", "slower:0", "slower:nan")),
-    ["--direction", "both", "--decode"], ["--svg", "out", "--html", "./out"],
-]  # fmt: skip
+    *(
+        ["--lengths", word]
+        for word in ("", ",", "12x", "0", "-1", "8,", "16..8", "8..", "1_0", "9999999k")
+    ),
+    ["--batch", "x"],
+    ["--heads", "0"],
+    ["--kv-heads", "two"],
+    ["--d-head", "1..0"],
+    ["--backends", "SDPA"],
+    ["--direction", "up"],
+    ["--dtype", "float8"],
+    ["--device", "tpu"],
+    ["--threads", "0"],
+    ["--seed", "-1"],
+    ["--repeat", "0"],
+    ["--budget", "0"],
+    ["--call-limit", "nan"],
+    ["--heads", "9", "--kv-heads", "2"],
+    ["--strict"],
+    ["--fail-if", "slower:2"],
+    *(
+        ["--fail-if", word, "--compare", "b.json"]
+        for word in ("faster:2", "slower:0", "slower:nan")
+    ),
+    ["--direction", "both", "--decode"],
+    ["--svg", "out", "--html", "./out"],
+]
 
 
 @pytest.mark.parametrize("words", USAGE, ids=" ".join)
@@ -273,16 +405,29 @@ def baseline(**changes: Any) -> Document:
 @pytest.mark.parametrize(
     ("content", "mentions"),
     [
-        (baseline(schema="mha.record/1"), "mha.record/1"), (baseline(schema="mha.bench/2"), "mha.bench/2"),
-        (baseline(rows=[{**ROW, "batch": "1"}]), "then.json"), (baseline(rows=7), "then.json"), ([1], "then.json"),
-        (b"", "then.json"), (b"time 5 ms", "then.json"), (b'{"schema":NaN}', "then.json"), (b"\xff\xfe{}", "then.json"),
-        (b"[" * 100_000, "then.json"), (b"\x80\x04\x95", "then.json"), (b"{}", "mha.bench/1"),
-        ({"schema": "mha.bench/1"}, "then.json"), (baseline(rows=[{"backend": "sdpa", "direction": "forward"}]), "then.json"),
+        (baseline(schema="mha.record/1"), "mha.record/1"),
+        (baseline(schema="mha.bench/2"), "mha.bench/2"),
+        (baseline(rows=[{**ROW, "batch": "1"}]), "then.json"),
+        (baseline(rows=7), "then.json"),
+        ([1], "then.json"),
+        (b"", "then.json"),
+        (b"time 5 ms", "then.json"),
+        (b'{"schema":NaN}', "then.json"),
+        (b"\xff\xfe{}", "then.json"),
+        (b"[" * 100_000, "then.json"),
+        (b"\x80\x04\x95", "then.json"),
+        (b"{}", "mha.bench/1"),
+        ({"schema": "mha.bench/1"}, "then.json"),
+        (baseline(rows=[{"backend": "sdpa", "direction": "forward"}]), "then.json"),
     ],
     ids=lambda value: str(value)[:40],
-)  # fmt: skip
-def test_a_baseline_that_is_none_is_refused(mha: Mha, tmp_path: Path, content: Any, mentions: str) -> None:
-    (tmp_path / "then.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+)
+def test_a_baseline_that_is_none_is_refused(
+    mha: Mha, tmp_path: Path, content: Any, mentions: str
+) -> None:
+    (tmp_path / "then.json").write_bytes(
+        content if isinstance(content, bytes) else json.dumps(content).encode()
+    )
     done = mha("bench", "--compare", "then.json", "--json", code=1)
     assert done.error["code"] == "bad-file"
     assert done.missing("then.json", mentions) == []

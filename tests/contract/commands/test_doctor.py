@@ -1,4 +1,6 @@
-"""`mha doctor` examines the installation: libraries, extras, devices, threads, and attention in each dtype against float64."""
+"""`mha doctor` examines the installation: libraries, extras, devices, threads, and attention in
+each dtype against float64.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ Document = dict[str, Any]
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Document:
     """The document of this installation."""
-    return dict(run(tmp_path_factory.mktemp("doctor"), "doctor", "--device", "cpu", "--json", "--seed", "3").json)
+    return dict(
+        run(
+            tmp_path_factory.mktemp("doctor"), "doctor", "--device", "cpu", "--json", "--seed", "3"
+        ).json
+    )
 
 
 def check_of(document: Document, name: str) -> Document:
@@ -40,12 +46,17 @@ def failing(document: Document) -> list[str]:
 
 def test_this_installation_is_healthy_and_nothing_fails(healthy: Document) -> None:
     assert (healthy["schema"], healthy["verdict"], healthy["model"], healthy["seed"]) == (
-        "mha.doctor/1", "healthy", None, 3
-    )  # fmt: skip
+        "mha.doctor/1",
+        "healthy",
+        None,
+        3,
+    )
     assert failing(healthy) == []
     assert healthy["command"][1] == "doctor"
     for check in healthy["checks"]:
-        assert check["status"] == "care" or check["ok"] is {"pass": True, "n/a": None}[check["status"]]
+        assert (
+            check["status"] == "care" or check["ok"] is {"pass": True, "n/a": None}[check["status"]]
+        )
     assert {"libraries", "extras", "threads"} <= {check["name"] for check in healthy["checks"]}
 
 
@@ -57,19 +68,28 @@ def test_the_environment_is_that_of_this_machine(healthy: Document) -> None:
 
 def test_every_library_has_its_version_and_the_range_of_the_project(healthy: Document) -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
-    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
     needed = {re.split(r"[<>=!;\[ ]", line)[0]: line for line in reversed(lines)}
     names = {library["name"] for library in healthy["libraries"]}
     assert {"torch", "numpy", "safetensors", "typer", "rich", "transformers"} <= names
     for library in healthy["libraries"]:
-        parts = needed[library["name"]].removeprefix(library["name"]).split(";")[0].strip().split(",")
+        parts = (
+            needed[library["name"]].removeprefix(library["name"]).split(";")[0].strip().split(",")
+        )
         assert sorted(library["needs"].split(",")) == sorted(part.strip() for part in parts)
         assert library["version"] == metadata.version(library["name"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_in_a_dtype_is_as_close_to_float64_as_its_rounding_allows(healthy: Document, dtype: str) -> None:
-    """The largest error lies within its tolerance, which is a small number of roundings of numbers of size one to ten."""
+def test_attention_in_a_dtype_is_as_close_to_float64_as_its_rounding_allows(
+    healthy: Document, dtype: str
+) -> None:
+    """The largest error lies within its tolerance, which is a small number of roundings of numbers
+    of size one to ten.
+    """
     numbers = [check for check in healthy["checks"] if check["name"].endswith(f" cpu {dtype}")]
     assert numbers
     for check in numbers:
@@ -86,7 +106,9 @@ def test_text_has_a_line_for_every_check_and_the_verdict_last(mha: Mha) -> None:
     assert "float16" not in done.stdout
     assert "works" in lines[-1]
     assert max(map(len, lines)) <= 80
-    coloured = mha("doctor", "--device", "cpu", "--dtype", "float32", "--color", "always", colour=True).stdout
+    coloured = mha(
+        "doctor", "--device", "cpu", "--dtype", "float32", "--color", "always", colour=True
+    ).stdout
     assert "\x1b[" in coloured.splitlines()[-1]
 
 
@@ -121,7 +143,9 @@ def test_a_version_outside_its_range_is_a_failure_with_a_way_to_mend_it(tmp_path
 
 @pytest.mark.real
 def test_settings_of_the_environment_are_judged(tmp_path: Path) -> None:
-    """Rounded products are a failure with a way to mend it, more threads than cores are a caution."""
+    """Rounded products are a failure with a way to mend it, more threads than cores are a
+    caution.
+    """
     words = ("doctor", "--device", "cpu", "--dtype", "float32", "--json")
     env = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "OMP_NUM_THREADS": "999"}
     document = run(tmp_path, *words, code=3, env=env, cold=True).json

@@ -1,4 +1,6 @@
-"""`mha explain` knows every word that it lists, by each of its names, and suggests the nearest for others."""
+"""`mha explain` knows every word that it lists, by each of its names, and suggests the nearest for
+others.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_terms_differ_and_each_is_explained_in_sentences(terms: list[Term]) -> N
 
 def test_every_term_is_found_by_each_of_its_names(mha: Mha, terms: list[Term]) -> None:
     """Words without blanks can be asked for together."""
-    words = {word: term for term in terms for word in (term["name"], *term["also"]) if " " not in word}
+    words = {
+        word: term for term in terms for word in (term["name"], *term["also"]) if " " not in word
+    }
     words = {word: term for word, term in words.items() if not word.startswith("-")}
     printed = names(mha("explain", "--json", "--", *words).json["terms"])
     for word, term in words.items():
@@ -72,9 +76,13 @@ def test_a_word_means_every_term_of_that_name_however_it_is_spelt(
 
 
 @pytest.mark.parametrize("group", ["bench", "decode", "effect", "diff", "mistakes", "head types"])
-def test_the_terms_of_a_group_are_those_of_its_name(mha: Mha, terms: list[Term], group: str) -> None:
+def test_the_terms_of_a_group_are_those_of_its_name(
+    mha: Mha, terms: list[Term], group: str
+) -> None:
     printed = names(mha("explain", group, "--json").json["terms"])
-    assert set(printed) == {pair for pair in names(terms) if pair[0] in (group, group.removesuffix("s"))}
+    assert set(printed) == {
+        pair for pair in names(terms) if pair[0] in (group, group.removesuffix("s"))
+    }
     assert len(printed) > 5
 
 
@@ -98,7 +106,11 @@ def test_text_has_formula_and_source_and_fits_80_columns(mha: Mha, terms: list[T
 
 
 def test_an_unknown_word_is_a_usage_error_that_names_the_nearest(mha: Mha) -> None:
-    for words, nearest in ((["indcution"], "induction"), (["atention"], "attention"), (["zzzzzz"], "explain")):
+    for words, nearest in (
+        (["indcution"], "induction"),
+        (["atention"], "attention"),
+        (["zzzzzz"], "explain"),
+    ):
         done = mha("explain", *words, "--json", code=2)
         assert words[0] in done.error["message"]
         assert nearest in done.error["hint"]

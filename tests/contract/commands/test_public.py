@@ -1,4 +1,6 @@
-"""The Python names of `mhacli`: each exists, is documented, and its errors say what is wrong and how to mend it."""
+"""The Python names of `mhacli`: each exists, is documented, and its errors say what is wrong and
+how to mend it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,21 @@ import pytest
 import mhacli
 
 NAMES = {
-    "Config", "MhaError", "MultiHeadAttention", "Record", "bench", "check", "diff", "doctor", "effects", "heads", "inspect",
-    "inspecting", "load", "removed",
-}  # fmt: skip
+    "Config",
+    "MhaError",
+    "MultiHeadAttention",
+    "Record",
+    "bench",
+    "check",
+    "diff",
+    "doctor",
+    "effects",
+    "heads",
+    "inspect",
+    "inspecting",
+    "load",
+    "removed",
+}
 
 
 def test_every_public_name_is_listed_and_documented() -> None:
@@ -42,7 +56,9 @@ def test_every_public_name_is_listed_and_documented() -> None:
     ],
     ids=["load", "inspect", "empty", "bench", "lengths", "repeat", "doctor", "check", "layer"],
 )
-def test_an_error_has_a_message_a_code_and_an_exit_code(call: Callable[[], Any], exit_code: int, mentions: str) -> None:
+def test_an_error_has_a_message_a_code_and_an_exit_code(
+    call: Callable[[], Any], exit_code: int, mentions: str
+) -> None:
     with pytest.raises(mhacli.MhaError) as caught:
         call()
     fault = caught.value

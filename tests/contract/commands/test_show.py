@@ -1,4 +1,6 @@
-"""`mha show` prints a saved record in every view and format with the numbers that the run printed."""
+"""`mha show` prints a saved record in every view and format with the numbers that the run
+printed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ COMMANDS = {
     "run": ["the cat sat", "a dog", "--heads", "2", "--causal"],
     "context": ["a dog", "--context", "the cat sat"],
     "trace": ["the cat", "--values"],
-    "heads": ["the cat sat on the mat and the cat sat too", "--heads", "4", "--causal", "--map", "1"],
+    "heads": [
+        "the cat sat on the mat and the cat sat too",
+        "--heads",
+        "4",
+        "--causal",
+        "--map",
+        "1",
+    ],
     "decode": ["the cat sat on", "--prompt-len", "2", "--kv-heads", "2"],
 }
 """What each command is given. `context` is `run` with a second text."""
@@ -31,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(folder: Path) -> Saved:
-    """`saved(command)` is the document that the command printed; its record has the name of the command."""
+    """`saved(command)` is the document that the command printed; its record has the name of the
+    command.
+    """
 
     @functools.cache
     def document(command: str) -> dict[str, Any]:
@@ -42,7 +53,9 @@ def saved(folder: Path) -> Saved:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_document_of_a_saved_record_is_that_of_the_run(folder: Path, saved: Saved, command: str) -> None:
+def test_the_document_of_a_saved_record_is_that_of_the_run(
+    folder: Path, saved: Saved, command: str
+) -> None:
     printed = saved(command)
     assert run(folder, "show", command, "--json").json == printed
     assert printed["schema"] == "mha.record/1"
@@ -50,10 +63,18 @@ def test_the_document_of_a_saved_record_is_that_of_the_run(folder: Path, saved: 
 
 @pytest.mark.real
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_view_of_every_record_is_printed_with_its_self_check(folder: Path, saved: Saved, command: str) -> None:
+def test_every_view_of_every_record_is_printed_with_its_self_check(
+    folder: Path, saved: Saved, command: str
+) -> None:
     saved(command)
     steps = [] if command == "heads" else ["--shapes", "--timings"]
-    for options in ([], ["--brief"], ["--verbose"], ["--all", "--tokens", *steps], ["--view", "none"]):
+    for options in (
+        [],
+        ["--brief"],
+        ["--verbose"],
+        ["--all", "--tokens", *steps],
+        ["--view", "none"],
+    ):
         assert "self-check ok" in run(folder, "show", command, *options).stdout
 
 
@@ -63,12 +84,16 @@ def test_a_heatmap_is_darker_where_the_weight_is_larger(folder: Path, saved: Sav
     text = run(folder, "show", "run", "--view", "heatmap", *options).stdout
     ramp = " ·░▒▓█"
     rows = [
-        re.findall(r"([ ·░▒▓█])\1{2,}", line[5:]) for line in text.splitlines() if re.match(r"(the|cat|sat) ", line)
+        re.findall(r"([ ·░▒▓█])\1{2,}", line[5:])
+        for line in text.splitlines()
+        if re.match(r"(the|cat|sat) ", line)
     ]
     for shades, weights in zip(rows, pattern, strict=True):
         shades = [shade for shade in shades if shade != " "]
         order = sorted(range(len(shades)), key=lambda key: weights[key])
-        assert [ramp.index(shades[key]) for key in order] == sorted(ramp.index(shade) for shade in shades)
+        assert [ramp.index(shades[key]) for key in order] == sorted(
+            ramp.index(shade) for shade in shades
+        )
         assert len(shades) == sum(weight > 0 for weight in weights)
 
 
@@ -78,7 +103,13 @@ def test_only_the_chosen_heads_and_sequences_are_printed(folder: Path, saved: Sa
     rows = [line for line in text.splitlines() if "→" in line]
     assert len(rows) == len(tokens[1])
     assert all(f"“{token}”" in row for token, row in zip(tokens[1], rows, strict=True))
-    wrong = (("--head", "2"), ("--sequence", "2"), ("--head", "1-0"), ("--top", "0"), ("--precision", "x"))
+    wrong = (
+        ("--head", "2"),
+        ("--sequence", "2"),
+        ("--head", "1-0"),
+        ("--top", "0"),
+        ("--precision", "x"),
+    )
     for option, value in wrong:
         assert value in run(folder, "show", "run", option, value, code=2).said
 
@@ -96,7 +127,9 @@ def test_json_is_ascii_of_the_shortest_numbers_that_read_back(folder: Path, save
     text = run(folder, "show", "run", "--json").stdout
     assert text.isascii()
     assert text.endswith("}\n")
-    written = text.split('"pattern":')[1].split(',\n"')[0].replace("[", "").replace("]", "").split(",")
+    written = (
+        text.split('"pattern":')[1].split(',\n"')[0].replace("[", "").replace("]", "").split(",")
+    )
     for word in written:
         number = np.float32(word)
         shortest = next(n for n in range(1, 18) if np.float32(f"{number:.{n - 1}e}") == number)

@@ -1,4 +1,6 @@
-"""`mha vocab` counts the tokens of texts of any size and numbers them; the saved vocabulary gives the same ids to a run."""
+"""`mha vocab` counts the tokens of texts of any size and numbers them; the saved vocabulary gives
+the same ids to a run.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,30 @@ def test_words_are_counted_and_numbered(mha: Mha) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
-def test_characters_and_bytes_are_counted_as_they_stand(mha: Mha, tmp_path: Path, tokenizer: str) -> None:
-    """A character keeps its case and its normal form; a byte that is no ASCII is written as its number."""
+def test_characters_and_bytes_are_counted_as_they_stand(
+    mha: Mha, tmp_path: Path, tokenizer: str
+) -> None:
+    """A character keeps its case and its normal form; a byte that is no ASCII is written as its
+    number.
+    """
     text = "Don’t e\u0301 é ß\n日本 ﬁ"
     (tmp_path / "text.txt").write_text(text)
     ended = mha("vocab", "--file", "text.txt", "--tokenizer", tokenizer, "--json")
-    expected = Counter(text if tokenizer == "char" else [chr(b) if b < 128 else f"<0x{b:02X}>" for b in text.encode()])
+    expected = Counter(
+        text
+        if tokenizer == "char"
+        else [chr(b) if b < 128 else f"<0x{b:02X}>" for b in text.encode()]
+    )
     assert counts(ended) == expected
     assert all(entry["bytes"] == 1 for entry in ended.json["tokens"] if tokenizer == "byte")
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.sampled_from(["a", "Ab", "aB", "XYZ", "ß", "äX", "Äx", "cc"]), min_size=1, max_size=30), st.booleans()
+    st.lists(
+        st.sampled_from(["a", "Ab", "aB", "XYZ", "ß", "äX", "Äx", "cc"]), min_size=1, max_size=30
+    ),
+    st.booleans(),
 )
 def test_counts_are_those_of_a_counter(mha: Mha, words: list[str], keeps_case: bool) -> None:
     options = ["--keep-case"] if keeps_case else []
@@ -62,7 +75,12 @@ def test_counts_are_those_of_a_counter(mha: Mha, words: list[str], keeps_case: b
 
 def test_case_and_punctuation_are_kept_where_they_are_requested(mha: Mha) -> None:
     text = "Stop! The end, the end."
-    assert counts(mha("vocab", text, "--keep-case", "--json")) == {"Stop": 1, "The": 1, "the": 1, "end": 2}
+    assert counts(mha("vocab", text, "--keep-case", "--json")) == {
+        "Stop": 1,
+        "The": 1,
+        "the": 1,
+        "end": 2,
+    }
     marks = counts(mha("vocab", text, "--punctuation", "keep", "--json"))
     assert marks == {"stop": 1, "!": 1, "the": 2, "end": 2, ",": 1, ".": 1}
 
@@ -86,18 +104,25 @@ def test_several_texts_and_files_are_counted_together(mha: Mha, tmp_path: Path) 
 
 
 def test_the_story_has_the_statistics_of_its_words(mha: Mha) -> None:
-    """The numbers above the table are those of the document, and the most frequent words come first."""
+    """The numbers above the table are those of the document, and the most frequent words come
+    first.
+    """
     ended = counts(mha("vocab", "--file", STORY, "--json"))
     n_tokens, n_distinct = sum(ended.values()), len(ended)
     head, _, *rows = mha("vocab", "--file", STORY, "--top", "5").stdout.splitlines()
-    assert [word.replace(",", "") for word in head.split() if word[0].isdigit()] == [str(n_tokens), str(n_distinct)]
+    assert [word.replace(",", "") for word in head.split() if word[0].isdigit()] == [
+        str(n_tokens),
+        str(n_distinct),
+    ]
     top = Counter(ended).most_common(5)
     shown = [(row.split()[1], int(row.split()[2].replace(",", ""))) for row in rows[:5]]
     assert [count for _, count in shown] == [count for _, count in top]
     assert all(ended[token] == count for token, count in shown)
 
 
-def test_a_saved_vocabulary_gives_its_ids_to_a_run_and_the_last_to_unknown_words(mha: Mha, tmp_path: Path) -> None:
+def test_a_saved_vocabulary_gives_its_ids_to_a_run_and_the_last_to_unknown_words(
+    mha: Mha, tmp_path: Path
+) -> None:
     printed = mha("vocab", "the cat sat on the mat", "--save", "v.json", "--json")
     assert (tmp_path / "v.json").read_text() == printed.stdout
     ids = {entry["token"]: entry["id"] for entry in printed.json["tokens"]}
@@ -109,13 +134,25 @@ def test_a_saved_vocabulary_gives_its_ids_to_a_run_and_the_last_to_unknown_words
 @pytest.mark.parametrize(
     ("document", "mentions"),
     [
-        ({"schema": "mha.vocab/9", "tokens": []}, "mha.vocab/9"), (7, "7"), ([], "0"), (["a", 3], "3"), ({"a": True}, "True"),
-        ({"a": 0, "b": 0.5}, "0.5"), ({"a": 0, "b": 2}, "'b'"), ({"a": -1, "b": 0}, "-1"), (["a", "b", "a"], "'a'"),
-        ({"schema": "mha.vocab/1", "tokens": [{"token": "a", "count": 1}]}, "tokens[0]"), ("{", "v.json"),
+        ({"schema": "mha.vocab/9", "tokens": []}, "mha.vocab/9"),
+        (7, "7"),
+        ([], "0"),
+        (["a", 3], "3"),
+        ({"a": True}, "True"),
+        ({"a": 0, "b": 0.5}, "0.5"),
+        ({"a": 0, "b": 2}, "'b'"),
+        ({"a": -1, "b": 0}, "-1"),
+        (["a", "b", "a"], "'a'"),
+        ({"schema": "mha.vocab/1", "tokens": [{"token": "a", "count": 1}]}, "tokens[0]"),
+        ("{", "v.json"),
     ],
     ids=str,
-)  # fmt: skip
-def test_a_file_that_is_no_vocabulary_is_refused(mha: Mha, tmp_path: Path, document: Any, mentions: str) -> None:
-    (tmp_path / "v.json").write_text(document if isinstance(document, str) else json.dumps(document))
+)
+def test_a_file_that_is_no_vocabulary_is_refused(
+    mha: Mha, tmp_path: Path, document: Any, mentions: str
+) -> None:
+    (tmp_path / "v.json").write_text(
+        document if isinstance(document, str) else json.dumps(document)
+    )
     done = mha("run", "a", "--vocab", "v.json", "--json", code=1)
     assert done.missing("v.json", mentions) == []

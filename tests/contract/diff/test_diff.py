@@ -1,4 +1,6 @@
-"""`mha diff A B`: which site differs first, by how much and where, by numpy over the arrays of both records."""
+"""`mha diff A B`: which site differs first, by how much and where, by numpy over the arrays of both
+records.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,17 @@ MODEL = ("--model", "model")
 
 def of_weights(name: str) -> tuple[str, ...]:
     """A run with the weights of a file."""
-    return ("run", TEXT, "--weights", f"{name}.safetensors", "--heads", "6", "--causal", "--repeat", "1")
+    return (
+        "run",
+        TEXT,
+        "--weights",
+        f"{name}.safetensors",
+        "--heads",
+        "6",
+        "--causal",
+        "--repeat",
+        "1",
+    )
 
 
 RECORDS: dict[str, tuple[str, ...]] = {
@@ -74,7 +86,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "statistics": ("heads", TEXT, *LAYER, "--head", "0,2,3"),
     "statistics of one": ("heads", TEXT, *LAYER, "--head", "1"),
     "statistics of others": ("heads", TEXT, *LAYER, "--head", "3,1,0"),
-}  # fmt: skip
+}
 MINE = """import torch
 from torch import nn
 
@@ -82,7 +94,8 @@ from torch import nn
 class Attention(nn.Module):
     def __init__(self, d_model={width}, n_heads=3):
         super().__init__()
-        self.qkv, self.out, self.n_heads = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model), n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.n_heads = n_heads
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
@@ -91,9 +104,13 @@ class Attention(nn.Module):
 """
 AXES = {
     **dict.fromkeys(("qk", "scores", "pattern", "allowed"), "batch head query key"),
-    **dict.fromkeys(("entropy", "distance", "participation", "max_score", "lse", "sink"), "batch head query"),
-    "received": "batch head key", "z": "batch head query d_v", "out": "batch query d_model",
-}  # fmt: skip
+    **dict.fromkeys(
+        ("entropy", "distance", "participation", "max_score", "lse", "sink"), "batch head query"
+    ),
+    "received": "batch head key",
+    "z": "batch head query d_v",
+    "out": "batch query d_model",
+}
 SAME = (0, "agree", None, None)
 """Exit code, verdict, where the first difference is, and the first site whose numbers differ."""
 
@@ -107,26 +124,44 @@ def site_first(site: str, layer: str = "") -> tuple[Any, ...]:
 
 
 PAIRS: dict[tuple[str, str], tuple[Any, ...]] = {
-    ("a", "a"): SAME, ("a", "again"): SAME, ("a", "double"): SAME, ("a", "half"): SAME,
-    ("a", "seed"): site_first("qk"), ("a", "scale"): site_first("scores"), ("a", "softcap"): site_first("scores"),
-    ("a", "bias"): site_first("scores"), ("a", "full"): site_first("allowed"),
-    ("a", "window"): site_first("allowed"), ("a", "heads"): site_first("q"), ("a", "pattern"): SAME,
-    ("a", "decode"): SAME, ("right", "left"): SAME, ("statistics", "statistics of others"): SAME,
-    ("weights", "o_proj"): site_first("out"), ("weights", "v_proj"): site_first("z"), ("weights", "q_proj"): site_first("qk"),
-("model", "model"): SAME,
-    ("model", "model query"): site_first("qk", "layer 1"), ("model", "model value"): site_first("z", "layer 1"),
-    ("model", "model layer 2"): SAME, ("pair", "pair"): SAME,
-    ("a", "rug"): tokens_first("qk"), ("a", "inserted"): tokens_first("qk"),
+    ("a", "a"): SAME,
+    ("a", "again"): SAME,
+    ("a", "double"): SAME,
+    ("a", "half"): SAME,
+    ("a", "seed"): site_first("qk"),
+    ("a", "scale"): site_first("scores"),
+    ("a", "softcap"): site_first("scores"),
+    ("a", "bias"): site_first("scores"),
+    ("a", "full"): site_first("allowed"),
+    ("a", "window"): site_first("allowed"),
+    ("a", "heads"): site_first("q"),
+    ("a", "pattern"): SAME,
+    ("a", "decode"): SAME,
+    ("right", "left"): SAME,
+    ("statistics", "statistics of others"): SAME,
+    ("weights", "o_proj"): site_first("out"),
+    ("weights", "v_proj"): site_first("z"),
+    ("weights", "q_proj"): site_first("qk"),
+    ("model", "model"): SAME,
+    ("model", "model query"): site_first("qk", "layer 1"),
+    ("model", "model value"): site_first("z", "layer 1"),
+    ("model", "model layer 2"): SAME,
+    ("pair", "pair"): SAME,
+    ("a", "rug"): tokens_first("qk"),
+    ("a", "inserted"): tokens_first("qk"),
     ("known", "known appended"): tokens_first(None),
-    ("known full", "known inserted"): tokens_first("pattern"), ("context", "longer context"): tokens_first("qk"),
+    ("known full", "known inserted"): tokens_first("pattern"),
+    ("context", "longer context"): tokens_first("qk"),
     ("model", "model other text"): tokens_first("qk", "layer 0"),
     ("pair", "pair longer"): tokens_first("visible", "encoder layer 0"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the records are made of: weights and checkpoints of which one has another number in one place."""
+    """A folder with what the records are made of: weights and checkpoints of which one has another
+    number in one place.
+    """
     place = tmp_path_factory.mktemp("records")
     run(place, "run", TEXT, *LAYER, "--save-weights", "plain.safetensors")
     tensors = load_file(place / "plain.safetensors")
@@ -145,7 +180,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "model").symlink_to(original)
     for name in ("t5", "gpt2"):
         (place / name).symlink_to(checkpoints.folder(name))
-    for n, (scale, shape) in enumerate((("4 ** -0.5", 12), ("3 ** -0.5", 12), ("4 ** -0.5", 24)), 1):
+    for n, (scale, shape) in enumerate(
+        (("4 ** -0.5", 12), ("3 ** -0.5", 12), ("4 ** -0.5", 24)), 1
+    ):
         (place / f"mine{n}.py").write_text(MINE.format(scale=scale, width=shape))
     for name in ("query", "value"):
         tensors = load_file(shutil.copytree(original, place / name) / "model.safetensors")
@@ -167,35 +204,51 @@ def record(folder: Path) -> Any:
     return saved
 
 
-def diff(mha: Any, record: Any, a: str, b: str, *words: str, code: int | Sequence[int] = (0, 3)) -> Any:
+def diff(
+    mha: Any, record: Any, a: str, b: str, *words: str, code: int | Sequence[int] = (0, 3)
+) -> Any:
     """The document of a comparison."""
     ended = mha("diff", record(a), record(b), *words, "--json", code=code)
     assert ended.stderr == ""
     return ended.json
 
 
-# ------------------------------------------------------------------------------------------------------------ the oracle
+# --------------------------------------------------------------------------------------- the oracle
 
 
 def aligned(a: Sequence[str], b: Sequence[str]) -> np.ndarray:
     """Positions of equal tokens, and of those that are replaced one to one: `[2, pairs]`."""
     steps = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    pairs = [(i + n, j + n) for _, i, i_end, j, j_end in steps if i_end - i == j_end - j for n in range(i_end - i)]
+    pairs = [
+        (i + n, j + n)
+        for _, i, i_end, j, j_end in steps
+        if i_end - i == j_end - j
+        for n in range(i_end - i)
+    ]
     return np.array(pairs, int).reshape(-1, 2).T
 
 
 def first_of(record: Any, sequences: Sequence[Any], s: int) -> int:
     """The position of the first token of a text behind its padding."""
     longest = max(len(sequence.tokens) for sequence in sequences)
-    return longest - len(sequences[s].tokens) if record.config.padding == "left" and record.model is None else 0
+    return (
+        longest - len(sequences[s].tokens)
+        if record.config.padding == "left" and record.model is None
+        else 0
+    )
 
 
-def cells(axes: Sequence[str], a: Any, b: Any, s: int, x: np.ndarray, y: np.ndarray) -> tuple[list[Any], list[Any]]:
+def cells(
+    axes: Sequence[str], a: Any, b: Any, s: int, x: np.ndarray, y: np.ndarray
+) -> tuple[list[Any], list[Any]]:
     """The indices of sequence `s` that correspond, of each axis but the batch."""
     chosen: tuple[list[Any], list[Any]] = ([], [])
     for axis, n_a, n_b in zip(axes[1:], x.shape[1:], y.shape[1:], strict=True):
         if axis in ("query", "key"):
-            texts = [(one.sequences if axis == "query" else one.context or one.sequences) for one in (a, b)]
+            texts = [
+                (one.sequences if axis == "query" else one.context or one.sequences)
+                for one in (a, b)
+            ]
             pairs = aligned(texts[0][s].tokens, texts[1][s].tokens)
             both = [pairs[i] + first_of(one, texts[i], s) for i, one in enumerate((a, b))]
         else:  # one row may stand for all heads
@@ -216,7 +269,9 @@ def expected(name: str, a: Any, b: Any) -> dict[str, Any]:
         u, v = x[s][np.ix_(*at_a)].astype(np.float64), y[s][np.ix_(*at_b)].astype(np.float64)
         counted = np.ones(u.shape, bool)
         if name in ("qk", "scores"):
-            both = [one.arrays["allowed"][s][np.ix_([0], *at[1:])] for one, at in ((a, at_a), (b, at_b))]
+            both = [
+                one.arrays["allowed"][s][np.ix_([0], *at[1:])] for one, at in ((a, at_a), (b, at_b))
+            ]
             counted = np.broadcast_to(both[0] & both[1], u.shape)
         u, v = u[counted], v[counted]
         sums["n_cells"] += u.size
@@ -225,10 +280,19 @@ def expected(name: str, a: Any, b: Any) -> dict[str, Any]:
         sums["n_only_b"] += int((u < v).sum()) if name == "allowed" else 0
         gaps = np.zeros(counted.shape)
         gaps[counted] = abs(u - v)
-        largest, magnitude = max(largest, gaps.max(initial=0)), max(magnitude, abs(u).max(), abs(v).max())
-        by_head = np.maximum(by_head, gaps.reshape(len(gaps), -1).max(axis=1)) if axes[1] == "head" else by_head
+        largest, magnitude = (
+            max(largest, gaps.max(initial=0)),
+            max(magnitude, abs(u).max(), abs(v).max()),
+        )
+        by_head = (
+            np.maximum(by_head, gaps.reshape(len(gaps), -1).max(axis=1))
+            if axes[1] == "head"
+            else by_head
+        )
     numbers = (
-        {"largest": None, "magnitude": None} if name == "allowed" else {"largest": largest, "magnitude": magnitude}
+        {"largest": None, "magnitude": None}
+        if name == "allowed"
+        else {"largest": largest, "magnitude": magnitude}
     )
     return {**sums, **numbers, "by_head": by_head}
 
@@ -237,8 +301,14 @@ def assert_as_numpy(document: Any, a: Any, b: Any) -> int:
     """Every site of every layer that both records hold; the number of sites that were compared."""
     n_sites = 0
     for layer in document["layers"]:
-        places = [[one.label for one in r.layers].index(layer["layer"]) if r.model else None for r in (a, b)]
-        x, y = (r if place is None else r.of_layer(place) for r, place in zip((a, b), places, strict=True))
+        places = [
+            [one.label for one in r.layers].index(layer["layer"]) if r.model else None
+            for r in (a, b)
+        ]
+        x, y = (
+            r if place is None else r.of_layer(place)
+            for r, place in zip((a, b), places, strict=True)
+        )
         for site in layer["sites"]:
             if site["seen"] != "array" or site["site"] not in AXES or site["status"] == "shape":
                 continue
@@ -247,7 +317,10 @@ def assert_as_numpy(document: Any, a: Any, b: Any) -> int:
             assert {name: site[name] for name in numbers} == numbers, site
             if site["largest"]:
                 at = [tuple(site["at"][side]) for side in "ab"]
-                values = [float(r.arrays[site["site"]][place]) for r, place in zip((x, y), at, strict=True)]
+                values = [
+                    float(r.arrays[site["site"]][place])
+                    for r, place in zip((x, y), at, strict=True)
+                ]
                 assert abs(values[0] - values[1]) == site["largest"]
                 assert site["relative"] == pytest.approx(site["largest"] / site["magnitude"])
             if site["heads"] and site["site"] != "allowed":
@@ -256,33 +329,60 @@ def assert_as_numpy(document: Any, a: Any, b: Any) -> int:
     return n_sites
 
 
-# ----------------------------------------------------------------------------------------------------------------- the pairs
+# ---------------------------------------------------------------------------------------- the pairs
 
 
-SIMILAR = [("a", "softcap"), ("a", "again"), ("a", "bias"), ("a", "window"), ("a", "rug"), ("weights", "v_proj"),
-           ("model", "model layer 2"), ("model", "model value"), ("model", "model other text"),
-           ("a", "inserted"), ("model", "model query")]  # fmt: skip
+SIMILAR = [
+    ("a", "softcap"),
+    ("a", "again"),
+    ("a", "bias"),
+    ("a", "window"),
+    ("a", "rug"),
+    ("weights", "v_proj"),
+    ("model", "model layer 2"),
+    ("model", "model value"),
+    ("model", "model other text"),
+    ("a", "inserted"),
+    ("model", "model query"),
+]
 """Pairs that are of a kind with others."""
 
 
-@pytest.mark.parametrize(("a", "b"), [
-    pytest.param(a, b, marks=pytest.mark.real if a in ("pair", "statistics") or (a, b) in SIMILAR else ()) for a, b in PAIRS
-])  # fmt: skip
-def test_the_first_difference_and_every_number_are_those_of_numpy(mha: Any, record: Any, a: str, b: str) -> None:
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(
+            a, b, marks=pytest.mark.real if a in ("pair", "statistics") or (a, b) in SIMILAR else ()
+        )
+        for a, b in PAIRS
+    ],
+)
+def test_the_first_difference_and_every_number_are_those_of_numpy(
+    mha: Any, record: Any, a: str, b: str
+) -> None:
     code, verdict, first, first_site = PAIRS[a, b]
     document = diff(mha, record, a, b, code=code)
     assert document["verdict"] == verdict
-    assert document["first"] == (first and dict(zip(("where", "layer", "site"), first, strict=True)))
-    assert document["first_site"] == (first_site and dict(zip(("layer", "site"), first_site, strict=True)))
+    assert document["first"] == (
+        first and dict(zip(("where", "layer", "site"), first, strict=True))
+    )
+    assert document["first_site"] == (
+        first_site and dict(zip(("layer", "site"), first_site, strict=True))
+    )
     records = [mhacli.load(str(record(name))) for name in (a, b)]
     if "nfinite" not in b and "statistics" not in a and b != "heads":
         assert assert_as_numpy(document, *records) >= (1 if b == "pattern" else 5)
     statuses = {site["status"] for layer in document["layers"] for site in layer["sites"]}
     assert bool({"beyond", "shape"} & statuses) == (first_site is not None)
-    assert statuses <= {"identical"} or (a, b) not in [("a", "a"), ("a", "again"), ("model", "model"), ("pair", "pair")]
+    assert statuses <= {"identical"} or (a, b) not in [
+        ("a", "a"),
+        ("a", "again"),
+        ("model", "model"),
+        ("pair", "pair"),
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def sites_of(document: Any, layer: int = 0) -> dict[str, Any]:
@@ -293,8 +393,16 @@ def sites_of(document: Any, layer: int = 0) -> dict[str, Any]:
 def test_one_other_score_is_named_with_its_place_and_size(mha: Any, record: Any) -> None:
     document = diff(mha, record, "a", "bias", code=3)
     scores = sites_of(document)["scores"]
-    assert (scores["status"], scores["n_different"], scores["largest"]) == ("beyond", 1, pytest.approx(0.75, abs=1e-6))
-    assert scores["at"] == {"axes": ["sequence", "head", "query", "key"], "a": [0, 4, 3, 1], "b": [0, 4, 3, 1]}
+    assert (scores["status"], scores["n_different"], scores["largest"]) == (
+        "beyond",
+        1,
+        pytest.approx(0.75, abs=1e-6),
+    )
+    assert scores["at"] == {
+        "axes": ["sequence", "head", "query", "key"],
+        "a": [0, 4, 3, 1],
+        "b": [0, 4, 3, 1],
+    }
     assert [head["largest"] > 0 for head in scores["heads"]] == [False] * 4 + [True, False]
     assert [head["head"] for head in document["layers"][0]["heads"]] == [4]
 
@@ -303,7 +411,9 @@ def test_heads_that_changed_come_with_their_statistics_and_the_largest_change_of
     mha: Any, record: Any
 ) -> None:
     document = diff(mha, record, "a", "seed", code=3)
-    before, after = ({head.head: head for head in mhacli.load(str(record(name))).heads} for name in ("a", "seed"))
+    before, after = (
+        {head.head: head for head in mhacli.load(str(record(name))).heads} for name in ("a", "seed")
+    )
     heads = document["layers"][0]["heads"]
     assert sorted(head["head"] for head in heads) == [*range(6)]
     for head in heads:
@@ -311,19 +421,42 @@ def test_heads_that_changed_come_with_their_statistics_and_the_largest_change_of
         assert (head["kind_a"], head["kind_b"]) == (a.kind, b.kind)
         assert len(head["statistics"]) > 5
         for statistic in head["statistics"]:
-            assert (statistic["a"], statistic["b"]) == (getattr(a, statistic["name"]), getattr(b, statistic["name"]))
+            assert (statistic["a"], statistic["b"]) == (
+                getattr(a, statistic["name"]),
+                getattr(b, statistic["name"]),
+            )
             assert statistic["a"] != statistic["b"]
-    fractions = ("sink", "leading", "diagonal", "previous", "duplicate", "induction", "near", "entropy_share")
+    fractions = (
+        "sink",
+        "leading",
+        "diagonal",
+        "previous",
+        "duplicate",
+        "induction",
+        "near",
+        "entropy_share",
+    )
     for head in heads:
-        gaps = [abs(getattr(after[head["head"]], name) - getattr(before[head["head"]], name)) for name in fractions]
-        is_partial = any(None in (statistic["a"], statistic["b"]) for statistic in head["statistics"])
+        gaps = [
+            abs(getattr(after[head["head"]], name) - getattr(before[head["head"]], name))
+            for name in fractions
+        ]
+        is_partial = any(
+            None in (statistic["a"], statistic["b"]) for statistic in head["statistics"]
+        )
         assert head["size"] == (None if is_partial else pytest.approx(max(gaps)))
 
 
-@pytest.mark.parametrize(("a", "b", "relative", "dtype"), [
-    ("a", "again", 1e-5, "float32"), ("a", "double", 1e-5, "float32"), ("double", "double", 1e-12, "float64"),
-    ("float16", "a", 5e-3, "float16"), ("half", "float16", 2e-2, "bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("a", "b", "relative", "dtype"),
+    [
+        ("a", "again", 1e-5, "float32"),
+        ("a", "double", 1e-5, "float32"),
+        ("double", "double", 1e-12, "float64"),
+        ("float16", "a", 5e-3, "float16"),
+        ("half", "float16", 2e-2, "bfloat16"),
+    ],
+)
 def test_the_tolerance_is_that_of_the_coarser_number_format(
     mha: Any, record: Any, a: str, b: str, relative: float, dtype: str
 ) -> None:
@@ -349,16 +482,28 @@ def test_tolerance_0_demands_the_same_bits(mha: Any, record: Any) -> None:
 
 
 @pytest.mark.parametrize("width", ["40", "160"])
-def test_the_largest_change_of_a_head_is_that_of_its_weights_in_any_width(mha: Any, record: Any, width: str) -> None:
-    before, after = (np.array(mha("show", record(name), "--json").json["pattern"]) for name in ("a", "scale"))
+def test_the_largest_change_of_a_head_is_that_of_its_weights_in_any_width(
+    mha: Any, record: Any, width: str
+) -> None:
+    before, after = (
+        np.array(mha("show", record(name), "--json").json["pattern"]) for name in ("a", "scale")
+    )
     shown = mha("diff", record("a"), record("scale"), env={"COLUMNS": width}, code=3).stdout
     head, number = re.search(r"head (\d+) · largest change ([\d.]+)", shown).groups()
     assert float(number) == pytest.approx(np.abs(after - before)[0, int(head)].max(), rel=1e-3)
 
 
 def test_a_mask_is_counted_in_cells(mha: Any, record: Any) -> None:
-    mask, back = (sites_of(diff(mha, record, *pair, code=3))["allowed"] for pair in (("a", "full"), ("full", "a")))
-    assert (mask["n_only_a"], mask["n_only_b"], back["n_only_a"], back["n_only_b"]) == (0, 15, 15, 0)
+    mask, back = (
+        sites_of(diff(mha, record, *pair, code=3))["allowed"]
+        for pair in (("a", "full"), ("full", "a"))
+    )
+    assert (mask["n_only_a"], mask["n_only_b"], back["n_only_a"], back["n_only_b"]) == (
+        0,
+        15,
+        15,
+        0,
+    )
     assert mask["at"]["a"] == [0, 0, 1]
 
 
@@ -376,31 +521,47 @@ def test_heads_that_share_no_number_are_not_compared(mha: Any, record: Any) -> N
 def test_heads_that_both_records_have_are_compared(mha: Any, record: Any) -> None:
     document = diff(mha, record, "statistics", "statistics of others", "--tolerance", "0", code=0)
     assert {head["head"] for head in sites_of(document)["map"]["heads"]} == {0, 3}
-    assert sites_of(diff(mha, record, "statistics", "statistics of one"))["map"]["status"] == "skipped"
+    assert (
+        sites_of(diff(mha, record, "statistics", "statistics of one"))["map"]["status"] == "skipped"
+    )
 
 
-def test_arrays_and_layers_of_one_record_alone_are_named_and_are_no_difference(mha: Any, record: Any) -> None:
+def test_arrays_and_layers_of_one_record_alone_are_named_and_are_no_difference(
+    mha: Any, record: Any
+) -> None:
     document = diff(mha, record, "a", "pattern", code=0)
     assert {"qk", "scores", "z", "out"} <= {*document["layers"][0]["only_a"]}
     assert document["layers"][0]["only_b"] == []
-    for pair, side in ((("model", "model layer 2"), "only_a"), (("model layer 2", "model"), "only_b")):
+    for pair, side in (
+        (("model", "model layer 2"), "only_a"),
+        (("model layer 2", "model"), "only_b"),
+    ):
         document = diff(mha, record, *pair, code=0)
         assert document[side] == ["layer 0", "layer 1"]
         assert [layer["layer"] for layer in document["layers"]] == ["layer 2"]
 
 
-# ------------------------------------------------------------------------------------------------------ tokens and settings
+# ------------------------------------------------------------------------------ tokens and settings
 
 
-@pytest.mark.parametrize(("a", "b", "changes"), [
-    ("a", "rug", [("replaced", ["mat"], ["rug"])]), ("a", "inserted", [("only B", [], ["quietly"])]),
-    ("inserted", "a", [("only A", ["quietly"], [])]), ("known", "known appended", [("only B", [], ["quietly"])]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("a", "b", "changes"),
+    [
+        ("a", "rug", [("replaced", ["mat"], ["rug"])]),
+        ("a", "inserted", [("only B", [], ["quietly"])]),
+        ("inserted", "a", [("only A", ["quietly"], [])]),
+        ("known", "known appended", [("only B", [], ["quietly"])]),
+    ],
+)
 def test_tokens_that_differ_are_listed(mha: Any, record: Any, a: str, b: str, changes: Any) -> None:
     (text,) = diff(mha, record, a, b, code=3)["texts"]
     assert [(change["change"], change["a"], change["b"]) for change in text["changes"]] == changes
     texts = [mhacli.load(str(record(name))).sequences[0].tokens for name in (a, b)]
-    matched = [(match["a"] + n, match["b"] + n) for match in text["matches"] for n in range(match["length"])]
+    matched = [
+        (match["a"] + n, match["b"] + n)
+        for match in text["matches"]
+        for n in range(match["length"])
+    ]
     assert [texts[0][i] for i, _ in matched] == [texts[1][j] for _, j in matched]
     assert text["n_aligned"] == len(matched) == 5 + (a != "a" or b != "rug")
     assert (text["n_a"], text["n_b"]) == tuple(map(len, texts))
@@ -419,12 +580,23 @@ def test_texts_are_compared_as_far_as_both_records_have_them(mha: Any, record: A
     assert sites_of(document)["out"]["n_cells"] == 6 * 30
 
 
-@pytest.mark.parametrize(("b", "settings"), [
-    ("seed", {"seed": ("0", "1")}), ("double", {"dtype": ("float32", "float64")}), ("scale", {"scale": (None, "0.5")}),
-    ("window", {"window": (None, None)}), ("full", {"causal": ("yes", "no")}), ("kv", {"n_kv_heads": ("3", "6")}),
-    ("softcap", {"softcap": (None, "2")}), ("decode", {"cache": (None, None)}), ("left", {"padding": ("right", "left")}),
-])  # fmt: skip
-def test_settings_that_differ_are_named_with_both_values(mha: Any, record: Any, b: str, settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("b", "settings"),
+    [
+        ("seed", {"seed": ("0", "1")}),
+        ("double", {"dtype": ("float32", "float64")}),
+        ("scale", {"scale": (None, "0.5")}),
+        ("window", {"window": (None, None)}),
+        ("full", {"causal": ("yes", "no")}),
+        ("kv", {"n_kv_heads": ("3", "6")}),
+        ("softcap", {"softcap": (None, "2")}),
+        ("decode", {"cache": (None, None)}),
+        ("left", {"padding": ("right", "left")}),
+    ],
+)
+def test_settings_that_differ_are_named_with_both_values(
+    mha: Any, record: Any, b: str, settings: Any
+) -> None:
     listed = {one["name"]: one for one in diff(mha, record, "a", b)["settings"]}
     assert set(settings) <= set(listed) <= {*settings, "command", "kind of record", "prompt length"}
     for name, values in settings.items():
@@ -449,15 +621,21 @@ def test_traces_of_code_are_compared_step_by_step(mha: Any, record: Any) -> None
     assert "shape" in statuses
 
 
-# ------------------------------------------------------------------------------------------------------- command and Python
+# ------------------------------------------------------------------------------- command and Python
 
 
-def test_the_document_is_the_same_bytes_each_time_and_names_the_command(mha: Any, record: Any) -> None:
+def test_the_document_is_the_same_bytes_each_time_and_names_the_command(
+    mha: Any, record: Any
+) -> None:
     words = ("diff", record("a"), record("seed"), "--json")
     one, other = (mha(*words, code=3) for _ in range(2))
     assert one.stdout == other.stdout
     assert one.json["command"] == ["mha", *map(str, words)]
-    assert (one.json["schema"], one.json["a"], one.json["b"]) == ("mha.diff/1", str(words[1]), str(words[2]))
+    assert (one.json["schema"], one.json["a"], one.json["b"]) == (
+        "mha.diff/1",
+        str(words[1]),
+        str(words[2]),
+    )
 
 
 def test_the_command_needs_no_torch(mha: Any, record: Any) -> None:
@@ -478,11 +656,19 @@ def test_python_gives_the_document_of_the_command(mha: Any, record: Any) -> None
         mhacli.diff(*paths, tolerance=-1)
 
 
-@pytest.mark.parametrize(("words", "code", "mentions"), [
-    ("RECORD --tolerance -1", 2, "--tolerance"), ("RECORD --head 6", 2, "--head 6"), ("RECORD --sequence 1", 2, "--sequence 1"),
-    ("RECORD --layer 0", 2, "--layer"), ("", 2, ""),
-])  # fmt: skip
-def test_what_cannot_be_compared_is_refused(mha: Any, record: Any, words: str, code: int, mentions: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "mentions"),
+    [
+        ("RECORD --tolerance -1", 2, "--tolerance"),
+        ("RECORD --head 6", 2, "--head 6"),
+        ("RECORD --sequence 1", 2, "--sequence 1"),
+        ("RECORD --layer 0", 2, "--layer"),
+        ("", 2, ""),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    mha: Any, record: Any, words: str, code: int, mentions: str
+) -> None:
     more = [str(record("a")) if word == "RECORD" else word for word in words.split()]
     ended = mha("diff", record("a"), *more, "--json", code=code)
     assert mentions in ended.said
@@ -495,15 +681,19 @@ def test_names_and_tokens_that_a_terminal_obeys_are_escaped(mha: Any) -> None:
     assert "\\x1b[2Jb" in ended.stdout
 
 
-# ---------------------------------------------------------------------------------------------------------------- effects
+# ------------------------------------------------------------------------------------------ effects
 
 
 EFFECTS: dict[str, tuple[str, ...]] = {
-    "plain": (TEXT,), "mean": (TEXT, "--replace", "mean"), "target": (TEXT, "--target", "b"),
+    "plain": (TEXT,),
+    "mean": (TEXT, "--replace", "mean"),
+    "target": (TEXT, "--target", "b"),
     "position": (TEXT, "--position", "4"),
-    "some": (TEXT, "--head", "0.1"), "others": (TEXT, "--head", "0.1,2.3"),
-    "edges": (TEXT, "--edges", "--head", "1.2"), "edges of more": (f"so {TEXT}", "--edges", "--head", "1.2"),
-}  # fmt: skip
+    "some": (TEXT, "--head", "0.1"),
+    "others": (TEXT, "--head", "0.1,2.3"),
+    "edges": (TEXT, "--edges", "--head", "1.2"),
+    "edges of more": (f"so {TEXT}", "--edges", "--head", "1.2"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -513,28 +703,51 @@ def effects(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def saved(name: str) -> tuple[Path, Any]:
         path = folder / f"{name.replace(' ', '-')}.record"
-        command = ("effect", *EFFECTS[name], "--model", checkpoints.folder("gpt2"), "--json", "--save", path)
+        command = (
+            "effect",
+            *EFFECTS[name],
+            "--model",
+            checkpoints.folder("gpt2"),
+            "--json",
+            "--save",
+            path,
+        )
         return path, run(folder, *command).json
 
     return functools.cache(saved)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("a", "b"), [("plain", "plain"), ("plain", "mean"), ("plain", "target"), ("plain", "position"),
-                                      ("some", "others"), ("others", "plain")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("plain", "plain"),
+        ("plain", "mean"),
+        ("plain", "target"),
+        ("plain", "position"),
+        ("some", "others"),
+        ("others", "plain"),
+    ],
+)
 def test_effects_of_the_same_removals_are_compared(mha: Any, effects: Any, a: str, b: str) -> None:
     (path_a, first), (path_b, second) = effects(a), effects(b)
     document = mha("diff", path_a, path_b, "--json", code=(0, 3)).json
     rows = [
-        {(row["layer"], row["head"], str(row.get("heads"))): row for row in one["effects"]} for one in (first, second)
+        {(row["layer"], row["head"], str(row.get("heads"))): row for row in one["effects"]}
+        for one in (first, second)
     ]
     both = rows[0].keys() & rows[1].keys()
     expected = {place: rows[1][place]["d_logit"] - rows[0][place]["d_logit"] for place in both}
     expected = {place: change for place, change in expected.items() if abs(change) > 1e-3}
     changes = document["effects"]["changes"]
-    listed = {(one["a"]["layer"], one["a"]["head"], str(one["a"].get("heads"))): one["change"] for one in changes}
+    listed = {
+        (one["a"]["layer"], one["a"]["head"], str(one["a"].get("heads"))): one["change"]
+        for one in changes
+    }
     assert listed == pytest.approx(expected, abs=1e-6)
-    assert [abs(one["change"]) for one in changes] == sorted(map(abs, listed.values()), reverse=True)
+    assert [abs(one["change"]) for one in changes] == sorted(
+        map(abs, listed.values()), reverse=True
+    )
     assert document["effects"]["n_compared"] == len(both)
     assert len(document["effects"]["only_a"]) == len(rows[0]) - len(both)
     assert len(document["effects"]["only_b"]) == len(rows[1]) - len(both)

@@ -1,4 +1,6 @@
-"""`mhacli.diff(model_a, model_b, inputs)`: the first place where two models part, known because one thing was changed."""
+"""`mhacli.diff(model_a, model_b, inputs)`: the first place where two models part, known because one
+thing was changed.
+"""
 
 from __future__ import annotations
 
@@ -18,44 +20,74 @@ from torch.nn import functional as F
 import mhacli
 
 IDS = torch.randint(3, 300, (1, 13), generator=torch.Generator().manual_seed(1))
-LAYER, ATTENTION, BERT_LAYER = "model.layers.1.", "model.layers.1.self_attn.", "bert.encoder.layer.1."
+LAYER, ATTENTION, BERT_LAYER = (
+    "model.layers.1.",
+    "model.layers.1.self_attn.",
+    "bert.encoder.layer.1.",
+)
 ENCODER, DECODER = "encoder.block.1.layer.", "decoder.block.1.layer."
 GROUPED = {
-    f"{LAYER}input_layernorm": ("attention", "norm"), f"{ATTENTION}q_proj": ("attention", "q"),
-    f"{ATTENTION}k_proj": ("attention", "k"), f"{ATTENTION}v_proj": ("attention", "v"),
-    f"{ATTENTION}o_proj": ("attention", "output"), f"{LAYER}mlp.up_proj": ("mlp", "output"), "model.norm": ("norm", "norm"),
-    "model.embed_tokens": ("embedding", "lookup"), "lm_head": ("logits", "logits"),
-}  # fmt: skip
+    f"{LAYER}input_layernorm": ("attention", "norm"),
+    f"{ATTENTION}q_proj": ("attention", "q"),
+    f"{ATTENTION}k_proj": ("attention", "k"),
+    f"{ATTENTION}v_proj": ("attention", "v"),
+    f"{ATTENTION}o_proj": ("attention", "output"),
+    f"{LAYER}mlp.up_proj": ("mlp", "output"),
+    "model.norm": ("norm", "norm"),
+    "model.embed_tokens": ("embedding", "lookup"),
+    "lm_head": ("logits", "logits"),
+}
 PRE_NORM = {f"{LAYER}post_attention_layernorm": ("mlp", "norm")}
 PLACES: dict[str, dict[str, tuple[str, str]]] = {
     "llama": GROUPED | PRE_NORM,
-    "qwen3": GROUPED | PRE_NORM | {f"{ATTENTION}q_norm": ("attention", "q_norm"), f"{ATTENTION}k_norm": ("attention", "k_norm")},
-    "gemma2": {name: place for name, place in GROUPED.items() if name not in ("lm_head", "model.embed_tokens")} | {
+    "qwen3": GROUPED
+    | PRE_NORM
+    | {
+        f"{ATTENTION}q_norm": ("attention", "q_norm"),
+        f"{ATTENTION}k_norm": ("attention", "k_norm"),
+    },
+    "gemma2": {
+        name: place
+        for name, place in GROUPED.items()
+        if name not in ("lm_head", "model.embed_tokens")
+    }
+    | {
         f"{LAYER}post_attention_layernorm": ("attention", "output_norm"),
-        f"{LAYER}pre_feedforward_layernorm": ("mlp", "norm"), f"{LAYER}post_feedforward_layernorm": ("mlp", "output_norm"),
+        f"{LAYER}pre_feedforward_layernorm": ("mlp", "norm"),
+        f"{LAYER}post_feedforward_layernorm": ("mlp", "output_norm"),
     },
     "gpt2": {
-        "transformer.wpe": ("embedding", "lookup"), "transformer.h.1.ln_1": ("attention", "norm"),
-        "transformer.h.1.attn.c_attn": ("attention", "q"), "transformer.h.1.attn.c_proj": ("attention", "output"),
-        "transformer.h.1.ln_2": ("mlp", "norm"), "transformer.h.1.mlp.c_fc": ("mlp", "output"),
+        "transformer.wpe": ("embedding", "lookup"),
+        "transformer.h.1.ln_1": ("attention", "norm"),
+        "transformer.h.1.attn.c_attn": ("attention", "q"),
+        "transformer.h.1.attn.c_proj": ("attention", "output"),
+        "transformer.h.1.ln_2": ("mlp", "norm"),
+        "transformer.h.1.mlp.c_fc": ("mlp", "output"),
         "transformer.ln_f": ("norm", "norm"),
     },
     "bert": {
-        "bert.embeddings.LayerNorm": ("embedding", "embedding"), f"{BERT_LAYER}attention.self.query": ("attention", "q"),
-        f"{BERT_LAYER}attention.self.key": ("attention", "k"), f"{BERT_LAYER}attention.self.value": ("attention", "v"),
+        "bert.embeddings.LayerNorm": ("embedding", "embedding"),
+        f"{BERT_LAYER}attention.self.query": ("attention", "q"),
+        f"{BERT_LAYER}attention.self.key": ("attention", "k"),
+        f"{BERT_LAYER}attention.self.value": ("attention", "v"),
         f"{BERT_LAYER}attention.output.dense": ("attention", "output"),
         f"{BERT_LAYER}attention.output.LayerNorm": ("attention", "output_norm"),
-        f"{BERT_LAYER}intermediate.dense": ("mlp", "output"), f"{BERT_LAYER}output.LayerNorm": ("mlp", "output_norm"),
+        f"{BERT_LAYER}intermediate.dense": ("mlp", "output"),
+        f"{BERT_LAYER}output.LayerNorm": ("mlp", "output_norm"),
         "cls.predictions.transform.dense": ("logits", "head"),
     },
     "t5": {
-        f"{ENCODER}0.layer_norm": ("attention", "norm"), f"{ENCODER}0.SelfAttention.q": ("attention", "q"),
-        f"{ENCODER}0.SelfAttention.o": ("attention", "output"), f"{ENCODER}1.layer_norm": ("mlp", "norm"),
-        f"{DECODER}1.EncDecAttention.k": ("attention", "k"), f"{DECODER}1.layer_norm": ("attention", "norm"),
-        f"{DECODER}2.DenseReluDense.wi": ("mlp", "output"), "encoder.final_layer_norm": ("norm", "norm"),
+        f"{ENCODER}0.layer_norm": ("attention", "norm"),
+        f"{ENCODER}0.SelfAttention.q": ("attention", "q"),
+        f"{ENCODER}0.SelfAttention.o": ("attention", "output"),
+        f"{ENCODER}1.layer_norm": ("mlp", "norm"),
+        f"{DECODER}1.EncDecAttention.k": ("attention", "k"),
+        f"{DECODER}1.layer_norm": ("attention", "norm"),
+        f"{DECODER}2.DenseReluDense.wi": ("mlp", "output"),
+        "encoder.final_layer_norm": ("norm", "norm"),
         "decoder.final_layer_norm": ("norm", "norm"),
     },
-}  # fmt: skip
+}
 """The place of each module with weights, in layer 1 or outside of the layers."""
 ROUNDING = [("llama", "eager"), ("llama", "bfloat16"), ("t5", "same")]
 """Families and what rounds otherwise, of which others are of a kind."""
@@ -87,10 +119,14 @@ def test_one_changed_weight_is_found_in_its_place(family: str) -> None:
         assert document["first"]["stack"] == (stack if family == "t5" else None), module
 
 
-@pytest.mark.parametrize(("family", "what"), [
-    pytest.param(family, what, marks=[pytest.mark.real] * ((family, what) not in ROUNDING))
-    for family in PLACES for what in ("same", "eager", "bfloat16", "float16", "float64")
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        pytest.param(family, what, marks=[pytest.mark.real] * ((family, what) not in ROUNDING))
+        for family in PLACES
+        for what in ("same", "eager", "bfloat16", "float16", "float64")
+    ],
+)
 def test_models_that_differ_by_rounding_alone_agree(family: str, what: str) -> None:
     model = checkpoints.model(family)
     other = copy.deepcopy(model)
@@ -111,26 +147,37 @@ def test_another_rotation_scale_or_epsilon_is_found(family: str) -> None:
         for module in other.modules():
             if what == "rotation" and hasattr(module, "inv_freq"):
                 module.inv_freq.mul_(0.9)
-            names = {"scale": ("scaling", "scale"), "epsilon": ("eps", "variance_epsilon")}.get(what, ())
+            names = {"scale": ("scaling", "scale"), "epsilon": ("eps", "variance_epsilon")}.get(
+                what, ()
+            )
             for name in names:
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, getattr(module, name) * 1.3 if what == "scale" else 0.1)
         if what == "rotation" and not hasattr(model, "model"):
             continue
         found = first(mhacli.diff(model, other, inputs_of(family)))
-        expected = {"rotation": (0, "attention", "q_rotated"), "scale": (0, "attention", "scores"),
-                    "epsilon": (None, "embedding", "embedding") if family == "bert" else (0, "attention", "norm")}  # fmt: skip
+        expected = {
+            "rotation": (0, "attention", "q_rotated"),
+            "scale": (0, "attention", "scores"),
+            "epsilon": (None, "embedding", "embedding")
+            if family == "bert"
+            else (0, "attention", "norm"),
+        }
         assert found == expected[what], what
 
 
 def test_the_heads_of_a_changed_projection_are_named() -> None:
     model = checkpoints.model("llama")
     changed = copy.deepcopy(model)
-    changed.get_submodule(f"{ATTENTION}q_proj").weight[5 * 8 + 1] += 1.0  # the second of 8 numbers of head 5
+    changed.get_submodule(f"{ATTENTION}q_proj").weight[5 * 8 + 1] += (
+        1.0  # the second of 8 numbers of head 5
+    )
     document = mhacli.diff(model, changed, inputs_of("llama"))
     assert (document["first"]["site"], document["first"]["head"]) == ("q", 5)
     of_layer = {
-        place["site"]: place for place in document["places"] if place["layer"] == 1 and place["part"] == "attention"
+        place["site"]: place
+        for place in document["places"]
+        if place["layer"] == 1 and place["part"] == "attention"
     }
     assert of_layer["q"]["heads"] == of_layer["scores"]["heads"] == of_layer["z"]["heads"] == [5]
     assert not of_layer["k"]["beyond"]
@@ -146,7 +193,7 @@ def test_a_model_on_a_gpu_is_compared_with_one_on_the_cpu() -> None:
     assert first(mhacli.diff(model, other, inputs_of("llama"))) == (1, "attention", "k")
 
 
-# ------------------------------------------------------------------------------------------------- a port of GPT-2 by hand
+# -------------------------------------------------------------------------- a port of GPT-2 by hand
 
 
 class Attention(nn.Module):
@@ -156,10 +203,15 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> Any:
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         scale = 1.0 if self.mistake == "scale" else 1 / math.sqrt(k.shape[-1])
         if not self.by_hand:
-            z = F.scaled_dot_product_attention(q, k, v, is_causal=self.mistake != "mask", scale=scale)
+            z = F.scaled_dot_product_attention(
+                q, k, v, is_causal=self.mistake != "mask", scale=scale
+            )
         else:
             n = x.shape[1]
             hidden = torch.ones(n, n).triu(diagonal=2 if self.mistake == "mask" else 1).bool()
@@ -187,12 +239,22 @@ class Block(nn.Module):
 class Port(nn.Module):
     """GPT-2 with the weights of transformers' one, and a mistake."""
 
-    def __init__(self, of: Any, mistake: str = "", *, by_hand: bool = False, last: bool = False) -> None:
+    def __init__(
+        self, of: Any, mistake: str = "", *, by_hand: bool = False, last: bool = False
+    ) -> None:
         super().__init__()
         c, self.mistake, self.last = of.config, mistake, last
-        self.words, self.places = nn.Embedding(c.vocab_size, c.n_embd), nn.Embedding(c.n_positions, c.n_embd)
-        self.blocks = nn.ModuleList(Block(c.n_embd, c.n_head, mistake, by_hand=by_hand) for _ in range(c.n_layer))
-        self.end, self.to_words = nn.LayerNorm(c.n_embd), nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        self.words, self.places = (
+            nn.Embedding(c.vocab_size, c.n_embd),
+            nn.Embedding(c.n_positions, c.n_embd),
+        )
+        self.blocks = nn.ModuleList(
+            Block(c.n_embd, c.n_head, mistake, by_hand=by_hand) for _ in range(c.n_layer)
+        )
+        self.end, self.to_words = (
+            nn.LayerNorm(c.n_embd),
+            nn.Linear(c.n_embd, c.vocab_size, bias=False),
+        )
         state = of.state_dict()
         names = {
             "transformer.wte": "words",
@@ -201,9 +263,18 @@ class Port(nn.Module):
             "lm_head": "to_words",
         }
         for n in range(c.n_layer):
-            parts = {"ln_1": "first", "ln_2": "second", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
-                     "mlp.c_fc": "ff.0", "mlp.c_proj": "ff.2"}  # fmt: skip
-            names |= {f"transformer.h.{n}.{theirs}": f"blocks.{n}.{ours}" for theirs, ours in parts.items()}
+            parts = {
+                "ln_1": "first",
+                "ln_2": "second",
+                "attn.c_attn": "attention.qkv",
+                "attn.c_proj": "attention.out",
+                "mlp.c_fc": "ff.0",
+                "mlp.c_proj": "ff.2",
+            }
+            names |= {
+                f"transformer.h.{n}.{theirs}": f"blocks.{n}.{ours}"
+                for theirs, ours in parts.items()
+            }
         for theirs, ours in names.items():
             for name, parameter in self.get_submodule(ours).named_parameters():
                 given = state[f"{theirs}.{name}"]
@@ -214,25 +285,42 @@ class Port(nn.Module):
         self.eval()
 
     def forward(self, ids: torch.Tensor) -> Any:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]) + (self.mistake == "positions"))
+        x = self.words(ids) + self.places(
+            torch.arange(ids.shape[1]) + (self.mistake == "positions")
+        )
         for block in self.blocks:
             x = block(x)
         return self.to_words(self.end(x)[:, -1:] if self.last else self.end(x))
 
 
 @pytest.mark.parametrize("by_hand", [pytest.param(True, marks=pytest.mark.real), False])
-@pytest.mark.parametrize(("mistake", "place"), [
-    ("", None), ("transposed", (0, "attention", "q")), ("scale", (0, "attention", "scores")),
-    ("mask", (0, "attention", "pattern")),
-    ("gelu", (0, "mlp", "output")), ("norm", (0, "attention", "q")), ("positions", (None, "embedding", "lookup")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mistake", "place"),
+    [
+        ("", None),
+        ("transposed", (0, "attention", "q")),
+        ("scale", (0, "attention", "scores")),
+        ("mask", (0, "attention", "pattern")),
+        ("gelu", (0, "mlp", "output")),
+        ("norm", (0, "attention", "q")),
+        ("positions", (None, "embedding", "lookup")),
+    ],
+)
 def test_a_port_parts_where_its_mistake_is(mistake: str, place: Any, by_hand: bool) -> None:
     model = checkpoints.model("gpt2")
     document = mhacli.diff(model, Port(model, mistake, by_hand=by_hand), IDS)
     assert first(document) == place
-    words = {"scale": "scale", "mask": "mask", "gelu": "activation", "norm": "only A has it", "positions": "positions"}
+    words = {
+        "scale": "scale",
+        "mask": "mask",
+        "gelu": "activation",
+        "norm": "only A has it",
+        "positions": "positions",
+    }
     assert words.get(mistake, "") in document["summary"]
-    assert document["first"] is None or document["first"]["name_b"] in dict(Port(model).named_modules())
+    assert document["first"] is None or document["first"]["name_b"] in dict(
+        Port(model).named_modules()
+    )
     assert document["summary"] in repr(document)
     assert document["summary"][:20] in document._repr_html_()
 
@@ -247,11 +335,14 @@ def test_logits_of_the_last_position_alone_are_compared_with_the_last() -> None:
 
 def test_models_of_other_sizes_are_compared_as_far_as_they_fit() -> None:
     sizes = [{**checkpoints.GPT, "n_head": n, "n_layer": n} for n in (2, 3)]
-    model, other = (checkpoints.from_config("gpt2", size, automatic="AutoModelForCausalLM") for size in sizes)
+    model, other = (
+        checkpoints.from_config("gpt2", size, automatic="AutoModelForCausalLM") for size in sizes
+    )
     document = mhacli.diff(model, other, IDS)
     assert {"A has 2 layers and B 3", "A has 2 heads and B 3"} <= {*document["notes"]}
     assert any(
-        "its shape is [1, 2, 13, 24] in A and [1, 3, 13, 16] in B" in place["why"] for place in document["unmatched"]
+        "its shape is [1, 2, 13, 24] in A and [1, 3, 13, 16] in B" in place["why"]
+        for place in document["unmatched"]
     )
     with pytest.raises(mhacli.MhaError, match="shape"):
         mhacli.diff(nn.Linear(3, 4), nn.Linear(3, 5), torch.ones(2, 3))
@@ -268,7 +359,9 @@ def test_models_in_training_with_gradients_are_left_as_they_are() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("inputs", [{"input_ids": IDS, "nonsense": 1}, torch.ones(1, 3), {"input_ids": IDS + 10_000}])
+@pytest.mark.parametrize(
+    "inputs", [{"input_ids": IDS, "nonsense": 1}, torch.ones(1, 3), {"input_ids": IDS + 10_000}]
+)
 def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
     model = checkpoints.model("gpt2")
     with pytest.raises(mhacli.MhaError):
@@ -278,7 +371,9 @@ def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
 
 
 class Wrapped(nn.Module):
-    """Another class around a model of transformers: its logits, or the last of them, or its last hidden states."""
+    """Another class around a model of transformers: its logits, or the last of them, or its last
+    hidden states.
+    """
 
     def __init__(self, model: Any, gives: str) -> None:
         super().__init__()
@@ -287,13 +382,19 @@ class Wrapped(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.gives == "hidden":
             return self.model.model(input_ids).last_hidden_state
-        return self.model(input_ids).logits[:, -1:] if self.gives == "last" else self.model(input_ids).logits
+        return (
+            self.model(input_ids).logits[:, -1:]
+            if self.gives == "last"
+            else self.model(input_ids).logits
+        )
 
 
 def test_rounding_of_16_bits_hides_no_rotation_of_another_class() -> None:
     model = copy.deepcopy(checkpoints.model("llama"))
     for layer in model.model.layers:
-        layer.self_attn.q_proj.weight.data *= 0.05  # nearly uniform weights, which no rotation changes much
+        layer.self_attn.q_proj.weight.data *= (
+            0.05  # nearly uniform weights, which no rotation changes much
+        )
     other = copy.deepcopy(model)
     other.model.rotary_emb.inv_freq *= 3
     document = mhacli.diff(model.bfloat16(), Wrapped(other.bfloat16(), "all"), IDS)
@@ -304,14 +405,20 @@ def test_the_last_logits_say_nothing_about_other_tokens_and_hidden_states_are_no
     model = checkpoints.model("llama")
     other = copy.deepcopy(model)
     last = other.model.layers[-1]
-    last.mlp.register_forward_hook(lambda part, inputs, out: out + torch.eye(out.shape[1])[0][:, None])
-    assert first(mhacli.diff(model, Wrapped(other, "last"), IDS)) == (len(other.model.layers) - 1, "mlp", "output")
+    last.mlp.register_forward_hook(
+        lambda part, inputs, out: out + torch.eye(out.shape[1])[0][:, None]
+    )
+    assert first(mhacli.diff(model, Wrapped(other, "last"), IDS)) == (
+        len(other.model.layers) - 1,
+        "mlp",
+        "output",
+    )
     document = mhacli.diff(model, Wrapped(model, "hidden"), IDS)
     assert document["verdict"] == "agree"
     assert [place["part"] for place in document["unmatched"]] == ["logits"]
 
 
-# ------------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 TEXT = "the cat sat on the mat"
@@ -323,7 +430,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A checkpoint, and one with another weight in layer 1."""
     folder = tmp_path_factory.mktemp("models")
     paths = [str(checkpoints.copy_of("llama", folder / name)) for name in ("a", "b")]
-    checkpoints.change(Path(paths[1]), lambda weights: weights[f"{ATTENTION}k_proj.weight"][9].add_(1.0))
+    checkpoints.change(
+        Path(paths[1]), lambda weights: weights[f"{ATTENTION}k_proj.weight"][9].add_(1.0)
+    )
     return paths[0], paths[1]
 
 
@@ -331,15 +440,39 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> None:
     ended = mha("diff", *folders, TEXT, "--json", code=3)
     assert first(ended.json) == (1, "attention", "k")
-    assert (ended.json["first"]["head"], ended.json["a"], ended.json["ids"]) == (1, folders[0], None)
+    assert (ended.json["first"]["head"], ended.json["a"], ended.json["ids"]) == (
+        1,
+        folders[0],
+        None,
+    )
     shown = mha("diff", *folders, TEXT, code=3).stdout
     assert " ".join(shown.split()).endswith(ended.json["summary"])
-    assert len(mha("diff", *folders, TEXT, "--csv", code=3).stdout.splitlines()) == 1 + len(ended.json["places"])
+    assert len(mha("diff", *folders, TEXT, "--csv", code=3).stdout.splitlines()) == 1 + len(
+        ended.json["places"]
+    )
     assert (
-        first(mha("diff", folders[0], folders[0], TEXT, "--dtype-b", "bfloat16", "--one-at-a-time", "--json").json)
+        first(
+            mha(
+                "diff",
+                folders[0],
+                folders[0],
+                TEXT,
+                "--dtype-b",
+                "bfloat16",
+                "--one-at-a-time",
+                "--json",
+            ).json
+        )
         is None
     )
-    assert first(mha("diff", folders[0], folders[0], "--ids", "5,7,9", "--attn-b", "eager", "--json").json) is None
+    assert (
+        first(
+            mha(
+                "diff", folders[0], folders[0], "--ids", "5,7,9", "--attn-b", "eager", "--json"
+            ).json
+        )
+        is None
+    )
 
 
 @pytest.mark.real
@@ -347,7 +480,11 @@ def test_a_model_is_saved_and_compared_later(mha: Any, folders: Any) -> None:
     for folder, name in zip(folders, ("a.safetensors", "b.safetensors"), strict=True):
         mha("diff", folder, TEXT, "--save", name)
     whole = mha("diff", *folders, TEXT, "--json", code=3).json
-    for a, b in (("a.safetensors", folders[1]), (folders[0], "b.safetensors"), ("a.safetensors", "b.safetensors")):
+    for a, b in (
+        ("a.safetensors", folders[1]),
+        (folders[0], "b.safetensors"),
+        ("a.safetensors", "b.safetensors"),
+    ):
         document = mha("diff", a, b, "--json", code=3).json
         assert (document["first"], document["places"]) == (whole["first"], whole["places"])
     assert mha("diff", "a.safetensors", "a.safetensors", "--json").json["verdict"] == "agree"
@@ -357,12 +494,21 @@ def test_a_model_is_saved_and_compared_later(mha: Any, folders: Any) -> None:
 
 @pytest.mark.real
 def test_code_is_compared_with_code_and_with_a_checkpoint(mha: Any) -> None:
-    code, run = (f"{PORT}:theirs", f"{PORT}:ours"), functools.partial(mha, code=3, writes=("torchinductor_root",))
-    assert first(run("diff", *code, TEXT, "--tokenizer", "byte", "--json").json) == (0, "attention", "scores")
+    code, run = (
+        (f"{PORT}:theirs", f"{PORT}:ours"),
+        functools.partial(mha, code=3, writes=("torchinductor_root",)),
+    )
+    assert first(run("diff", *code, TEXT, "--tokenizer", "byte", "--json").json) == (
+        0,
+        "attention",
+        "scores",
+    )
     modules = "transformer.h.{i}.mlp.c_fc=h.{i}.mlp.c_fc"
     call = ("--ids", "1,2,3", "--example-b", "lambda m, ids: m(ids)", "--map", modules)
     places = run("diff", *code, *call, "--json").json["places"]
-    assert {place["name_b"] for place in places if "mapped" in place["site"]} == {f"h.{n}.mlp.c_fc" for n in range(3)}
+    assert {place["name_b"] for place in places if "mapped" in place["site"]} == {
+        f"h.{n}.mlp.c_fc" for n in range(3)
+    }
     document = run("diff", checkpoints.folder("gpt2"), code[1], "--ids", "3,5", "--json").json
     assert document["first"]["part"] == "embedding"
 
@@ -377,17 +523,37 @@ def test_other_ids_of_two_tokenizers_are_the_answer(mha: Any, folders: Any) -> N
     assert mha(*words, "--ids", "5,7,9", "--json", code=3).json["first"]["part"] == "embedding"
 
 
-@pytest.mark.parametrize(("words", "code", "mentions"), [
-    ("A B", 2, "text"), ("A nowhere/at/all TEXT", 1, "nowhere"), ("A ./nope TEXT", 1, "./nope"), ("A B TEXT TEXT", 2, "one text"),
-    ("A B TEXT --tolerance 1", 2, "--tolerance"), ("RECORD A TEXT", 1, "record"), ("RECORD RECORD TEXT", 2, "without a text"),
-    ("A B --ids 5,99999", 2, "99999"), ("A B TEXT --attn nonsense", 2, "nonsense"), ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
-    (f"GPT GPT --ids {'5,' * 64}5", 1, "64 positions"), ("A B TEXT --ids 3", 2, "--ids"),
-    ("A nope.py:GPT TEXT", 1, "nope.py"), ("A", 2, "two things"),
-])  # fmt: skip
-def test_what_cannot_be_compared_is_one_sentence(mha: Any, folders: Any, words: str, code: int, mentions: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "mentions"),
+    [
+        ("A B", 2, "text"),
+        ("A nowhere/at/all TEXT", 1, "nowhere"),
+        ("A ./nope TEXT", 1, "./nope"),
+        ("A B TEXT TEXT", 2, "one text"),
+        ("A B TEXT --tolerance 1", 2, "--tolerance"),
+        ("RECORD A TEXT", 1, "record"),
+        ("RECORD RECORD TEXT", 2, "without a text"),
+        ("A B --ids 5,99999", 2, "99999"),
+        ("A B TEXT --attn nonsense", 2, "nonsense"),
+        ("A B TEXT --map x.{i}=y.{i}", 2, "x.0"),
+        (f"GPT GPT --ids {'5,' * 64}5", 1, "64 positions"),
+        ("A B TEXT --ids 3", 2, "--ids"),
+        ("A nope.py:GPT TEXT", 1, "nope.py"),
+        ("A", 2, "two things"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    mha: Any, folders: Any, words: str, code: int, mentions: str
+) -> None:
     if "RECORD" in words:
         mha("run", TEXT, "--save", "record.safetensors")
     gpt = checkpoints.folder("gpt2")
-    known = {"A": folders[0], "B": folders[1], "TEXT": TEXT, "RECORD": "record.safetensors", "GPT": gpt}
+    known = {
+        "A": folders[0],
+        "B": folders[1],
+        "TEXT": TEXT,
+        "RECORD": "record.safetensors",
+        "GPT": gpt,
+    }
     ended = mha("diff", *(known.get(word, word) for word in words.split()), "--json", code=code)
     assert mentions in ended.said

@@ -1,4 +1,6 @@
-"""What scripts write below docs/ is current: the JSON Schemas, the tables of READING.md and RECORDS.md, and the notebook."""
+"""What scripts write below docs/ is current: the JSON Schemas, the tables of READING.md and
+RECORDS.md, and the notebook.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ FIRST = f"mha run {SENTENCE} --causal --save a.safetensors --save-weights w.safe
 PRINTED = {
     "mha.record/1": [
         FIRST,
-        f"mha run {SENTENCE} --context 'le chat' --train --dropout 0.1 --kv-heads 1 --keep context,q,k,out,dropped --json",
+        (
+            f"mha run {SENTENCE} --context 'le chat' --train --dropout 0.1 --kv-heads 1 --keep"
+            " context,q,k,out,dropped --json"
+        ),
         "mha run --random 2,5 --json",
         f"mha heads {SENTENCE} --rows 0:2 --query 1 --keep-z --where 'q == k' --json",
         f"mha trace {SENTENCE} --causal --cell 0,2,1 --values --json",
@@ -34,19 +39,32 @@ PRINTED = {
         f"mha trace {SENTENCE} --mask --causal --window 2 --json",
         f"mha trace {SENTENCE} --context 'le chat' --mask --json",
     ],
-    "mha.diff/1": ["mha run 'the dog sat on a mat' --heads 2 --scale 0.5 --save c.safetensors --view none",
-                   "mha diff a.safetensors c.safetensors --json", "mha diff a.safetensors a.safetensors --json",
-                   "mha diff gpt2 gpt2 'the cat sat' --json", "mha diff gpt2 sample_texts/my_port.py:ours --ids 3,5 --json"],
+    "mha.diff/1": [
+        "mha run 'the dog sat on a mat' --heads 2 --scale 0.5 --save c.safetensors --view none",
+        "mha diff a.safetensors c.safetensors --json",
+        "mha diff a.safetensors a.safetensors --json",
+        "mha diff gpt2 gpt2 'the cat sat' --json",
+        "mha diff gpt2 sample_texts/my_port.py:ours --ids 3,5 --json",
+    ],
     "mha.explain/1": ["mha explain --json", "mha explain sink --json"],
     "mha.vocab/1": ["mha vocab 'the cat sat' --json"],
-    "mha.weights-info/1": ["mha weights info w.safetensors --tensors --json", "mha weights info gpt2 --json"],
-    "mha.check/1": [f"mha check {ATTENTION} --json", f"mha check {ATTENTION} --against torch.nn:MultiheadAttention --json"],
+    "mha.weights-info/1": [
+        "mha weights info w.safetensors --tensors --json",
+        "mha weights info gpt2 --json",
+    ],
+    "mha.check/1": [
+        f"mha check {ATTENTION} --json",
+        f"mha check {ATTENTION} --against torch.nn:MultiheadAttention --json",
+    ],
     "mha.doctor/1": ["mha doctor --dtype float32 --json", "mha doctor --model gpt2 --json"],
     "mha.bench/1": [
-        "mha bench --backends explicit,cudnn,sdpa --lengths 64 --budget 0.1 --save-baseline b.json --json",
+        (
+            "mha bench --backends explicit,cudnn,sdpa --lengths 64 --budget 0.1 --save-baseline"
+            " b.json --json"
+        ),
         "mha bench --compare b.json --fail-if slower:1.2 --budget 0.1 --json",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +80,11 @@ def closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = {name: closed(value) for name, value in schema.items()}
-    return {"additionalProperties": False, **inner} if isinstance(inner.get("required"), list) else inner
+    return (
+        {"additionalProperties": False, **inner}
+        if isinstance(inner.get("required"), list)
+        else inner
+    )
 
 
 def schema_of(name: str) -> Any:
@@ -75,7 +97,10 @@ def schema_of(name: str) -> Any:
 def test_what_commands_print_is_what_the_schema_describes(name: str, tmp_path: Path) -> None:
     (furnish(tmp_path, "") / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     name = name.partition(" ")[0]
-    validators = [jsonschema.Draft202012Validator(schema) for schema in (schema_of(name), closed(schema_of(name)))]
+    validators = [
+        jsonschema.Draft202012Validator(schema)
+        for schema in (schema_of(name), closed(schema_of(name)))
+    ]
     documents.run(FIRST, tmp_path)
     for command in PRINTED[name]:
         ended = documents.run(f"{command} --force" if command == FIRST else command, tmp_path)
@@ -83,7 +108,11 @@ def test_what_commands_print_is_what_the_schema_describes(name: str, tmp_path: P
         if "--json" in command:
             printed = json.loads(ended.stdout)
             assert printed["schema"] == name
-            wrong = [f"{one.json_path}: {one.message:.200}" for each in validators for one in each.iter_errors(printed)]
+            wrong = [
+                f"{one.json_path}: {one.message:.200}"
+                for each in validators
+                for one in each.iter_errors(printed)
+            ]
             assert wrong == [], command
 
 
@@ -96,7 +125,11 @@ def test_a_field_that_is_missing_or_undescribed_is_noticed() -> None:
 
 
 def test_the_files_of_the_schemas_are_what_the_script_writes(schemas: ModuleType) -> None:
-    assert [name for name in schemas.SCHEMAS if schemas.path_of(name).read_text() != schemas.text_of(name)] == []
+    assert [
+        name
+        for name in schemas.SCHEMAS
+        if schemas.path_of(name).read_text() != schemas.text_of(name)
+    ] == []
     for name in {*schemas.SCHEMAS, *(name.partition(" ")[0] for name in PRINTED), "mha.row/1"}:
         jsonschema.Draft202012Validator.check_schema(schema_of(name))
 
@@ -110,7 +143,7 @@ def test_the_tables_of_reading_are_what_the_script_writes() -> None:
     assert reading.written(page.replace("| `H` | entropy |", "| `X` | other |")) == page
 
 
-# ------------------------------------------------------------------------------------------------------------------ notebook
+# ----------------------------------------------------------------------------------------- notebook
 
 
 def cells_of(notebook: Any) -> list[Any]:
@@ -118,12 +151,15 @@ def cells_of(notebook: Any) -> list[Any]:
 
 
 def shown(cell: Any) -> dict[str, str]:
-    """What a cell shows as HTML and as text, in one line: where lines break depends on times, errors and the machine."""
+    """What a cell shows as HTML and as text, in one line: where lines break depends on times,
+    errors and the machine.
+    """
     texts = {}
     for kind, text in cell.outputs[0].data.items():
         words = " ".join((Page(text).text if kind == "text/html" else text).split())
         words = re.sub(
-            r"device name .*? · |largest difference \S+|mha \d+\.\d+\S*|· threads \d+|layer \d+ ·|(?<=\)), layer \d+| · ",
+            r"device name .*? · |largest difference \S+|mha \d+\.\d+\S*|· threads \d+|layer \d+"
+            r" ·|(?<=\)), layer \d+| · ",
             " ",
             documents.without_varying(words),
         )
@@ -133,7 +169,9 @@ def shown(cell: Any) -> dict[str, str]:
 
 def test_the_notebook_has_the_cells_of_its_script_with_their_outputs() -> None:
     kept = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
-    assert [cell.source for cell in cells_of(kept)] == [code for _, code in documents.script("notebook").CELLS]
+    assert [cell.source for cell in cells_of(kept)] == [
+        code for _, code in documents.script("notebook").CELLS
+    ]
     for cell in cells_of(kept):
         (output,) = cell.outputs
         html = output.data.get("text/html", "")

@@ -1,4 +1,6 @@
-"""`mha effect --model`: what is measured without options, verification, estimates, formats, and what is refused."""
+"""`mha effect --model`: what is measured without options, verification, estimates, formats, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def masked() -> Path:
 
 @pytest.fixture(scope="module")
 def undecided() -> Path:
-    """A mixture of experts between which the last bit of a number decides, so that no second computation agrees."""
+    """A mixture of experts between which the last bit of a number decides, so that no second
+    computation agrees.
+    """
     folder = checkpoints.folder("mixtral", router_jitter_noise=0.0, output_router_logits=True)
     unlike = folder.with_name("undecided")
     if not unlike.exists():
@@ -48,7 +52,10 @@ def undecided() -> Path:
         tensors = load_file(made / "model.safetensors")
         for name, tensor in tensors.items():
             if name.endswith("gate.weight"):
-                tensor.copy_(tensor[:1] + 1e-9 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
+                tensor.copy_(
+                    tensor[:1]
+                    + 1e-9 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+                )
             elif "experts" in name:
                 tensor.mul_(3)
         save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
@@ -56,7 +63,7 @@ def undecided() -> Path:
     return unlike
 
 
-# --------------------------------------------------------------------------------------------------------- what is measured
+# --------------------------------------------------------------------------------- what is measured
 
 
 def test_the_target_is_the_prediction_at_the_last_token(mha: Any) -> None:
@@ -65,7 +72,11 @@ def test_the_target_is_the_prediction_at_the_last_token(mha: Any) -> None:
     with torch.no_grad():
         logits = checkpoints.model("gpt2")(torch.tensor([ids])).logits[0, -1]
     summary = result["effect"]
-    assert (summary["position"], summary["target_id"], summary["rank"]) == (N - 1, int(logits.argmax()), 0)
+    assert (summary["position"], summary["target_id"], summary["rank"]) == (
+        N - 1,
+        int(logits.argmax()),
+        0,
+    )
     assert summary["logit"] == pytest.approx(float(logits.max()), abs=2e-5)
 
 
@@ -76,7 +87,9 @@ def test_the_first_mask_is_measured_where_there_is_one(mha: Any, masked: Path) -
     assert result["effect"]["position"] == ids.index(300) < len(ids) - 1
 
 
-def test_a_checkpoint_without_a_language_head_has_only_its_output_measured(mha: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_language_head_has_only_its_output_measured(
+    mha: Any, tmp_path: Path
+) -> None:
     folder = checkpoints.copy_of("bert", tmp_path / "folder")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
@@ -93,7 +106,9 @@ def test_a_checkpoint_without_a_language_head_has_only_its_output_measured(mha: 
         hook.remove()
     (change,) = result["effects"]
     assert result["effect"]["metric"] == "d_output"
-    assert change["d_output"] == pytest.approx(float((after - before).norm() / before.norm()), abs=2e-5)
+    assert change["d_output"] == pytest.approx(
+        float((after - before).norm() / before.norm()), abs=2e-5
+    )
     assert [change[name] for name in MEASURES] == [None, None, None, None, change["d_output"]]
     assert "--target" in mha("effect", TEXT, "--model", folder, "--target", "a", code=2).said
 
@@ -101,11 +116,16 @@ def test_a_checkpoint_without_a_language_head_has_only_its_output_measured(mha: 
 def test_several_tokens_are_no_target_unless_the_first_is_requested(mha: Any) -> None:
     refused = effect(mha, "--layer", "0", "--target", " cat", code=2)
     assert "--target-first" in refused.said
-    assert document(mha, "--layer", "0", "--target", " cat", "--target-first")["effect"]["target"] == " c"
+    assert (
+        document(mha, "--layer", "0", "--target", " cat", "--target-first")["effect"]["target"]
+        == " c"
+    )
 
 
 @pytest.mark.real
-def test_a_target_outside_the_vocabulary_is_refused_and_its_token_can_be_named(mha: Any, tmp_path: Path) -> None:
+def test_a_target_outside_the_vocabulary_is_refused_and_its_token_can_be_named(
+    mha: Any, tmp_path: Path
+) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: i for i, word in enumerate(["<unk>", *dict.fromkeys(TEXT.split())])}
@@ -115,7 +135,9 @@ def test_a_target_outside_the_vocabulary_is_refused_and_its_token_can_be_named(m
     library.save(str(tmp_path / "words.json"))
     of_words = ("--head", "0.0", "--tokenizer", str(tmp_path / "words.json"))
     assert "giraffe" in effect(mha, *of_words, "--target", "giraffe", code=2).said
-    assert "giraffe" in effect(mha, *of_words, "--target", "cat", "--versus", "giraffe", code=2).said
+    assert (
+        "giraffe" in effect(mha, *of_words, "--target", "cat", "--versus", "giraffe", code=2).said
+    )
     assert document(mha, *of_words, "--target", "<unk>")["effect"]["target_id"] == 0
 
 
@@ -131,23 +153,46 @@ def test_an_earlier_span_does_not_depend_on_a_later_one(mha: Any) -> None:
     assert (change["spans"], change["layers"], change["d_output"]) == (["b", "a"], [0, 1, 2], 0)
 
 
-# ------------------------------------------------------------------------------------------------------------- verification
+# ------------------------------------------------------------------------------------- verification
 
 
-@pytest.mark.parametrize(("words", "n"), [((), 4), (("--edges", "--layer", "2", "--verify", "5"), 5), pytest.param(
-    ("--verify", "1"), 1, marks=pytest.mark.real), pytest.param(("--verify", "99"), 18, marks=pytest.mark.real)])  # fmt: skip
-def test_as_many_removals_are_verified_as_there_should_be(mha: Any, words: tuple[str, ...], n: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "n"),
+    [
+        ((), 4),
+        (("--edges", "--layer", "2", "--verify", "5"), 5),
+        pytest.param(("--verify", "1"), 1, marks=pytest.mark.real),
+        pytest.param(("--verify", "99"), 18, marks=pytest.mark.real),
+    ],
+)
+def test_as_many_removals_are_verified_as_there_should_be(
+    mha: Any, words: tuple[str, ...], n: int
+) -> None:
     verified = document(mha, *words)["effect"]["verified"]
     assert (verified["n"], verified["ok"], verified["identical"]) == (n, True, True)
     assert verified["max_abs_error"] <= verified["tolerance"] < 1e-3
 
 
-@pytest.mark.parametrize("form", some(("--json", "--csv", "--svg", "--all"), default=("--json", "--csv")))
+@pytest.mark.parametrize(
+    "form", some(("--json", "--csv", "--svg", "--all"), default=("--json", "--csv"))
+)
 def test_removals_that_cannot_be_verified_end_with_3_and_no_numbers(
     mha: Any, tmp_path: Path, undecided: Path, form: str
 ) -> None:
     words = (form, "picture.svg") if form == "--svg" else (form,)
-    ended = mha("effect", TEXT, "--model", undecided, "--edges", "--layer", "0", "--verify", "13", *words, code=3)
+    ended = mha(
+        "effect",
+        TEXT,
+        "--model",
+        undecided,
+        "--edges",
+        "--layer",
+        "0",
+        "--verify",
+        "13",
+        *words,
+        code=3,
+    )
     assert not list(tmp_path.iterdir())
     if form == "--json":
         assert ended.json["effect"]["verified"]["ok"] is False
@@ -166,12 +211,19 @@ def test_removals_in_memory_that_cannot_be_verified_raise(undecided: Path) -> No
     assert fault.value.code == "not-verified"
 
 
-# -------------------------------------------------------------------------------------------------- estimates of first order
+# ------------------------------------------------------------------------- estimates of first order
 
 
-@pytest.mark.parametrize(("family", "at"), [
-    ("gpt2", None), ("llama", 5), ])  # fmt: skip
-def test_an_estimate_is_the_slope_at_the_untouched_model(mha: Any, family: str, at: int | None) -> None:
+@pytest.mark.parametrize(
+    ("family", "at"),
+    [
+        ("gpt2", None),
+        ("llama", 5),
+    ],
+)
+def test_an_estimate_is_the_slope_at_the_untouched_model(
+    mha: Any, family: str, at: int | None
+) -> None:
     place = () if at is None else ("--at", str(at))
     result = document(mha, "--screen", "99", "--dtype", "float64", *place, family=family)
     model = checkpoints.model(family, dtype="float64")
@@ -195,21 +247,25 @@ def test_an_estimate_is_the_slope_at_the_untouched_model(mha: Any, family: str, 
         assert change["first_order"] == pytest.approx(slope, abs=tolerance), change
 
 
-def test_the_largest_estimates_are_removed_and_as_many_others_and_their_order_compared(mha: Any) -> None:
+def test_the_largest_estimates_are_removed_and_as_many_others_and_their_order_compared(
+    mha: Any,
+) -> None:
     every = {(row["layer"], row["head"]): row for row in document(mha, "--screen", "99")["effects"]}
     largest = sorted(every, key=lambda place: -abs(every[place]["first_order"]))[:4]
     result = document(mha, "--screen", "4")
     rows = {(row["layer"], row["head"]): row for row in result["effects"]}
     assert len(rows) == 8
     assert set(largest) < set(rows)
-    sizes = np.array([[abs(row[name]) for name in ("first_order", "d_logit")] for row in rows.values()])
+    sizes = np.array(
+        [[abs(row[name]) for name in ("first_order", "d_logit")] for row in rows.values()]
+    )
     ranks = sizes.argsort(axis=0).argsort(axis=0)
     screening = result["effect"]["screening"]
     assert screening["correlation"] == pytest.approx(np.corrcoef(ranks.T)[0, 1])
     assert [screening[name] for name in ("n_heads", "n_largest", "n_others")] == [18, 4, 4]
 
 
-# -------------------------------------------------------------------------------------------------------------- other forms
+# -------------------------------------------------------------------------------------- other forms
 
 
 def test_a_saved_record_is_shown_again(mha: Any) -> None:
@@ -229,18 +285,34 @@ def test_a_page_and_a_picture_name_what_is_removed(mha: Any, tmp_path: Path) -> 
     assert "<svg" in picture
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("words", "mentions"), [
-    ("--head 0.9", "9"), ("--head 1", "1"), ("--layer 7", "7"), ("--position 99", "99"),
-    ("--at 99", "99"), ("--target two,words", "--target"), ("--cut a:b", "a"), ("--cut a", "--cut"),
-    ("--cut a:b --edges", "--edges"), ("--replace one", "one"), ("--span a=/cat/", "--span"),
-    ("--cut a:b --span a=/zebra/ --span b=/cat/", "zebra"), ("--screen 2 --head 0.0", "--screen"),
-    ("--screen 2 --edges", "--screen"), ("--verify 0", "0"), ("--edges --replace mean", "--replace"),
-    ("--edges --at 1", "--at"),
-])  # fmt: skip
-def test_what_cannot_be_removed_or_measured_is_a_usage_error(mha: Any, words: str, mentions: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "mentions"),
+    [
+        ("--head 0.9", "9"),
+        ("--head 1", "1"),
+        ("--layer 7", "7"),
+        ("--position 99", "99"),
+        ("--at 99", "99"),
+        ("--target two,words", "--target"),
+        ("--cut a:b", "a"),
+        ("--cut a", "--cut"),
+        ("--cut a:b --edges", "--edges"),
+        ("--replace one", "one"),
+        ("--span a=/cat/", "--span"),
+        ("--cut a:b --span a=/zebra/ --span b=/cat/", "zebra"),
+        ("--screen 2 --head 0.0", "--screen"),
+        ("--screen 2 --edges", "--screen"),
+        ("--verify 0", "0"),
+        ("--edges --replace mean", "--replace"),
+        ("--edges --at 1", "--at"),
+    ],
+)
+def test_what_cannot_be_removed_or_measured_is_a_usage_error(
+    mha: Any, words: str, mentions: str
+) -> None:
     ended = effect(mha, *words.split(), "--json", code=2)
     assert mentions in ended.said
 

@@ -1,4 +1,6 @@
-"""The table of heads of `mha heads --effect --control` and of `mhacli.heads`: a row a head, with the numbers of both commands."""
+"""The table of heads of `mha heads --effect --control` and of `mhacli.heads`: a row a head, with
+the numbers of both commands.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def by_head(rows: list[dict[str, Any]], kind: str = "attention") -> dict[tuple[Any, ...], dict[str, Any]]:
+def by_head(
+    rows: list[dict[str, Any]], kind: str = "attention"
+) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {(row["layer"], row[kind], row["head"]): row for row in rows}
 
 
-def test_a_row_has_the_statistics_of_heads_and_the_mean_effect_over_the_texts(family: str, mha: Any) -> None:
+def test_a_row_has_the_statistics_of_heads_and_the_mean_effect_over_the_texts(
+    family: str, mha: Any
+) -> None:
     model = ("--model", checkpoints.folder(family))
     table = mha("heads", *TEXTS, *model, "--effect", "--json").json
     plain = mha("heads", *TEXTS, *model, "--json").json
@@ -44,10 +50,16 @@ def test_a_row_has_the_statistics_of_heads_and_the_mean_effect_over_the_texts(fa
         assert {name: value for name, value in head.items() if name not in added} == {
             name: value for name, value in expected.items() if name not in added
         }
-        rows = [of_text[head["layer"], kinds[head["attention"]], head["head"]] for of_text in of_texts]
+        rows = [
+            of_text[head["layer"], kinds[head["attention"]], head["head"]] for of_text in of_texts
+        ]
         for name in ("d_logit", "d_output"):
-            assert head[name] == pytest.approx(fmean(row[name] for row in rows), rel=1e-4, abs=1e-6), name
-        assert head["floor"] == pytest.approx(max(each["effect"]["floor"] for each in effects), rel=0.5)
+            assert head[name] == pytest.approx(
+                fmean(row[name] for row in rows), rel=1e-4, abs=1e-6
+            ), name
+        assert head["floor"] == pytest.approx(
+            max(each["effect"]["floor"] for each in effects), rel=0.5
+        )
 
 
 @pytest.mark.real
@@ -58,13 +70,17 @@ def test_the_weight_on_the_previous_token_is_that_of_the_model_itself(mha: Any) 
     for text in table["sequences"]:
         with torch.no_grad():
             layers = model(torch.tensor([text["ids"]]), output_attentions=True).attentions
-        pattern = np.stack([layer[0].double().numpy() for layer in layers])  # layer, head, query, key
+        pattern = np.stack(
+            [layer[0].double().numpy() for layer in layers]
+        )  # layer, head, query, key
         n = pattern.shape[-1]
         on_previous = np.zeros((*pattern.shape[:2], n))
         on_previous[..., 1:] = pattern[..., np.arange(1, n), np.arange(n - 1)]
         weights.append(on_previous)
     expected = np.concatenate(weights, axis=-1).mean(axis=-1)
-    assert [head["previous"] for head in table["heads"]] == pytest.approx(expected.reshape(-1).tolist(), abs=2e-6)
+    assert [head["previous"] for head in table["heads"]] == pytest.approx(
+        expected.reshape(-1).tolist(), abs=2e-6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +88,9 @@ def circuit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return induction_checkpoint(tmp_path_factory.mktemp("circuit"), 20.0)
 
 
-def test_a_head_of_positions_has_its_type_on_random_tokens_and_one_of_contents_has_not(circuit: Path, mha: Any) -> None:
+def test_a_head_of_positions_has_its_type_on_random_tokens_and_one_of_contents_has_not(
+    circuit: Path, mha: Any
+) -> None:
     words = ("heads", REPEATED, "--model", circuit, "--control", "--effect")
     heads = {(head["layer"], head["head"]): head for head in mha(*words, "--json").json["heads"]}
     copying, induction = heads[COPYING], heads[INDUCTION]
@@ -92,7 +110,16 @@ def test_the_control_reads_the_same_special_tokens_and_types(mha: Any, tmp_path:
 
     model = transformers.BertModel(bert_config())
     word_tokenizer(saved(filled(model, scale=0.2), tmp_path / "model"))
-    words = ("heads", "the old mill", "--pair", "the fox sleeps", "--model", "model", "--control", "--json")
+    words = (
+        "heads",
+        "the old mill",
+        "--pair",
+        "the fox sleeps",
+        "--model",
+        "model",
+        "--control",
+        "--json",
+    )
     heads = mha(*words).json["heads"]
     assert heads == mha(*words).json["heads"]  # the random tokens are the same in every run
     for head in heads:
@@ -101,27 +128,49 @@ def test_the_control_reads_the_same_special_tokens_and_types(mha: Any, tmp_path:
         assert head["d_output"] is None
 
 
-def test_csv_the_saved_record_and_python_have_the_same_table(circuit: Path, mha: Any, tmp_path: Path) -> None:
-    words = ("heads", REPEATED, "--model", circuit, "--effect", "--control", "--save", "r.safetensors")
+def test_csv_the_saved_record_and_python_have_the_same_table(
+    circuit: Path, mha: Any, tmp_path: Path
+) -> None:
+    words = (
+        "heads",
+        REPEATED,
+        "--model",
+        circuit,
+        "--effect",
+        "--control",
+        "--save",
+        "r.safetensors",
+    )
     rows = [*csv.DictReader(io.StringIO(mha(*words, "--csv").stdout))]
     table = mhacli.load(str(tmp_path / "r.safetensors")).heads
     assert mha("show", "r.safetensors", "--csv").stdout == mha(*words, "--force", "--csv").stdout
     columns = table.to_dicts()
     assert len(rows) == len(columns) == N_LAYERS * N_HEADS
     for row, of_table in zip(rows, columns, strict=True):
-        for name in ("d_logit", "d_output", "floor", "control_previous", "control_max_score", "control_certainty"):
+        for name in (
+            "d_logit",
+            "d_output",
+            "floor",
+            "control_previous",
+            "control_max_score",
+            "control_certainty",
+        ):
             assert float(row[name]) == of_table[name], name
         assert row["control_kind"] == of_table["control_kind"]
     ranked = mha("show", "r.safetensors", "--sort", "d_output", "--brief").stdout.splitlines()
     places = sorted(columns, key=lambda row: -row["d_output"])
-    assert [line.split()[:2] for line in ranked[1:3]] == [[str(row["layer"]), str(row["head"])] for row in places[:2]]
+    assert [line.split()[:2] for line in ranked[1:3]] == [
+        [str(row["layer"]), str(row["head"])] for row in places[:2]
+    ]
 
 
 def test_python_measures_a_folder_and_a_model_in_memory(mha: Any) -> None:
     import transformers
 
     folder = checkpoints.folder("gpt2")
-    expected = mha("heads", *TEXTS, "--model", folder, "--effect", "--control", "--json").json["heads"]
+    expected = mha("heads", *TEXTS, "--model", folder, "--effect", "--control", "--json").json[
+        "heads"
+    ]
     model = checkpoints.model("gpt2")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for record in (
@@ -132,12 +181,20 @@ def test_python_measures_a_folder_and_a_model_in_memory(mha: Any) -> None:
     assert mhacli.heads(folder, TEXTS[0]).heads[0].d_output is None
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("--effect",), "--effect needs --model"),
-    (("--control",), "--control needs --model"),
-    (("--model", "none", "--effect", "--generate", "2"), "--effect and --generate exclude each other"),
-])  # fmt: skip
-def test_the_table_is_refused_where_it_cannot_be(mha: Any, words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--effect",), "--effect needs --model"),
+        (("--control",), "--control needs --model"),
+        (
+            ("--model", "none", "--effect", "--generate", "2"),
+            "--effect and --generate exclude each other",
+        ),
+    ],
+)
+def test_the_table_is_refused_where_it_cannot_be(
+    mha: Any, words: tuple[str, ...], said: str
+) -> None:
     assert said in mha("heads", TEXTS[0], *words, code=2).stderr
 
 

@@ -18,17 +18,38 @@ def ids_of(n_texts: int, n: int) -> torch.Tensor:
     return torch.randint(5, 99, (n_texts, n), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("family", "words", "options"), [
-    ("gpt2", (), {}),
-    ("llama", ("--head", "1.2,0.3", "--replace", "mean", "--target", "a"),
-     {"heads": [(1, 2), (0, 3)], "replace": "mean", "target": "a"}),
-    ("gpt2", ("--edges", "--layer", "1", "--position", "7"), {"edges": True, "layers": [1], "position": 7}),
-    pytest.param("gpt2", ("--screen", "2", "--at", "3", "--verify", "2"), {"screen": 2, "at": 3, "n_verified": 2},
-                 marks=pytest.mark.real),
-    pytest.param("bert", ("--head", "1.2", "--versus", "b", "--target", " cat", "--target-first"),
-                 {"heads": [(1, 2)], "versus": "b", "target": " cat", "target_first": True}, marks=pytest.mark.real),
-], ids=["all heads", "some heads", "edges", "screen", "targets"])  # fmt: skip
-def test_the_effects_are_those_of_the_command(mha: Any, family: str, words: tuple[str, ...], options: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "words", "options"),
+    [
+        ("gpt2", (), {}),
+        (
+            "llama",
+            ("--head", "1.2,0.3", "--replace", "mean", "--target", "a"),
+            {"heads": [(1, 2), (0, 3)], "replace": "mean", "target": "a"},
+        ),
+        (
+            "gpt2",
+            ("--edges", "--layer", "1", "--position", "7"),
+            {"edges": True, "layers": [1], "position": 7},
+        ),
+        pytest.param(
+            "gpt2",
+            ("--screen", "2", "--at", "3", "--verify", "2"),
+            {"screen": 2, "at": 3, "n_verified": 2},
+            marks=pytest.mark.real,
+        ),
+        pytest.param(
+            "bert",
+            ("--head", "1.2", "--versus", "b", "--target", " cat", "--target-first"),
+            {"heads": [(1, 2)], "versus": "b", "target": " cat", "target_first": True},
+            marks=pytest.mark.real,
+        ),
+    ],
+    ids=["all heads", "some heads", "edges", "screen", "targets"],
+)
+def test_the_effects_are_those_of_the_command(
+    mha: Any, family: str, words: tuple[str, ...], options: Any
+) -> None:
     model, tokenizer = checkpoints.model(family), checkpoints.tokenizer_of(family)
     record = mhacli.effects(model, tokenizer(TEXT, return_tensors="pt"), tokenizer, **options)
     document = mha("effect", TEXT, "--model", checkpoints.folder(family), "--json", *words).json
@@ -113,11 +134,20 @@ def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> 
 def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
     import transformers
 
-    config = transformers.BertConfig(vocab_size=99, num_labels=1, hidden_size=24, intermediate_size=24,
-                                     num_hidden_layers=1, num_attention_heads=3)  # fmt: skip
+    config = transformers.BertConfig(
+        vocab_size=99,
+        num_labels=1,
+        hidden_size=24,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+    )
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(config if "Answering" not in kind else transformers.BertConfig.from_dict(
-        {**config.to_dict(), "num_labels": 2})).eval()  # fmt: skip
+    model = getattr(transformers, kind)(
+        config
+        if "Answering" not in kind
+        else transformers.BertConfig.from_dict({**config.to_dict(), "num_labels": 2})
+    ).eval()
     record, ids = mhacli.effects(model, ids_of(1, 5)), ids_of(1, 5)
 
     def value() -> torch.Tensor:
@@ -151,15 +181,24 @@ def test_a_classifier_without_an_id_for_padding_is_measured_text_by_text() -> No
 
 def test_a_head_that_a_layer_computes_twice_is_removed_from_both() -> None:
     config = {**checkpoints.GROUPED, "num_hidden_layers": 1}
-    model, ids = checkpoints.from_config("diffllama", config, automatic=checkpoints.CAUSAL), ids_of(1, 5)
-    effect, dropout, keep = mhacli.effects(model, ids).effects[1], torch.nn.functional.dropout, torch.ones(1, 6, 1, 1)
+    model, ids = (
+        checkpoints.from_config("diffllama", config, automatic=checkpoints.CAUSAL),
+        ids_of(1, 5),
+    )
+    effect, dropout, keep = (
+        mhacli.effects(model, ids).effects[1],
+        torch.nn.functional.dropout,
+        torch.ones(1, 6, 1, 1),
+    )
     with torch.no_grad():
         before = model(ids).logits[0, -1]
         with mhacli.removed(model, heads=[(0, 1)]):
             removed = model(ids).logits[0, -1]
         model.set_attn_implementation("eager")  # it passes its weights through dropout
         keep[:, 1] = 0
-        with patch.object(torch.nn.functional, "dropout", lambda weights, **_: dropout(weights, 0.0) * keep):
+        with patch.object(
+            torch.nn.functional, "dropout", lambda weights, **_: dropout(weights, 0.0) * keep
+        ):
             after = model(ids).logits[0, -1]
     assert torch.allclose(removed, after, atol=1e-5)
     assert effect.d_logit == pytest.approx(float((after - before)[before.argmax()]), abs=1e-5)
@@ -168,7 +207,10 @@ def test_a_head_that_a_layer_computes_twice_is_removed_from_both() -> None:
 class InGroups(torch.nn.MultiheadAttention):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.in_proj_weight.matmul(x.mT).unflatten(1, (3, 4, 3)).mT.unbind(1)
-        groups = [torch.nn.functional.scaled_dot_product_attention(q[:, g], k[:, g], v[:, g]) for g in ([0, 1], [2, 3])]
+        groups = [
+            torch.nn.functional.scaled_dot_product_attention(q[:, g], k[:, g], v[:, g])
+            for g in ([0, 1], [2, 3])
+        ]
         return torch.cat(groups, 1)
 
 
@@ -177,23 +219,50 @@ def test_heads_of_another_group_stay() -> None:
     with torch.no_grad():
         before = model(x)
         with mhacli.removed(model, heads=[(0, 1)]):
-            assert (model(x) - before).abs().amax((0, 2, 3)).gt(0).tolist() == [False, True, False, False]
+            assert (model(x) - before).abs().amax((0, 2, 3)).gt(0).tolist() == [
+                False,
+                True,
+                False,
+                False,
+            ]
 
 
 IDS = ids_of(1, 5)
 
 
-@pytest.mark.parametrize(("inputs", "options", "mentions"), [
-    ("a text", {}, "tokenizer"), (ids_of(2, 5), {}, "(2, 5)"), ({}, {}, "input_ids"), ({"input_ids": None}, {}, "input_ids"),
-    ({"pixel_values": torch.ones(1)}, {}, "pixel_values"), (["a text", "another"], {}, "input_ids"),
-    ({"input_ids": ids_of(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])}, {}, "attention_mask"),
-    (IDS, {"heads": 3}, "heads: 3"), (IDS, {"layers": 3}, "layers 3"), (IDS, {"at": [3]}, "at cannot be [3]"),
-    (IDS, {"position": "a"}, "position"), (IDS, {"n_verified": None}, "n_verified cannot be None"), (IDS, {"heads": [3]}, "3"),
-    (IDS, {"heads": [(9, 0)]}, "9"), (IDS, {"heads": []}, "heads"), (IDS, {"layers": [("corss", 1)]}, "corss"),
-    (IDS, {"target": 500}, "500"), (IDS, {"position": 5}, "position"), (IDS, {"at": 5}, "at 5"),
-    (IDS, {"versus": "1 2"}, "versus"), (IDS, {"screen": 2, "edges": True}, "screen"),
-    (IDS, {"replace": "noise"}, "noise"), (IDS, {"edges": True, "replace": "mean"}, "replace"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("inputs", "options", "mentions"),
+    [
+        ("a text", {}, "tokenizer"),
+        (ids_of(2, 5), {}, "(2, 5)"),
+        ({}, {}, "input_ids"),
+        ({"input_ids": None}, {}, "input_ids"),
+        ({"pixel_values": torch.ones(1)}, {}, "pixel_values"),
+        (["a text", "another"], {}, "input_ids"),
+        (
+            {"input_ids": ids_of(1, 3), "attention_mask": torch.tensor([[0, 1, 1]])},
+            {},
+            "attention_mask",
+        ),
+        (IDS, {"heads": 3}, "heads: 3"),
+        (IDS, {"layers": 3}, "layers 3"),
+        (IDS, {"at": [3]}, "at cannot be [3]"),
+        (IDS, {"position": "a"}, "position"),
+        (IDS, {"n_verified": None}, "n_verified cannot be None"),
+        (IDS, {"heads": [3]}, "3"),
+        (IDS, {"heads": [(9, 0)]}, "9"),
+        (IDS, {"heads": []}, "heads"),
+        (IDS, {"layers": [("corss", 1)]}, "corss"),
+        (IDS, {"target": 500}, "500"),
+        (IDS, {"position": 5}, "position"),
+        (IDS, {"at": 5}, "at 5"),
+        (IDS, {"versus": "1 2"}, "versus"),
+        (IDS, {"screen": 2, "edges": True}, "screen"),
+        (IDS, {"replace": "noise"}, "noise"),
+        (IDS, {"edges": True, "replace": "mean"}, "replace"),
+    ],
+    ids=str,
+)
 def test_inputs_and_options_that_cannot_work_are_refused_without_names_of_the_command(
     inputs: Any, options: Any, mentions: str
 ) -> None:
@@ -204,11 +273,21 @@ def test_inputs_and_options_that_cannot_work_are_refused_without_names_of_the_co
     assert "--" not in said, "options belong to the command"
 
 
-@pytest.mark.parametrize(("make", "options", "mentions"), [
-    (lambda: torch.nn.Linear(2, 2), {}, "Linear"),
-    (lambda: checkpoints.model("gpt2").base_model, {"screen": 2}, "screen"),
-    (lambda: checkpoints.from_config("gpt2", checkpoints.GPT, automatic="AutoModelForCausalLM").train(), {}, "training"),
-], ids=["no transformer", "no language head", "training"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "options", "mentions"),
+    [
+        (lambda: torch.nn.Linear(2, 2), {}, "Linear"),
+        (lambda: checkpoints.model("gpt2").base_model, {"screen": 2}, "screen"),
+        (
+            lambda: checkpoints.from_config(
+                "gpt2", checkpoints.GPT, automatic="AutoModelForCausalLM"
+            ).train(),
+            {},
+            "training",
+        ),
+    ],
+    ids=["no transformer", "no language head", "training"],
+)
 def test_models_that_cannot_be_measured_are_refused(make: Any, options: Any, mentions: str) -> None:
     with pytest.raises(mhacli.MhaError, match=mentions):
         mhacli.effects(make(), IDS, **options)

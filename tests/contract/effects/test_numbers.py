@@ -1,4 +1,6 @@
-"""`mha effect --model`: each row of the table is what the same removal by hand changes, in every family and by every measure."""
+"""`mha effect --model`: each row of the table is what the same removal by hand changes, in every
+family and by every measure.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,20 @@ N = {"gpt2": 13, "llama": 14, "gpt_oss": 13, "mistral": 13}
 SINGLE = {"gpt_oss": 2e-5, "mixtral": 2e-5}
 """Families whose experts cannot be computed in float64, and the tolerance of their numbers."""
 FLOAT32_INSIDE = {"gemma2": 1e-4, "gemma3_text": 1e-4, "gpt_neox": 1e-4, "bloom": 1e-4}
-"""Families with a softmax in float32 whatever the model is in, and the tolerance of removed edges."""
+"""Families with a softmax in float32 whatever the model is in, and the tolerance of removed
+edges."""
 CAUSAL = ("gpt2", "llama", "mistral", "gpt_oss")
-MORE = ("qwen3", "gemma2", "gemma3_text", "gpt_neox", "bloom", "falcon", "falcon-alibi", "mixtral", "albert")
+MORE = (
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "bloom",
+    "falcon",
+    "falcon-alibi",
+    "mixtral",
+    "albert",
+)
 
 Place = tuple[Any, ...]
 """`removed`, `kind`, `layer`, `head`, `query` and `key` of a row, or the first of them."""
@@ -33,9 +46,13 @@ def heads(
     return [("head", kind, layer, head, None, None) for layer in layers for head in of]
 
 
-def edges(places: Iterable[tuple[int, int | None]], query: int, n_keys: int, kind: str = "self") -> list[Place]:
+def edges(
+    places: Iterable[tuple[int, int | None]], query: int, n_keys: int, kind: str = "self"
+) -> list[Place]:
     """The rows of removed edges."""
-    return [("edge", kind, layer, head, query, key) for layer, head in places for key in range(n_keys)]
+    return [
+        ("edge", kind, layer, head, query, key) for layer, head in places for key in range(n_keys)
+    ]
 
 
 def inputs_of(family: str, document: Any) -> dict[str, torch.Tensor]:
@@ -54,9 +71,20 @@ def span(document: Any, word: str) -> list[int]:
 
 
 def measured(mha: Any, family: str, *words: str) -> Any:
-    """The document of the command, in the widest number format that the family can be computed in."""
+    """The document of the command, in the widest number format that the family can be computed
+    in.
+    """
     dtype = "float32" if family in SINGLE else "float64"
-    command = ("effect", TEXT, "--model", checkpoints.folder(family), "--dtype", dtype, "--json", *words)
+    command = (
+        "effect",
+        TEXT,
+        "--model",
+        checkpoints.folder(family),
+        "--dtype",
+        dtype,
+        "--json",
+        *words,
+    )
     return mha(*command).json
 
 
@@ -77,7 +105,9 @@ def assert_as_by_hand(family: str, document: Any, tolerance: float) -> None:
     for effect in document["effects"]:
         after = output(family, model, inputs, summary["position"], described(effect, spans))
         expected = changes(before, after, target, versus)
-        assert {name: effect[name] for name in expected} == pytest.approx(expected, abs=tolerance), effect
+        assert {name: effect[name] for name in expected} == pytest.approx(
+            expected, abs=tolerance
+        ), effect
     assert max(abs(effect["d_logit"]) for effect in document["effects"]) > 1e-4, "something happens"
     assert summary["verified"]["ok"]
 
@@ -85,37 +115,105 @@ def assert_as_by_hand(family: str, document: Any, tolerance: float) -> None:
 ROWS: dict[str, tuple[str, Sequence[str], list[Place]]] = {
     **{f"{name}-all": (name, (), heads()) for name in CAUSAL},
     "bert-all": ("bert", (), heads()),
-    "t5-all": ("t5", (), heads(range(N_HALF), "encoder") + [place for layer in range(N_HALF) for kind in ("decoder", "cross")
-                                                             for place in heads([layer], kind)]),
+    "t5-all": (
+        "t5",
+        (),
+        heads(range(N_HALF), "encoder")
+        + [
+            place
+            for layer in range(N_HALF)
+            for kind in ("decoder", "cross")
+            for place in heads([layer], kind)
+        ],
+    ),
     "mean": ("llama", ("--replace", "mean"), heads()),
     "mean of a pair": ("t5", ("--replace", "mean", "--layer", "encoder.1"), heads([1], "encoder")),
-    "mean at one position": ("gpt2", ("--replace", "mean", "--at", "3", "--layer", "0,2"), heads([0, 2])),
+    "mean at one position": (
+        "gpt2",
+        ("--replace", "mean", "--at", "3", "--layer", "0,2"),
+        heads([0, 2]),
+    ),
     "zero at one position": ("llama", ("--at", "5"), heads()),
-    "another position and target": ("gpt2", ("--position", "7", "--target", " the", "--layer", "1"), heads([1])),
+    "another position and target": (
+        "gpt2",
+        ("--position", "7", "--target", " the", "--layer", "1"),
+        heads([1]),
+    ),
     "two targets": ("llama", ("--target", "a", "--versus", "t", "--layer", "1"), heads([1])),
-    "together": ("llama", ("--head", "2.1,0.3"),
-                 [*heads([0], of=[3]), *heads([2], of=[1]), ("heads",)]),
-    "together at one position": ("mistral", ("--head", "0.2,0.4,1.5", "--at", "9", "--replace", "mean"),
-                                 [*heads([0], of=[2, 4]), *heads([1], of=[5]), ("heads",)]),
-    "together in a pair": ("t5", ("--head", "cross.0.1,decoder.1.3"),
-                           [*heads([0], "cross", [1]), *heads([1], "decoder", [3]), ("heads",)]),
-    **{f"{name}-edges": (name, ("--edges", "--position", "8"), edges([(layer, None) for layer in range(N_LAYERS)], 8, N[name]))
-       for name in CAUSAL},
-    "edges of heads": ("llama", ("--edges", "--head", "1.2,2.5", "--position", "9"), edges([(1, 2), (2, 5)], 9, N["llama"])),
-    "edges of bert": ("bert", ("--edges", "--layer", "1", "--position", "4"), edges([(1, None)], 4, N["gpt2"])),
-    "edges of cross-attention": ("t5", ("--edges", "--head", "cross.1.2"), edges([(1, 2)], 0, 14, "cross")),
-    "a span": ("llama", ("--span", "a=/cat/", "--span", "b=/mat/", "--cut", "a:b"), [("spans", "self")]),
-    "a span in a layer": ("gpt_oss", ("--span", "a=/cat/", "--span", "b=/mat/", "--cut", "a:b", "--layer", "1"),
-                          [("spans", "self")]),
-}  # fmt: skip
+    "together": (
+        "llama",
+        ("--head", "2.1,0.3"),
+        [*heads([0], of=[3]), *heads([2], of=[1]), ("heads",)],
+    ),
+    "together at one position": (
+        "mistral",
+        ("--head", "0.2,0.4,1.5", "--at", "9", "--replace", "mean"),
+        [*heads([0], of=[2, 4]), *heads([1], of=[5]), ("heads",)],
+    ),
+    "together in a pair": (
+        "t5",
+        ("--head", "cross.0.1,decoder.1.3"),
+        [*heads([0], "cross", [1]), *heads([1], "decoder", [3]), ("heads",)],
+    ),
+    **{
+        f"{name}-edges": (
+            name,
+            ("--edges", "--position", "8"),
+            edges([(layer, None) for layer in range(N_LAYERS)], 8, N[name]),
+        )
+        for name in CAUSAL
+    },
+    "edges of heads": (
+        "llama",
+        ("--edges", "--head", "1.2,2.5", "--position", "9"),
+        edges([(1, 2), (2, 5)], 9, N["llama"]),
+    ),
+    "edges of bert": (
+        "bert",
+        ("--edges", "--layer", "1", "--position", "4"),
+        edges([(1, None)], 4, N["gpt2"]),
+    ),
+    "edges of cross-attention": (
+        "t5",
+        ("--edges", "--head", "cross.1.2"),
+        edges([(1, 2)], 0, 14, "cross"),
+    ),
+    "a span": (
+        "llama",
+        ("--span", "a=/cat/", "--span", "b=/mat/", "--cut", "a:b"),
+        [("spans", "self")],
+    ),
+    "a span in a layer": (
+        "gpt_oss",
+        ("--span", "a=/cat/", "--span", "b=/mat/", "--cut", "a:b", "--layer", "1"),
+        [("spans", "self")],
+    ),
+}
 
 
-MORE_ROWS = ("mistral-all", "gpt_oss-all", "bert-all", "mistral-edges", "gpt_oss-edges", "gpt2-edges", "mean of a pair",
-             "mean at one position", "zero at one position", "two targets", "together", "together in a pair",
-             "edges of heads", "edges of bert", "a span in a layer", "gpt2-all")  # fmt: skip
+MORE_ROWS = (
+    "mistral-all",
+    "gpt_oss-all",
+    "bert-all",
+    "mistral-edges",
+    "gpt_oss-edges",
+    "gpt2-edges",
+    "mean of a pair",
+    "mean at one position",
+    "zero at one position",
+    "two targets",
+    "together",
+    "together in a pair",
+    "edges of heads",
+    "edges of bert",
+    "a span in a layer",
+    "gpt2-all",
+)
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.real if row in MORE_ROWS else ()) for row in ROWS])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=pytest.mark.real if row in MORE_ROWS else ()) for row in ROWS]
+)
 def test_a_removal_changes_what_it_changes_by_hand(mha: Any, row: str) -> None:
     family, words, expected = ROWS[row]
     document = measured(mha, family, *words)
@@ -145,5 +243,9 @@ def test_edges_of_more_families_change_what_they_change_by_hand(mha: Any, family
 def test_edges_are_verified_whatever_kind_of_mask_a_family_reads(mha: Any, family: str) -> None:
     document = measured(mha, family, "--edges", "--head", "0.1,1.3,2.5", "--verify", "9")
     assert document["effect"]["verified"] | {"max_abs_error": 0, "tolerance": 0} == {
-        "n": 9, "ok": True, "identical": True, "max_abs_error": 0, "tolerance": 0,
-    }  # fmt: skip
+        "n": 9,
+        "ok": True,
+        "identical": True,
+        "max_abs_error": 0,
+        "tolerance": 0,
+    }

@@ -1,4 +1,6 @@
-"""`mha effect` without a checkpoint: the change of a layer's output is that of the same sums in numpy."""
+"""`mha effect` without a checkpoint: the change of a layer's output is that of the same sums in
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,18 @@ from support.mha import run
 TEXT, CONTEXT = "the cat sat on the mat", "a dog ran"
 HEADS, KV_HEADS, D_HEAD, POSITION = 6, 3, 5, 3
 SIZES = ("--d-model", "30", "--heads", "6", "--kv-heads", "3", "--dtype", "float64", "--seed", "3")
-CAUSAL, WINDOW, BARE, CROSS = ("--causal",), ("--window", "1,2"), ("--no-out-proj",), ("--context", CONTEXT)
+CAUSAL, WINDOW, BARE, CROSS = (
+    ("--causal",),
+    ("--window", "1,2"),
+    ("--no-out-proj",),
+    ("--context", CONTEXT),
+)
 
 
 class Case:
-    """The record of a command, and the layer by hand: the scores, values and output at one position."""
+    """The record of a command, and the layer by hand: the scores, values and output at one
+    position.
+    """
 
     def __init__(self, mha: Any, folder: Path, options: tuple[str, ...], *removal: str) -> None:
         weights = folder / f"{'-'.join(options) or 'plain'}.safetensors"
@@ -44,7 +53,9 @@ class Case:
     def output(self, z: np.ndarray) -> np.ndarray:
         """The output at the position, of the heads' z there."""
         row = z.reshape(1, -1)
-        return (oracle.linear(row, self.weights, "o_proj") if "o_proj.weight" in self.weights else row)[0]
+        return (
+            oracle.linear(row, self.weights, "o_proj") if "o_proj.weight" in self.weights else row
+        )[0]
 
     def change(self, z: np.ndarray) -> float:
         """How far the output is moved by another z `[head, d_v]` at the position."""
@@ -71,7 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("replace", ["zero", "mean"])
 @pytest.mark.parametrize("options", [(), CAUSAL, WINDOW, BARE, CROSS], ids=" ".join)
-def test_a_head_changes_what_it_changes_by_hand(mha: Any, folder: Path, options: tuple[str, ...], replace: str) -> None:
+def test_a_head_changes_what_it_changes_by_hand(
+    mha: Any, folder: Path, options: tuple[str, ...], replace: str
+) -> None:
     case = Case(mha, folder, options, "--replace", replace)
     z = case.layer.attention.z[0]
     expected = []
@@ -119,7 +132,9 @@ def test_heads_are_removed_alone_and_together(mha: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [POSITION, POSITION + 1])
-def test_a_head_at_one_position_changes_the_output_there_alone(mha: Any, folder: Path, at: int) -> None:
+def test_a_head_at_one_position_changes_the_output_there_alone(
+    mha: Any, folder: Path, at: int
+) -> None:
     case = Case(mha, folder, (), "--at", str(at))
     z, expected = case.layer.attention.z[0, :, POSITION], []
     for head in range(HEADS):
@@ -137,8 +152,17 @@ def test_a_saved_record_has_the_effects_of_the_document(mha: Any) -> None:
     assert mha("show", "r.safetensors").stdout == shown
 
 
-@pytest.mark.parametrize("words", [
-    "--head 4", "--head 1.2", "--target a", "--cut a:b", "--position 99", "--at 99", "--train --dropout 0.1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--head 4",
+        "--head 1.2",
+        "--target a",
+        "--cut a:b",
+        "--position 99",
+        "--at 99",
+        "--train --dropout 0.1",
+    ],
+)
 def test_what_a_layer_does_not_have_is_a_usage_error(mha: Any, words: str) -> None:
     assert words.split()[0] in mha("effect", TEXT, *words.split(), "--json", code=2).said

@@ -1,4 +1,6 @@
-"""`mhacli.removed`: within it calls of a model run without heads and edges, as copies of the weights and masks by hand do."""
+"""`mhacli.removed`: within it calls of a model run without heads and edges, as copies of the
+weights and masks by hand do.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ def zeroed(family: str, model: Any, *heads: tuple[int, int]) -> Any:
     twin = copy.deepcopy(model)
     for layer, head in heads:
         projection = twin.get_submodule(PROJECTIONS[family, "self"].format(layer))
-        weight = projection.weight.data if type(projection).__name__ == "Conv1D" else projection.weight.data.T
+        weight = (
+            projection.weight.data
+            if type(projection).__name__ == "Conv1D"
+            else projection.weight.data.T
+        )
         width = weight.shape[0] // N_HEADS
         weight[head * width : (head + 1) * width] = 0
     return twin
@@ -65,12 +71,15 @@ def edge(layer: int, heads: int | Sequence[int], query: int, key: int) -> Remova
     return Removal("self", layer, [heads] if isinstance(heads, int) else heads, [query], [key])
 
 
-# ------------------------------------------------------------------------------------------------------- what is removed
+# ---------------------------------------------------------------------------------- what is removed
 
 
 @pytest.mark.parametrize(
     "family",
-    some(("gpt2", "llama", "mistral", "gpt_oss", "bert", "gemma2", "bloom"), default=("gpt2", "gpt_oss", "bert")),
+    some(
+        ("gpt2", "llama", "mistral", "gpt_oss", "bert", "gemma2", "bloom"),
+        default=("gpt2", "gpt_oss", "bert"),
+    ),
 )
 def test_heads_are_gone_from_every_text_of_a_batch(family: str) -> None:
     model, ids = model_of(family), ids_of(2)
@@ -78,7 +87,9 @@ def test_heads_are_gone_from_every_text_of_a_batch(family: str) -> None:
     with mhacli.removed(model, heads=[(1, 2), (2, 0)]):
         without = logits(model, ids)
     expected = logits(zeroed(family, model, (1, 2), (2, 0)), ids)
-    torch.testing.assert_close(without, expected, rtol=0, atol=2e-5 if family == "gpt_oss" else 1e-9)
+    torch.testing.assert_close(
+        without, expected, rtol=0, atol=2e-5 if family == "gpt_oss" else 1e-9
+    )
     assert (without - plain).abs().max() > 1e-3
     assert torch.equal(logits(model, ids), plain), "as it was"
 
@@ -92,13 +103,22 @@ def test_edges_are_gone_as_a_mask_of_their_layer_removes_them(family: str) -> No
     first = Removal("self", 1, [1], [8], [5, 7])
     with edited(family, model, [edge(2, range(N_HEADS), 9, 8)], {}):
         mask_of_two_heads = _two(family, model, ids, first, edge(1, 3, 6, 4))
-    torch.testing.assert_close(without, mask_of_two_heads, rtol=0, atol=2e-5 if family == "gpt_oss" else 1e-9)
+    torch.testing.assert_close(
+        without, mask_of_two_heads, rtol=0, atol=2e-5 if family == "gpt_oss" else 1e-9
+    )
 
 
 def _two(family: str, model: Any, ids: Tensor, first: Removal, other: Removal) -> Tensor:
-    """The logits where two masks of one layer are taken together: what either forbids is forbidden."""
+    """The logits where two masks of one layer are taken together: what either forbids is
+    forbidden.
+    """
     masks: list[Tensor] = []
-    name = PROJECTIONS[family, "self"].format(first.layer).rpartition(".")[0].replace(".output", ".self")
+    name = (
+        PROJECTIONS[family, "self"]
+        .format(first.layer)
+        .rpartition(".")[0]
+        .replace(".output", ".self")
+    )
 
     def add(_: Any, args: Any, kwargs: Any) -> Any:
         masks.append(kwargs["attention_mask"])
@@ -150,7 +170,9 @@ def test_an_edge_of_a_head_that_is_gone_does_not_bring_it_back() -> None:
     model, ids = model_of("gpt2"), ids_of(1)
     with mhacli.removed(model, heads=[(0, 3)], edges=[(0, 3, 8, 2)]):
         without = logits(model, ids)
-    torch.testing.assert_close(without, logits(zeroed("gpt2", model, (0, 3)), ids), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        without, logits(zeroed("gpt2", model, (0, 3)), ids), rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.real)])
@@ -187,7 +209,7 @@ def test_gradients_flow_through_what_is_left_of_a_row() -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-6, msg=name)
 
 
-# ------------------------------------------------------------------------------------------------------ padding and means
+# -------------------------------------------------------------------------------- padding and means
 
 LEFT = torch.tensor([[0] * 4 + [1] * (N - 4), [1] * N])
 """Of two texts the first is shorter, and stands behind padding."""
@@ -198,8 +220,11 @@ def test_behind_padding_removals_are_those_of_the_text_alone(family: str) -> Non
     model, ids = model_of(family), ids_of(2) * LEFT
     padded = {"attention_mask": LEFT, "position_ids": (LEFT.cumsum(dim=1) - 1).clamp(min=0)}
     alone = ids[:1, 4:]
-    for where, shifted in (({"heads": [(1, 2)]},) * 2, ({"heads": [(1, 2)], "replace": "mean"},) * 2,
-                           ({"edges": [(1, 2, N - 1, N - 3)]}, {"edges": [(1, 2, N - 5, N - 7)]})):  # fmt: skip
+    for where, shifted in (
+        ({"heads": [(1, 2)]},) * 2,
+        ({"heads": [(1, 2)], "replace": "mean"},) * 2,
+        ({"edges": [(1, 2, N - 1, N - 3)]}, {"edges": [(1, 2, N - 5, N - 7)]}),
+    ):
         with mhacli.removed(model, **where):
             both = logits(model, ids, **padded)
         with mhacli.removed(model, **shifted):
@@ -209,7 +234,9 @@ def test_behind_padding_removals_are_those_of_the_text_alone(family: str) -> Non
 
 
 @contextmanager
-def columns_replaced(projection: Any, columns: slice, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def columns_replaced(
+    projection: Any, columns: slice, edit: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
     """The model with other numbers in columns of what a projection reads."""
 
     def hook(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -226,7 +253,9 @@ def test_a_mean_is_that_of_each_text_without_its_padding() -> None:
     model, ids, real = model_of("llama"), ids_of(2) * LEFT, LEFT[..., None].double()
     projection = model.get_submodule(PROJECTIONS["llama", "self"].format(1))
     with columns_replaced(
-        projection, slice(16, 24), lambda x: (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+        projection,
+        slice(16, 24),
+        lambda x: (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True),
     ):
         expected = logits(model, ids, attention_mask=LEFT)
     with mhacli.removed(model, heads=[(1, 2)], replace="mean"):
@@ -241,7 +270,9 @@ def test_heads_of_a_pair_give_their_mean_over_the_text_of_their_queries(kind: st
     weight = (real if kind == "encoder" else torch.ones(2, 5))[..., None].double()
     projection = model.get_submodule(PROJECTIONS["t5", kind].format(1))
     with columns_replaced(
-        projection, slice(16, 24), lambda x: (x * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        projection,
+        slice(16, 24),
+        lambda x: (x * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True),
     ):
         expected = logits(model, ids_of(2) * real, **inputs)
     with mhacli.removed(model, heads=[(kind, 1, 2)], replace="mean"):
@@ -269,7 +300,7 @@ def test_a_mean_over_vectors_is_that_over_their_ids() -> None:
     assert torch.equal(of_vectors, of_ids)
 
 
-# ------------------------------------------------------------------------------------------------- other modules, restoring
+# ------------------------------------------------------------------------- other modules, restoring
 
 
 class Written(nn.Module):
@@ -281,7 +312,9 @@ class Written(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (9, 4)).transpose(1, 2).split(3, dim=1)
-        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.out(
+            nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
 
 
 class OfTorch(nn.Module):
@@ -325,14 +358,24 @@ def test_a_context_that_raises_leaves_the_model_as_it_was() -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("what", "mentions"), [
-    ({"heads": [(9, 0)]}, "layer 9"), ({"edges": [(0, 1, 40, 2)]}, "40"), ({"heads": [(0, 7)]}, "head 7"),
-    ({"heads": [(0,)]}, "(0,)"), ({"heads": [5]}, "5"), ({"edges": [(0, 1, 2)]}, "(0, 1, 2)"), ({}, "removed"),
-    ({"heads": [(0, 1)], "replace": "noise"}, "noise"), ({"edges": [(0, 1, 2, 1)], "replace": "mean"}, "replace"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "mentions"),
+    [
+        ({"heads": [(9, 0)]}, "layer 9"),
+        ({"edges": [(0, 1, 40, 2)]}, "40"),
+        ({"heads": [(0, 7)]}, "head 7"),
+        ({"heads": [(0,)]}, "(0,)"),
+        ({"heads": [5]}, "5"),
+        ({"edges": [(0, 1, 2)]}, "(0, 1, 2)"),
+        ({}, "removed"),
+        ({"heads": [(0, 1)], "replace": "noise"}, "noise"),
+        ({"edges": [(0, 1, 2, 1)], "replace": "mean"}, "replace"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_removed_is_an_error(what: Any, mentions: str) -> None:
     model = model_of("gpt2")
     with pytest.raises(mhacli.MhaError) as fault, mhacli.removed(model, **what):
@@ -351,13 +394,19 @@ def test_a_call_in_another_thread_is_refused() -> None:
 
 def test_a_mean_over_positions_that_a_call_does_not_have_is_refused() -> None:
     model = model_of("llama")
-    with pytest.raises(mhacli.MhaError, match="cache"), mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+    with (
+        pytest.raises(mhacli.MhaError, match="cache"),
+        mhacli.removed(model, heads=[(1, 2)], replace="mean"),
+    ):
         model.generate(ids_of(1), **GENERATION)
 
 
 def test_a_mean_over_what_may_be_padding_is_refused() -> None:
     model = checkpoints.model("vit")
-    with pytest.raises(mhacli.MhaError, match="ids"), mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+    with (
+        pytest.raises(mhacli.MhaError, match="ids"),
+        mhacli.removed(model, heads=[(1, 2)], replace="mean"),
+    ):
         model(pixel_values=torch.randn(1, 3, 32, 32))
 
 
@@ -370,7 +419,10 @@ def test_models_that_share_modules_are_not_opened_together() -> None:
     model = model_of("gpt2")
     with mhacli.removed(model, heads=[(0, 0)]):
         logits(model, ids_of(1))
-        with pytest.raises(mhacli.MhaError, match="share"), mhacli.removed(model.base_model, heads=[(0, 1)]):
+        with (
+            pytest.raises(mhacli.MhaError, match="share"),
+            mhacli.removed(model.base_model, heads=[(0, 1)]),
+        ):
             pass
 
 

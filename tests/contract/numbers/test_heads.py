@@ -1,4 +1,6 @@
-"""`mha heads` computes the statistics of heads without keeping their patterns: each number against the formula."""
+"""`mha heads` computes the statistics of heads without keeping their patterns: each number against
+the formula.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ WORDS = ["a", "cat", "mat", "on", "sat", "the"]
 
 
 def layer_file(
-    folder: Path, n_words: int, *, n_kv_heads: int = 2, n_heads: int = N_HEADS, std: float = 0.7, **more: Any
+    folder: Path,
+    n_words: int,
+    *,
+    n_kv_heads: int = 2,
+    n_heads: int = N_HEADS,
+    std: float = 0.7,
+    **more: Any,
 ) -> str:
     """Random weights as a plain file, with the bias of scores beside them."""
     generator = torch.Generator().manual_seed(8)
@@ -30,7 +38,11 @@ def layer_file(
     def draw(*shape: int) -> torch.Tensor:
         return std * torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    tensors = {"embed.weight": draw(n_words, 9) / std, "embed_positions.weight": draw(7, 9)} if n_words < 10 else {}
+    tensors = (
+        {"embed.weight": draw(n_words, 9) / std, "embed_positions.weight": draw(7, 9)}
+        if n_words < 10
+        else {}
+    )
     tensors |= {} if tensors else {"embed.weight": draw(n_words, 9) / std}
     for name, rows in {"q": n_heads * 4, "k": n_kv_heads * 4, "v": n_kv_heads * 5}.items():
         tensors |= {f"{name}_proj.weight": draw(rows, 9), f"{name}_proj.bias": draw(rows)}
@@ -41,7 +53,9 @@ def layer_file(
     return f"--weights w.st --heads {n_heads} --dtype float64"
 
 
-def heads_and_formula(mha: Any, folder: Path, words: list[str], bias: Any = None) -> tuple[Any, Expected]:
+def heads_and_formula(
+    mha: Any, folder: Path, words: list[str], bias: Any = None
+) -> tuple[Any, Expected]:
     """The JSON of `mha heads`, and what the formula says."""
     document = mha("heads", *words, "--json").json
     weights = weights_of(folder / "w.st")
@@ -52,20 +66,34 @@ def contexts(texts: list[str]) -> list[str]:
     return [word for text in texts for word in ("--context", text)]
 
 
-# ----------------------------------------------------------------------------------------------------------- short texts
+# -------------------------------------------------------------------------------------- short texts
 
-NUMBERS = torch.randn(N_HEADS, 5, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-NUMBERS[1, 2, :4], NUMBERS[:, 4, 1], NUMBERS[3, 0], NUMBERS[4] = -torch.inf, -torch.inf, -torch.inf, -torch.inf
+NUMBERS = torch.randn(
+    N_HEADS, 5, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+)
+NUMBERS[1, 2, :4], NUMBERS[:, 4, 1], NUMBERS[3, 0], NUMBERS[4] = (
+    -torch.inf,
+    -torch.inf,
+    -torch.inf,
+    -torch.inf,
+)
 BIAS = {"self": NUMBERS[:, :, :5], "cross": NUMBERS}
 
 VARIANTS = {
     "plain": "--positions none",
     "causal": "--positions sinusoidal --causal",
-    "rope, left, bias": "--positions rope --rope-theta 50 --causal --padding left --score-bias b.st:self --softcap 2 --scale 4",
-    "alibi, window, documents, left": "--positions alibi --window 1,1 --causal --documents | --padding left",
+    "rope, left, bias": (
+        "--positions rope --rope-theta 50 --causal --padding left --score-bias b.st:self --softcap"
+        " 2 --scale 4"
+    ),
+    "alibi, window, documents, left": (
+        "--positions alibi --window 1,1 --causal --documents | --padding left"
+    ),
     "learned": "--positions learned",
     "sink window, documents": "--window 0,1 --sink-window 1 --documents | --positions none",
-    "interleaved, prefix, window, left": "--positions rope-interleaved --prefix 2 --window 0,0 --sink-window 1 --padding left",
+    "interleaved, prefix, window, left": (
+        "--positions rope-interleaved --prefix 2 --window 0,0 --sink-window 1 --padding left"
+    ),
     "documents, scale": "--documents | --scale -3 --positions sinusoidal",
     "bias": "--score-bias b.st:self --positions none",
     "cross": "--positions none",
@@ -78,12 +106,22 @@ RARE = ("plain", "learned", "documents, scale", "cross")
 
 
 @pytest.mark.parametrize("name", some(VARIANTS, default=VARIANTS.keys() - RARE))
-def test_every_number_of_every_head_is_that_of_its_pattern(name: str, mha: Any, tmp_path: Path) -> None:
+def test_every_number_of_every_head_is_that_of_its_pattern(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
     options = VARIANTS[name].split()
     base = layer_file(tmp_path, len(WORDS), **BIAS).split()
     words = [*TEXTS, *(contexts(CONTEXTS) if "cross" in name else []), *base, *options]
-    bias = BIAS[words[words.index("--score-bias") + 1].split(":")[1]].numpy() if "--score-bias" in words else None
-    chosen = [] if "left" in name else ["--query", "0,3,1", "--top", "3", "--rows", "1:4", "--keys", "0:4"]
+    bias = (
+        BIAS[words[words.index("--score-bias") + 1].split(":")[1]].numpy()
+        if "--score-bias" in words
+        else None
+    )
+    chosen = (
+        []
+        if "left" in name
+        else ["--query", "0,3,1", "--top", "3", "--rows", "1:4", "--keys", "0:4"]
+    )
     document, right = heads_and_formula(mha, tmp_path, [*words, *chosen], bias)
     assert document["self_check"]["ok"]
     assert all(check["ok"] for check in document["survey"]["checks"])
@@ -102,11 +140,17 @@ def require_arrays(document: Any, right: Expected) -> None:
     first = (right.keys.places == 0)[:, None, None, :]
     far = abs(right.marks["signed"])[:, None]
     rows = {
-        "entropy": oracle.entropy(pattern), "distance": (pattern * far).sum(axis=-1),
-        "participation": 1 / np.where(has_key, (pattern**2).sum(axis=-1), 1), "sink": (pattern * first).sum(axis=-1),
+        "entropy": oracle.entropy(pattern),
+        "distance": (pattern * far).sum(axis=-1),
+        "participation": 1 / np.where(has_key, (pattern**2).sum(axis=-1), 1),
+        "sink": (pattern * first).sum(axis=-1),
         "max_score": right.layer.attention.scores.max(axis=-1),
-        "lse": np.log(np.exp(right.layer.attention.scores).sum(axis=-1, where=allowed), where=has_key, out=np.zeros(shape)),
-    }  # fmt: skip
+        "lse": np.log(
+            np.exp(right.layer.attention.scores).sum(axis=-1, where=allowed),
+            where=has_key,
+            out=np.zeros(shape),
+        ),
+    }
     for name, numbers in rows.items():
         computed = cells(document[name])
         assert np.array_equal(np.isfinite(computed), has_key), name
@@ -128,7 +172,9 @@ def full(nested: Any, n_heads: int) -> np.ndarray:
 
 
 def blocks_of(pattern: np.ndarray, has_key: np.ndarray, block: int) -> np.ndarray:
-    """The weight that the queries of a block, those with a key, give to a block of keys, on average."""
+    """The weight that the queries of a block, those with a key, give to a block of keys, on
+    average.
+    """
     n_queries, n_keys = pattern.shape[2:]
     starts = range(0, n_queries, block), range(0, n_keys, block)
     sums = np.add.reduceat(np.add.reduceat(pattern, starts[0], axis=2), starts[1], axis=3)
@@ -152,7 +198,11 @@ def require_cells(document: Any, right: Expected) -> None:
     chosen = pattern[:, :, [0, 3, 1]]
     require_near(shares, -np.sort(-chosen, axis=-1)[..., :3], 1e-11, "top")
     assert np.array_equal(keys >= 0, shares > 0)
-    require_near(np.where(keys >= 0, np.take_along_axis(chosen, np.maximum(keys, 0), axis=-1), 0), shares, 1e-11)
+    require_near(
+        np.where(keys >= 0, np.take_along_axis(chosen, np.maximum(keys, 0), axis=-1), 0),
+        shares,
+        1e-11,
+    )
     for row in keys.reshape(-1, 3):
         assert len(set(row[row >= 0])) == (row >= 0).sum()
 
@@ -166,7 +216,9 @@ def test_some_heads_have_the_numbers_that_they_have_among_all(mha: Any, tmp_path
         "--score-bias",
         "b.st:self",
     ]
-    document, right = heads_and_formula(mha, tmp_path, [*words, "--head", "1,4,5"], BIAS["self"].numpy())
+    document, right = heads_and_formula(
+        mha, tmp_path, [*words, "--head", "1,4,5"], BIAS["self"].numpy()
+    )
     assert [head["head"] for head in document["heads"]] == [1, 4, 5]
     require_heads(document["heads"], right, 1e-11)
     chosen = right.layer.attention.pattern[:, [1, 4, 5]]
@@ -183,8 +235,14 @@ def test_a_head_that_sees_no_key_has_no_numbers(mha: Any, tmp_path: Path) -> Non
     for command in (("run", "--repeat", "1"), ("heads", "--where", "k == q")):
         heads = mha(*command, "a b c d e", "--score-bias", "b.st:some", "--json").json["heads"]
         assert [head["entropy"] is None for head in heads] == [False, False, True, False]
-        assert {name: heads[2][name] for name in NOTHING - {"certainty"}} == dict.fromkeys(NOTHING - {"certainty"})
-        assert (heads[2]["sinks"], heads[2]["largest"], heads[2]["uniform"]["entropy"]) == ([], [], None)
+        assert {name: heads[2][name] for name in NOTHING - {"certainty"}} == dict.fromkeys(
+            NOTHING - {"certainty"}
+        )
+        assert (heads[2]["sinks"], heads[2]["largest"], heads[2]["uniform"]["entropy"]) == (
+            [],
+            [],
+            None,
+        )
         assert (heads[2]["patterns"] or [None]) == [None]
     blind = mha("heads", "a b c d e", "--score-bias", "b.st:all", "--json").json["heads"]
     assert [head["entropy"] for head in blind] == [None] * 4
@@ -194,13 +252,15 @@ def test_a_single_token_has_no_choice(mha: Any) -> None:
     document = mha("heads", "alone", "--dtype", "float64", "--json").json
     for head in document["heads"]:
         assert head["entropy_share"] is None
-        assert [head[name] for name in ("sink", "diagonal", "previous", "duplicate", "distance")] == [1, 1, 0, 0, 0]
+        assert [
+            head[name] for name in ("sink", "diagonal", "previous", "duplicate", "distance")
+        ] == [1, 1, 0, 0, 0]
         assert [head[name] for name in ("window_50", "window_90", "window_99")] == [0, 0, 0]
         assert (head["largest"], head["max_score_at"]) == ([], [0, 0, 0])
     assert (document["survey"]["steps"], document["profile"]) == ([0], [[[1.0]] * 4])
 
 
-# ------------------------------------------------------------------------------------------------------------- long texts
+# --------------------------------------------------------------------------------------- long texts
 
 LONG = [f"w{i * i % 53}" for i in range(811)]
 LONG_VARIANTS = {
@@ -223,9 +283,15 @@ def test_a_long_text_has_the_numbers_of_its_pattern(name: str, mha: Any, tmp_pat
             words.remove("float64")
         words.append(option)
     queries = [0, 399, 511, 512, 600]
-    of_cells = [] if "left" in name else ["--query", ",".join(map(str, queries)), "--top", "5", "--rows", "500:530"]
+    of_cells = (
+        []
+        if "left" in name
+        else ["--query", ",".join(map(str, queries)), "--top", "5", "--rows", "500:530"]
+    )
     document, right = heads_and_formula(
-        mha, tmp_path, [*texts, *words, *of_cells, *([] if "left" in name else ["--keys", "240:280"])]
+        mha,
+        tmp_path,
+        [*texts, *words, *of_cells, *([] if "left" in name else ["--keys", "240:280"])],
     )
     tolerance = 1e-11 if "float32" not in name else 1e-5
     pattern, allowed = right.layer.attention.pattern, right.allowed
@@ -235,49 +301,86 @@ def test_a_long_text_has_the_numbers_of_its_pattern(name: str, mha: Any, tmp_pat
         h = head["head"]
         means = oracle.head_statistics(pattern[:, h], allowed[:, h], right.marks, head["offset"])
         for field, number in means.items():
-            limit = 2 if field.startswith("window") and "float32" in name else tolerance * max(1.0, abs(number))
+            limit = (
+                2
+                if field.startswith("window") and "float32" in name
+                else tolerance * max(1.0, abs(number))
+            )
             assert abs(head[field] - number) <= limit, field
         assert head["kind"] == oracle.head_type(head, head["uniform"])[0]
     require_near(document["received"], pattern.sum(axis=2), 10 * tolerance)
     require_near(document["map"], blocks_of(pattern, allowed.any(axis=-1), 8), 10 * tolerance)
     far = abs(right.marks["signed"])[:, None]
-    require_near(document["profile"], profile_of(pattern, far, document["survey"]["steps"]), 10 * tolerance)
+    require_near(
+        document["profile"], profile_of(pattern, far, document["survey"]["steps"]), 10 * tolerance
+    )
     if of_cells:
         corner, part = cells(document["corner"]), np.s_[:, :, 500:530, 240:280]
         assert np.array_equal(np.isfinite(corner), allowed[part])
         require_near(np.nan_to_num(corner), pattern[part], tolerance)
-        require_near(document["top_shares"], -np.sort(-pattern[:, :, queries], axis=-1)[..., :5], tolerance)
+        require_near(
+            document["top_shares"], -np.sort(-pattern[:, :, queries], axis=-1)[..., :5], tolerance
+        )
 
 
-# -------------------------------------------------------------------------------------------------------- types of heads
+# ----------------------------------------------------------------------------------- types of heads
 
 T = 96
 KINDS = (
-    "previous-token", "sink", "diagonal", "induction", "duplicate-token", "positional", "local", "uniform", "mixed",
-)  # fmt: skip
+    "previous-token",
+    "sink",
+    "diagonal",
+    "induction",
+    "duplicate-token",
+    "positional",
+    "local",
+    "uniform",
+    "mixed",
+)
 
 
 def crafted(causal: bool) -> torch.Tensor:
-    """Scores of nine heads over a text in which every word comes three times, each head of another kind."""
+    """Scores of nine heads over a text in which every word comes three times, each head of another
+    kind.
+    """
     token, (i, j) = np.arange(T) % 32, np.indices((T, T))
     past = j <= i if causal else np.ones((T, T), bool)
     marks = {
-        "previous-token": j == np.maximum(i - 1, 0), "sink": j == 0, "diagonal": j == i,
+        "previous-token": j == np.maximum(i - 1, 0),
+        "sink": j == 0,
+        "diagonal": j == i,
         "induction": (np.roll(token, 1)[j] == token[i]) & (j > 0) & (j - 1 != i) & past,
-        "duplicate-token": (token[j] == token[i]) & (i != j) & past, "positional": j == np.maximum(i - 5, 0),
-        "local": (np.abs(i - j) <= 8) & past, "uniform": np.zeros((T, T), bool), "mixed": (i * 7 + j * 13) % 5 == 0,
-    }  # fmt: skip
+        "duplicate-token": (token[j] == token[i]) & (i != j) & past,
+        "positional": j == np.maximum(i - 5, 0),
+        "local": (np.abs(i - j) <= 8) & past,
+        "uniform": np.zeros((T, T), bool),
+        "mixed": (i * 7 + j * 13) % 5 == 0,
+    }
     return torch.tensor(np.stack([60.0 * marks[kind] for kind in KINDS]), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("options", ["--causal", "--dtype float64"])
 @pytest.mark.parametrize("command", ["run", "heads"])
-def test_a_head_made_to_be_of_a_type_has_that_type(command: str, options: str, mha: Any, tmp_path: Path) -> None:
+def test_a_head_made_to_be_of_a_type_has_that_type(
+    command: str, options: str, mha: Any, tmp_path: Path
+) -> None:
     save_file({"bias": crafted("causal" in options)}, tmp_path / "b.st")
     text = " ".join(f"w{i % 32}" for i in range(T))
-    words = ["--heads", "9", "--d-model", "9", "--scale", "1e-9", "--score-bias", "b.st", *options.split()]
+    words = [
+        "--heads",
+        "9",
+        "--d-model",
+        "9",
+        "--scale",
+        "1e-9",
+        "--score-bias",
+        "b.st",
+        *options.split(),
+    ]
     keep = ["--keep", "z", "--repeat", "1"] if command == "run" else []
-    heads = {head["kind"]: head for head in mha(command, text, *words, *keep, "--json").json["heads"]}
+    heads = {
+        head["kind"]: head for head in mha(command, text, *words, *keep, "--json").json["heads"]
+    }
     assert tuple(heads) == KINDS
     assert heads["previous-token"]["previous"] == pytest.approx((T - 1) / T, abs=1e-6)
     assert heads["sink"]["sink"] == pytest.approx(1, abs=1e-6)
@@ -292,7 +395,9 @@ def test_a_head_made_to_be_of_a_type_has_that_type(command: str, options: str, m
 
 
 def boosted(cells: np.ndarray, measure: Callable[[np.ndarray], float], goal: float) -> np.ndarray:
-    """Scores that are larger on these cells, by as much as makes `measure` of their pattern the goal."""
+    """Scores that are larger on these cells, by as much as makes `measure` of their pattern the
+    goal.
+    """
     low, high = 0.0, 20.0
     falls = measure(oracle.softmax(high * cells)) < measure(oracle.softmax(low * cells))
     for _ in range(60):
@@ -302,7 +407,9 @@ def boosted(cells: np.ndarray, measure: Callable[[np.ndarray], float], goal: flo
     return low * cells
 
 
-def test_a_head_has_a_type_from_four_tenths_of_excess_or_nine_tenths_of_entropy_on(mha: Any, tmp_path: Path) -> None:
+def test_a_head_has_a_type_from_four_tenths_of_excess_or_nine_tenths_of_entropy_on(
+    mha: Any, tmp_path: Path
+) -> None:
     n = 20
     i, j = np.indices((n, n))
     heads = []
@@ -317,13 +424,28 @@ def test_a_head_has_a_type_from_four_tenths_of_excess_or_nine_tenths_of_entropy_
         def excess(pattern: np.ndarray, marks: np.ndarray = marks, even: float = even) -> float:
             return float(((pattern * marks).sum() / n - even) / (1 - even))
 
-        heads += [(boosted(marks, excess, goal), kind if goal > 0.4 else None) for goal in (0.41, 0.39)]
+        heads += [
+            (boosted(marks, excess, goal), kind if goal > 0.4 else None) for goal in (0.41, 0.39)
+        ]
     spread = (i * 7 + j * 13) % 5 == 0
     for goal in (0.91, 0.89):
-        scores = boosted(spread, lambda pattern: float(oracle.entropy(pattern).mean() / np.log(n)), goal)
+        scores = boosted(
+            spread, lambda pattern: float(oracle.entropy(pattern).mean() / np.log(n)), goal
+        )
         heads.append((scores, "uniform" if goal > 0.9 else "mixed"))
     save_file({"bias": torch.tensor(np.stack([scores for scores, _ in heads]))}, tmp_path / "b.st")
-    words = ["--heads", "10", "--d-model", "10", "--scale", "1e-12", "--dtype", "float64", "--score-bias", "b.st"]
+    words = [
+        "--heads",
+        "10",
+        "--d-model",
+        "10",
+        "--scale",
+        "1e-12",
+        "--dtype",
+        "float64",
+        "--score-bias",
+        "b.st",
+    ]
     document = mha("heads", " ".join(f"w{t}" for t in range(n)), *words, "--json").json
     for head, (_, kind) in zip(document["heads"], heads, strict=True):
         assert head["kind"] == kind or (kind is None and head["kind"] in ("mixed", "uniform")), head
@@ -335,7 +457,8 @@ N_SUNK = 40
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--causal", "--window 9,4 --sink-weight 0.3", "--causal --padding left --sink-weight 0.3"]
+    "options",
+    ["", "--causal", "--window 9,4 --sink-weight 0.3", "--causal --padding left --sink-weight 0.3"],
 )
 def test_sinks_are_keys_that_get_several_times_their_part_from_most_queries(
     options: str, mha: Any, tmp_path: Path
@@ -349,7 +472,18 @@ def test_sinks_are_keys_that_get_several_times_their_part_from_most_queries(
     save_file({"bias": torch.tensor(bias)}, tmp_path / "b.st")
     words = [f"w{i}" for i in range(N_SUNK)]
     texts = [" ".join(words), " ".join(words[:25])]
-    sizes = ["--heads", "6", "--d-model", "12", "--scale", "1e-12", "--dtype", "float64", "--score-bias", "b.st"]
+    sizes = [
+        "--heads",
+        "6",
+        "--d-model",
+        "12",
+        "--scale",
+        "1e-12",
+        "--dtype",
+        "float64",
+        "--score-bias",
+        "b.st",
+    ]
     document = mha("heads", *texts, *sizes, *options.split(), "--json").json
     side = oracle.side(document["sequences"], document["config"]["padding"])
     rules = {name: document["config"][name] for name in ("causal", "window")}
@@ -357,9 +491,14 @@ def test_sinks_are_keys_that_get_several_times_their_part_from_most_queries(
     pattern = oracle.softmax(np.where(allowed, bias, -np.inf))
     n_sinks = 0
     for head in document["heads"]:
-        right = oracle.sink_keys(pattern[:, head["head"]], allowed[:, head["head"]], document["survey"]["sink_share"])
+        right = oracle.sink_keys(
+            pattern[:, head["head"]], allowed[:, head["head"]], document["survey"]["sink_share"]
+        )
         first = np.argmax(side.real, axis=1)
-        computed = [(s["share"], s["uniform"], s["sequence"], s["key"] + first[s["sequence"]]) for s in head["sinks"]]
+        computed = [
+            (s["share"], s["uniform"], s["sequence"], s["key"] + first[s["sequence"]])
+            for s in head["sinks"]
+        ]
         assert [place[2:] for place in computed] == [place[2:] for place in right]
         assert np.allclose(computed, right, rtol=0, atol=1e-6) or not right
         n_sinks += len(right)
@@ -379,16 +518,29 @@ def test_first_tokens_are_counted_together(mha: Any, tmp_path: Path) -> None:
     ]
     document, right = heads_and_formula(mha, tmp_path, words)
     for head in document["heads"]:
-        of_first = right.layer.attention.pattern[:, head["head"]] * (right.keys.places < 2)[:, None, :]
-        assert head["leading"] == pytest.approx(of_first.sum() / right.queries.real.sum(), abs=1e-12)
+        of_first = (
+            right.layer.attention.pattern[:, head["head"]] * (right.keys.places < 2)[:, None, :]
+        )
+        assert head["leading"] == pytest.approx(
+            of_first.sum() / right.queries.real.sum(), abs=1e-12
+        )
 
 
-# -------------------------------------------------------------------------------------------------- order, and refusals
+# ------------------------------------------------------------------------------ order, and refusals
 
 
 @pytest.mark.real
 def test_heads_are_printed_in_the_order_of_a_statistic(mha: Any) -> None:
-    words = ["the cat sat on the mat and the dog sat", "--heads", "8", "--init", "uniform", "--scale", "9", "--causal"]
+    words = [
+        "the cat sat on the mat and the dog sat",
+        "--heads",
+        "8",
+        "--init",
+        "uniform",
+        "--scale",
+        "9",
+        "--causal",
+    ]
     heads = {head["head"]: head for head in mha("heads", *words, "--json").json["heads"]}
     sorts = ("entropy", "eff.keys:up", "head:down", "kind")
     for command, sort in ((name, sort) for name in ("heads", "run") for sort in sorts):
@@ -408,7 +560,9 @@ def test_sixteen_bits_and_huge_scores_pass_their_checks(dtype: str, mha: Any) ->
     document = mha("heads", *words, "--json").json
     assert document["self_check"]["ok"]
     assert all(check["ok"] for check in document["survey"]["checks"])
-    assert mha("heads", *words, "--dtype", "float32", "--scale", "1e20", "--json").json["self_check"]["ok"]
+    assert mha("heads", *words, "--dtype", "float32", "--scale", "1e20", "--json").json[
+        "self_check"
+    ]["ok"]
     wide = mha("heads", *words, "--dtype", "float32", "--json").json
     for one, other in zip(document["heads"], wide["heads"], strict=True):
         assert one["entropy"] == pytest.approx(other["entropy"], abs=0.05)
@@ -430,7 +584,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_heads_cannot_compute_is_refused_and_nothing_is_saved(name: str, mha: Any, tmp_path: Path) -> None:
+def test_what_heads_cannot_compute_is_refused_and_nothing_is_saved(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
     words, code, mentioned = REFUSED[name]
     text = "the cat sat on the mat and the dog sat on the cat"
     ended = mha("heads", text, *words, "--save", "r", "--json", code=code)
@@ -450,5 +606,10 @@ def test_spans_add_up_the_weights_between_parts_of_a_text(mha: Any) -> None:
     tokens = [span["tokens"][0] for span in document["spans"]]
     for chosen, (start, end) in zip(tokens, ((0, 7), (8, 14), (39, 42)), strict=True):
         assert chosen == [t for t, (a, b) in enumerate(offsets) if a < end and b > start]
-    right = [[pattern[:, :, queries][..., keys].sum(axis=-1).mean(axis=-1) for keys in tokens] for queries in tokens]
-    require_near(document["layers"][0]["span_mass"], np.moveaxis(np.array(right), (0, 1), (2, 3)), 1e-5)
+    right = [
+        [pattern[:, :, queries][..., keys].sum(axis=-1).mean(axis=-1) for keys in tokens]
+        for queries in tokens
+    ]
+    require_near(
+        document["layers"][0]["span_mass"], np.moveaxis(np.array(right), (0, 1), (2, 3)), 1e-5
+    )

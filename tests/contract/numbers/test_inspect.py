@@ -1,4 +1,6 @@
-"""`mhacli.inspect` and `mhacli.Config` in Python: what `mha run` computes, and the settings that fit together."""
+"""`mhacli.inspect` and `mhacli.Config` in Python: what `mha run` computes, and the settings that
+fit together.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,41 @@ from support.layers import cells
 import mhacli
 from mhacli import Config, MhaError
 
-TEXTS, CONTEXTS = ["the cat sat on the mat", "a cat | sat"], ["some other words", "words that are some other"]
+TEXTS, CONTEXTS = (
+    ["the cat sat on the mat", "a cat | sat"],
+    ["some other words", "words that are some other"],
+)
 SIZES: dict[str, Any] = {
-    "d_model": 10, "n_heads": 9, "n_kv_heads": 3, "d_head": 4, "d_v": 2, "init": "uniform", "dtype": "float64", "device": "cpu",
-}  # fmt: skip
-WORDS = "--d-model 10 --heads 9 --kv-heads 3 --d-head 4 --d-v 2 --init uniform --dtype float64 --device cpu"
+    "d_model": 10,
+    "n_heads": 9,
+    "n_kv_heads": 3,
+    "d_head": 4,
+    "d_v": 2,
+    "init": "uniform",
+    "dtype": "float64",
+    "device": "cpu",
+}
+WORDS = (
+    "--d-model 10 --heads 9 --kv-heads 3 --d-head 4 --d-v 2 --init uniform --dtype float64"
+    " --device cpu"
+)
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "causal, softcap": ({"causal": True, "softcap": 2.0, "scale": 1.5}, "--causal --softcap 2 --scale 1.5"),
+    "causal, softcap": (
+        {"causal": True, "softcap": 2.0, "scale": 1.5},
+        "--causal --softcap 2 --scale 1.5",
+    ),
     "rope, window, left": (
         {"positions": "rope", "rope_theta": 50.0, "window": (2, 1), "sink": 1, "padding": "left"},
         "--positions rope --rope-theta 50 --window 2,1 --sink-window 1 --padding left",
     ),
-    "training": ({"train": True, "dropout": 0.3, "seed": 7, "bias": False}, "--train --dropout 0.3 --seed 7 --no-bias"),
-    "documents, prefix": ({"documents": "|", "prefix": 2, "out_proj": False}, "--documents | --prefix 2 --no-out-proj"),
+    "training": (
+        {"train": True, "dropout": 0.3, "seed": 7, "bias": False},
+        "--train --dropout 0.3 --seed 7 --no-bias",
+    ),
+    "documents, prefix": (
+        {"documents": "|", "prefix": 2, "out_proj": False},
+        "--documents | --prefix 2 --no-out-proj",
+    ),
 }
 
 
@@ -44,7 +68,11 @@ def test_inspect_computes_what_run_computes(name: str, mha: Any) -> None:
     assert (record.arrays["scores"][np.isnan(cells(document["scores"]))] == -np.inf).all()
     assert record.self_check.ok
     for head, other in zip(record.heads, document["heads"], strict=True):
-        assert (head.kind, head.entropy, head.previous) == (other["kind"], other["entropy"], other["previous"])
+        assert (head.kind, head.entropy, head.previous) == (
+            other["kind"],
+            other["entropy"],
+            other["previous"],
+        )
 
 
 def test_inspect_takes_a_context_and_a_single_text(mha: Any) -> None:
@@ -55,7 +83,13 @@ def test_inspect_takes_a_context_and_a_single_text(mha: Any) -> None:
     assert mhacli.inspect("the cat").arrays["pattern"].shape == (1, 4, 2, 2)
 
 
-TOO_LARGE = [("run", "1e38"), ("heads", "1e36"), ("decode", "1e38"), ("run", "1e300"), ("heads", "1e300")]
+TOO_LARGE = [
+    ("run", "1e38"),
+    ("heads", "1e36"),
+    ("decode", "1e38"),
+    ("run", "1e300"),
+    ("heads", "1e300"),
+]
 
 
 @pytest.mark.parametrize(("command", "scale"), TOO_LARGE)
@@ -66,12 +100,30 @@ def test_scores_too_large_for_their_dtype_are_refused(command: str, scale: str, 
 
 
 def overflowing(folder: Path, *heads: int) -> list[str]:
-    """A float16 layer whose queries and keys are 400 in these heads of three: products of 320 000."""
+    """A float16 layer whose queries and keys are 400 in these heads of three: products of 320
+    000.
+    """
     rows, one = torch.zeros(3, 2, 4), torch.ones(6, 4)
     rows[list(heads)] = 100.0
-    tensors = {"embed": torch.ones(3, 4), "q_proj": rows.flatten(0, 1), "k_proj": rows.flatten(0, 1), "v_proj": one}
+    tensors = {
+        "embed": torch.ones(3, 4),
+        "q_proj": rows.flatten(0, 1),
+        "k_proj": rows.flatten(0, 1),
+        "v_proj": one,
+    }
     save_file({f"{name}.weight": t.half().clone() for name, t in tensors.items()}, folder / "w.st")
-    return ["a b c", "--weights", "w.st", "--heads", "3", "--positions", "none", "--repeat", "1", "--json"]
+    return [
+        "a b c",
+        "--weights",
+        "w.st",
+        "--heads",
+        "3",
+        "--positions",
+        "none",
+        "--repeat",
+        "1",
+        "--json",
+    ]
 
 
 def test_products_too_large_for_sixteen_bits_name_their_heads_and_are_shown_if_allowed(
@@ -93,8 +145,16 @@ def test_what_is_left_open_follows_from_the_width_and_the_heads() -> None:
     whole = Config(d_model=66, n_heads=11).resolved()
     assert (whole.d_head, whole.d_v, whole.n_kv_heads, whole.d_input) == (6, 6, 11, 66)
     assert whole.scale == pytest.approx(6**-0.5, rel=1e-15)
-    given = Config(d_model=7, n_heads=6, n_kv_heads=3, d_head=5, d_input=9, scale=2, window=(3, 0)).resolved()
-    assert (given.d_head, given.d_v, given.n_kv_heads, given.d_input, given.scale) == (5, 5, 3, 9, 2.0)
+    given = Config(
+        d_model=7, n_heads=6, n_kv_heads=3, d_head=5, d_input=9, scale=2, window=(3, 0)
+    ).resolved()
+    assert (given.d_head, given.d_v, given.n_kv_heads, given.d_input, given.scale) == (
+        5,
+        5,
+        3,
+        9,
+        2.0,
+    )
     assert whole.resolved() == whole
     assert given.resolved() == given
     assert Config(positions="alibi", d_head=5).resolved().d_head == 5
@@ -116,7 +176,9 @@ REFUSED: list[tuple[dict[str, Any], list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("choices", "mentioned", "hint"), REFUSED, ids=[str(row[0]) for row in REFUSED])
+@pytest.mark.parametrize(
+    ("choices", "mentioned", "hint"), REFUSED, ids=[str(row[0]) for row in REFUSED]
+)
 def test_settings_that_do_not_fit_are_refused_with_one_that_does(
     choices: dict[str, Any], mentioned: list[str], hint: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""`mha run` computes attention: every tensor and every statistic of every variant, from the saved weights by the formula."""
+"""`mha run` computes attention: every tensor and every statistic of every variant, from the saved
+weights by the formula.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,19 @@ CONTEXTS = ["a mat sat | the cat on mat", "the | mat", "on on | cat a the"]
 N_HEADS, Q_LEN, K_LEN = 6, 5, 7
 SIZES = "--d-model 11 --d-input 9 --heads 6 --kv-heads 2 --d-head 4 --d-v 8"
 PACKED, LEFT = "--documents |", "--padding left"
-BIAS = torch.randn(N_HEADS, Q_LEN, K_LEN, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+BIAS = torch.randn(
+    N_HEADS, Q_LEN, K_LEN, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+)
 BIAS[1, 2, :4], BIAS[:, 4, 1], BIAS[3, 0] = -torch.inf, -torch.inf, -torch.inf
 BIASES = {
-    "cell": BIAS[0, 0, 0], "keys": BIAS[0, 0, :Q_LEN], "rows": BIAS[:, :Q_LEN, :Q_LEN][0], "heads": BIAS[:, :Q_LEN, :Q_LEN],
-    "head": BIAS[:, :1, :1], "batch": BIAS[:3, None, :1, :Q_LEN], "cross": BIAS,
-}  # fmt: skip
+    "cell": BIAS[0, 0, 0],
+    "keys": BIAS[0, 0, :Q_LEN],
+    "rows": BIAS[:, :Q_LEN, :Q_LEN][0],
+    "heads": BIAS[:, :Q_LEN, :Q_LEN],
+    "head": BIAS[:, :1, :1],
+    "batch": BIAS[:3, None, :1, :Q_LEN],
+    "cross": BIAS,
+}
 
 VARIANTS = {
     "plain": "",
@@ -120,9 +129,15 @@ def require_tensors(document: Any, right: Any, tolerance: float) -> None:
     assert document["self_check"]["ok"]
     assert (document["not_kept"], document["nonfinite"]) == ([], {})
     tensors = {
-        "x": right.x, "q": layer.q, "k": layer.k, "v": layer.v,
-        "pattern": layer.attention.pattern, "z": layer.attention.z, "concat": layer.concat, "out": layer.out,
-    }  # fmt: skip
+        "x": right.x,
+        "q": layer.q,
+        "k": layer.k,
+        "v": layer.v,
+        "pattern": layer.attention.pattern,
+        "z": layer.attention.z,
+        "concat": layer.concat,
+        "out": layer.out,
+    }
     for name, tensor in tensors.items():
         require_near(document[name], tensor, tolerance, name)
     pattern = cells(document["pattern"])
@@ -144,10 +159,26 @@ def require_rows(document: Any, right: Any, tolerance: float) -> None:
 
 
 RARE = {
-    "window before", "rope, left", "bias of one number", "bias of head alone", "bias of keys", "all key heads", "widths derived",
-    "normal weights", "uniform random rows", "one context for all", "causal, left", "causal, documents", "window both sides",
-    "prefix", "sink window, left", "learned", "softcap", "bias of heads", "no positions",
-}  # fmt: skip
+    "window before",
+    "rope, left",
+    "bias of one number",
+    "bias of head alone",
+    "bias of keys",
+    "all key heads",
+    "widths derived",
+    "normal weights",
+    "uniform random rows",
+    "one context for all",
+    "causal, left",
+    "causal, documents",
+    "window both sides",
+    "prefix",
+    "sink window, left",
+    "learned",
+    "softcap",
+    "bias of heads",
+    "no positions",
+}
 """Variants whose parts others have together."""
 
 
@@ -160,27 +191,37 @@ def test_a_run_computes_the_formula(name: str, mha: Any, tmp_path: Path) -> None
     require_heads(document["heads"], right, 10 * tolerance)
 
 
-@pytest.mark.parametrize("name", some(NARROW, default=("float32", "float32, cross, bias", "float16", "bfloat16")))
-def test_a_run_in_fewer_bits_computes_the_formula_up_to_rounding(name: str, mha: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", some(NARROW, default=("float32", "float32, cross, bias", "float16", "bfloat16"))
+)
+def test_a_run_in_fewer_bits_computes_the_formula_up_to_rounding(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
     options, tolerance = NARROW[name]
     document, _, right = record_of(mha, tmp_path, name, options)
     require_tensors(document, right, tolerance)
     require_rows(document, right, 4 * tolerance)
     scores = np.where(right.allowed, cells(document["scores"]), -np.inf)
     epsilon = torch.finfo(getattr(torch, document["config"]["dtype"])).eps
-    assert np.abs(oracle.softmax(scores) - cells(document["pattern"])).max() <= epsilon, "softmax in float32"
+    assert np.abs(oracle.softmax(scores) - cells(document["pattern"])).max() <= epsilon, (
+        "softmax in float32"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_long_text_of_few_tokens_passes_the_self_check(dtype: str, mha: Any) -> None:
-    text = "a b c d e f g h a c e g b d f h a a b " * 120  # sums of equal terms round in one direction
-    words = "--heads 1 --d-model 2 --repeat 1 --keep out --seed 1 --json --dtype".split()  # noqa: SIM905
+    text = (
+        "a b c d e f g h a c e g b d f h a a b " * 120
+    )  # sums of equal terms round in one direction
+    words = "--heads 1 --d-model 2 --repeat 1 --keep out --seed 1 --json --dtype".split()
     document = mha("run", text, *words, dtype).json
     assert document["self_check"]["ok"]
     assert document["self_check"]["tolerance"] < 0.2 * np.abs(document["out"]).max()
 
 
 def test_the_tolerance_of_a_tiny_output_is_tiny(mha: Any) -> None:
-    document = mha("run", "a b c", "--init", "normal", "--dtype", "bfloat16", "--repeat", "1", "--json").json
+    document = mha(
+        "run", "a b c", "--init", "normal", "--dtype", "bfloat16", "--repeat", "1", "--json"
+    ).json
     check = document["self_check"]
     assert 0 < check["max_abs_error"] <= check["tolerance"] < 0.2 * np.abs(document["out"]).max()

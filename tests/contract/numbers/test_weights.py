@@ -1,4 +1,6 @@
-"""Weights on disk: saved, loaded again with every bit, used in Python, and refused where they are not what they were."""
+"""Weights on disk: saved, loaded again with every bit, used in Python, and refused where they are
+not what they were.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from mhacli.attention import masks
 
 TEXTS = ["the cat sat on the mat", "a cat sat"]
 WORDS = ["a", "cat", "mat", "on", "sat", "the"]
-GROUPED = "--d-model 10 --heads 6 --kv-heads 2 --d-head 4 --d-v 5 --init uniform".split()  # noqa: SIM905
-SQUARE = "--d-model 6 --heads 3 --init uniform --positions learned --max-positions 6 --dtype float64".split()  # noqa: SIM905
+GROUPED = "--d-model 10 --heads 6 --kv-heads 2 --d-head 4 --d-v 5 --init uniform".split()
+SQUARE = "--d-model 6 --heads 3 --init uniform --dtype float64".split()
+SQUARE += "--positions learned --max-positions 6".split()
 LAYERS = {
     "grouped": "--dtype float64",
     "learned, other input": "--positions learned --max-positions 7 --d-input 9 --dtype float32",
@@ -32,7 +35,18 @@ LAYERS = {
 
 
 def saved(mha: Any, *words: str, file: str = "w.st") -> Any:
-    return mha("run", *TEXTS, *words, "--save-weights", file, "--repeat", "1", "--keep", "pattern,z,out", "--json").json
+    return mha(
+        "run",
+        *TEXTS,
+        *words,
+        "--save-weights",
+        file,
+        "--repeat",
+        "1",
+        "--keep",
+        "pattern,z,out",
+        "--json",
+    ).json
 
 
 def rewritten(path: Path, change: Any) -> None:
@@ -45,7 +59,9 @@ def rewritten(path: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_comes_back_with_its_settings_and_every_bit(name: str, mha: Any, tmp_path: Path) -> None:
+def test_a_layer_comes_back_with_its_settings_and_every_bit(
+    name: str, mha: Any, tmp_path: Path
+) -> None:
     first = saved(mha, *GROUPED, *LAYERS[name].split(), "--seed", "3")
     again = saved(mha, "--weights", "w.st", file="again.st")
     for field in ("pattern", "z", "out", "vocabulary", "sequences"):
@@ -59,36 +75,75 @@ def test_a_layer_comes_back_with_its_settings_and_every_bit(name: str, mha: Any,
     assert all(torch.equal(tensor, other[tensor_name]) for tensor_name, tensor in one.items())
 
 
-def test_the_file_has_the_names_and_shapes_of_hugging_face_and_one_key_of_metadata(mha: Any, tmp_path: Path) -> None:
+def test_the_file_has_the_names_and_shapes_of_hugging_face_and_one_key_of_metadata(
+    mha: Any, tmp_path: Path
+) -> None:
     saved(mha, *GROUPED, "--positions", "learned", "--max-positions", "7", "--d-input", "9")
-    shapes = {name: tuple(t.shape) for name, t in safetensors.torch.load_file(tmp_path / "w.st").items()}
+    shapes = {
+        name: tuple(t.shape) for name, t in safetensors.torch.load_file(tmp_path / "w.st").items()
+    }
     assert shapes == {
-        "embed.weight": (6, 9), "embed_positions.weight": (7, 9), "q_proj.weight": (24, 9), "q_proj.bias": (24,),
-        "k_proj.weight": (8, 9), "k_proj.bias": (8,), "v_proj.weight": (10, 9), "v_proj.bias": (10,),
-        "o_proj.weight": (10, 30), "o_proj.bias": (10,),
-    }  # fmt: skip
+        "embed.weight": (6, 9),
+        "embed_positions.weight": (7, 9),
+        "q_proj.weight": (24, 9),
+        "q_proj.bias": (24,),
+        "k_proj.weight": (8, 9),
+        "k_proj.bias": (8,),
+        "v_proj.weight": (10, 9),
+        "v_proj.bias": (10,),
+        "o_proj.weight": (10, 30),
+        "o_proj.bias": (10,),
+    }
     with safetensors.safe_open(tmp_path / "w.st", framework="pt") as file:
         metadata = file.metadata()
     assert list(metadata) == ["mha"]
     document = json.loads(metadata["mha"])
     assert metadata["mha"] == json.dumps(document, sort_keys=True, separators=(",", ":"))
-    assert (document["format"], document["tokenizer"], document["vocabulary"]) == ("mha.weights/1", "word", WORDS)
-    assert not document["config"].keys() & {"train", "device", "threads", "seed", "random", "documents", "score_bias"}
+    assert (document["format"], document["tokenizer"], document["vocabulary"]) == (
+        "mha.weights/1",
+        "word",
+        WORDS,
+    )
+    assert not document["config"].keys() & {
+        "train",
+        "device",
+        "threads",
+        "seed",
+        "random",
+        "documents",
+        "score_bias",
+    }
 
 
 def test_the_same_layer_gives_the_same_bytes_whatever_the_run(mha: Any, tmp_path: Path) -> None:
     saved(mha, *GROUPED, "--positions", "rope")
     saved(
-        mha, *GROUPED, "--positions", "rope", "--padding", "left", "--threads", "1", "--device", "cpu", file="again.st"
+        mha,
+        *GROUPED,
+        "--positions",
+        "rope",
+        "--padding",
+        "left",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        file="again.st",
     )
     assert (tmp_path / "w.st").read_bytes() == (tmp_path / "again.st").read_bytes()
 
 
-def test_python_computes_with_a_saved_layer_what_the_command_computes(mha: Any, tmp_path: Path) -> None:
+def test_python_computes_with_a_saved_layer_what_the_command_computes(
+    mha: Any, tmp_path: Path
+) -> None:
     document = saved(mha, *GROUPED, "--dtype", "float64", "--causal", "--positions", "rope")
     tensors = safetensors.torch.load_file(tmp_path / "w.st")
-    layer = MultiHeadAttention(10, 6, n_kv_heads=2, d_head=4, d_v=5, positions="rope").double().eval()
-    layer.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith("embed")})
+    layer = (
+        MultiHeadAttention(10, 6, n_kv_heads=2, d_head=4, d_v=5, positions="rope").double().eval()
+    )
+    layer.load_state_dict(
+        {name: tensor for name, tensor in tensors.items() if not name.startswith("embed")}
+    )
     x = tensors["embed.weight"][torch.tensor(document["sequences"][0]["ids"])][None]
     with torch.no_grad():
         out, pattern = layer(x, allowed=masks.causal())
@@ -101,11 +156,16 @@ def test_python_saves_a_layer_that_the_command_computes_with(mha: Any, tmp_path:
     layer = MultiHeadAttention(
         10, 6, n_kv_heads=2, d_head=3, d_v=5, d_input=4, init="uniform", generator=generator
     ).double()
-    tensors = {**layer.state_dict(), "embed.weight": torch.randn(6, 4, generator=generator, dtype=torch.float64)}
+    tensors = {
+        **layer.state_dict(),
+        "embed.weight": torch.randn(6, 4, generator=generator, dtype=torch.float64),
+    }
     safetensors.torch.save_file(tensors, tmp_path / "w.st", metadata={"format": "pt"})
     words = ["--weights", "w.st", "--heads", "6", "--positions", "none", "--repeat", "1"]
     document = mha("run", *TEXTS, *words, "--json").json
-    assert [document["config"][name] for name in ("n_kv_heads", "d_head", "d_v", "d_model", "d_input")] == [
+    assert [
+        document["config"][name] for name in ("n_kv_heads", "d_head", "d_v", "d_model", "d_input")
+    ] == [
         2,
         3,
         5,
@@ -113,7 +173,9 @@ def test_python_saves_a_layer_that_the_command_computes_with(mha: Any, tmp_path:
         4,
     ]
     assert document["config"]["dtype"] == "float64"
-    require_near(document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12)
+    require_near(
+        document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12
+    )
 
 
 def test_a_file_loads_whatever_the_length_of_its_header(mha: Any, tmp_path: Path) -> None:
@@ -136,28 +198,40 @@ def test_loading_in_another_dtype_rounds_the_saved_numbers_once(mha: Any, tmp_pa
 
 
 @pytest.mark.parametrize("positions", ["none", "rope", "alibi"])
-def test_a_layer_may_be_read_with_other_positions_and_another_scale(positions: str, mha: Any, tmp_path: Path) -> None:
+def test_a_layer_may_be_read_with_other_positions_and_another_scale(
+    positions: str, mha: Any, tmp_path: Path
+) -> None:
     saved(mha, *GROUPED, "--positions", "learned", "--max-positions", "7", "--dtype", "float64")
-    document = saved(mha, "--weights", "w.st", "--positions", positions, "--scale", "2", file="again.st")
-    require_near(document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12)
+    document = saved(
+        mha, "--weights", "w.st", "--positions", positions, "--scale", "2", file="again.st"
+    )
+    require_near(
+        document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12
+    )
     assert document["config"]["scale"] == 2.0
     assert "embed_positions.weight" not in safetensors.torch.load_file(tmp_path / "again.st")
 
 
-def test_projections_do_not_depend_on_the_words_or_positions_but_on_the_seed(mha: Any, tmp_path: Path) -> None:
+def test_projections_do_not_depend_on_the_words_or_positions_but_on_the_seed(
+    mha: Any, tmp_path: Path
+) -> None:
     saved(mha, *GROUPED)
     others = ["quite other words", *GROUPED, "--positions", "rope", "--save-weights", "words.st"]
     mha("run", *others, "--repeat", "1", "--json")
     saved(mha, *GROUPED, "--seed", "1", file="seed.st")
     saved(mha, *GROUPED, "--dtype", "float64", file="exact.st")
-    first, words, seed, exact = (weights_of(tmp_path / f"{file}.st") for file in ("w", "words", "seed", "exact"))
+    first, words, seed, exact = (
+        weights_of(tmp_path / f"{file}.st") for file in ("w", "words", "seed", "exact")
+    )
     for name in first.keys() - {"embed.weight"}:
         assert np.array_equal(first[name], words[name]), name
         assert not np.array_equal(first[name], seed[name]), name
-    assert all(np.abs(first[name] - exact[name]).max() <= 2**-22 for name in first), "the same numbers, rounded"
+    assert all(np.abs(first[name] - exact[name]).max() <= 2**-22 for name in first), (
+        "the same numbers, rounded"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 @pytest.fixture(scope="module")
@@ -177,15 +251,26 @@ def exchange(name: str) -> Any:
 
 
 CHANGED = {
-    **{f"transposed {name}": (f"{name}.weight", transpose(f"{name}.weight"))
-       for name in ("embed", "embed_positions", "q_proj", "k_proj", "v_proj", "o_proj")},
-    **{f"rows of {name}.{part}": (f"{name}.weight", exchange(f"{name}.{part}"))
-       for name, part in (("q_proj", "weight"), ("k_proj", "bias"), ("v_proj", "bias"), ("embed_positions", "weight"))},
-}  # fmt: skip
+    **{
+        f"transposed {name}": (f"{name}.weight", transpose(f"{name}.weight"))
+        for name in ("embed", "embed_positions", "q_proj", "k_proj", "v_proj", "o_proj")
+    },
+    **{
+        f"rows of {name}.{part}": (f"{name}.weight", exchange(f"{name}.{part}"))
+        for name, part in (
+            ("q_proj", "weight"),
+            ("k_proj", "bias"),
+            ("v_proj", "bias"),
+            ("embed_positions", "weight"),
+        )
+    },
+}
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_matrix_that_was_changed_after_saving_is_noticed(name: str, square: bytes, mha: Any, tmp_path: Path) -> None:
+def test_a_matrix_that_was_changed_after_saving_is_noticed(
+    name: str, square: bytes, mha: Any, tmp_path: Path
+) -> None:
     (tmp_path / "w.st").write_bytes(square)
     mentioned, change = CHANGED[name]
     rewritten(tmp_path / "w.st", change)
@@ -194,9 +279,13 @@ def test_a_matrix_that_was_changed_after_saving_is_noticed(name: str, square: by
     assert mentioned in ended.said
 
 
-def test_the_probe_forgives_the_rounding_of_other_machines(square: bytes, mha: Any, tmp_path: Path) -> None:
+def test_the_probe_forgives_the_rounding_of_other_machines(
+    square: bytes, mha: Any, tmp_path: Path
+) -> None:
     (tmp_path / "w.st").write_bytes(square)
-    rewritten(tmp_path / "w.st", lambda tensors: [tensor.mul_(1 + 1e-9) for tensor in tensors.values()])
+    rewritten(
+        tmp_path / "w.st", lambda tensors: [tensor.mul_(1 + 1e-9) for tensor in tensors.values()]
+    )
     mha("run", *TEXTS, "--weights", "w.st", "--repeat", "1", "--json")
 
 
@@ -237,7 +326,9 @@ def test_another_format_and_a_file_without_the_number_of_heads_are_refused(
     assert "mha.weights/9" in mha("run", *TEXTS, "--weights", "other.st", "--json", code=1).said
     safetensors.torch.save_file(tensors, tmp_path / "plain.st")
     assert "--heads" in mha("run", *TEXTS, "--weights", "plain.st", "--json", code=2).said
-    ended = mha("run", "one two three", "--weights", "plain.st", "--heads", "3", "--json", code=(1, 2))
+    ended = mha(
+        "run", "one two three", "--weights", "plain.st", "--heads", "3", "--json", code=(1, 2)
+    )
     assert "6" in ended.said, "the vocabulary of the text has another size"
 
 
@@ -248,7 +339,9 @@ def test_learned_positions_are_as_many_as_the_table_has(mha: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not(dtype: str, mha: Any) -> None:
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not(
+    dtype: str, mha: Any
+) -> None:
     words = [*TEXTS, *GROUPED, "--dtype", dtype, "--repeat", "1", "--keep", "x,qk,v,out", "--json"]
     first, again, other = (mha("run", *words, "--seed", seed).json for seed in ("0", "0", "1"))
     for name in ("x", "qk", "v", "out"):
@@ -257,9 +350,21 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not(dtype: s
 
 
 def test_dropout_in_training_shows_what_is_left_and_repeats_itself(mha: Any) -> None:
-    options = ["--dropout", "0.4", "--dtype", "float64", "--repeat", "1", "--keep", "v,pattern,dropped,z", "--json"]
+    options = [
+        "--dropout",
+        "0.4",
+        "--dtype",
+        "float64",
+        "--repeat",
+        "1",
+        "--keep",
+        "v,pattern,dropped,z",
+        "--json",
+    ]
     words = [*TEXTS, *GROUPED, *options]
-    first, again, other = (mha("run", *words, "--train", "--seed", seed).json for seed in ("0", "0", "1"))
+    first, again, other = (
+        mha("run", *words, "--train", "--seed", seed).json for seed in ("0", "0", "1")
+    )
     pattern, dropped = np.array(first["pattern"]), np.array(first["dropped"])
     survived = dropped != 0
     assert 0.4 < survived[pattern > 0].mean() < 0.8

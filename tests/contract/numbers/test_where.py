@@ -71,10 +71,24 @@ TEXTS, CONTEXTS = ["a b | a a c b d", "d a | d"], ["c c a b d | a a b d", "a | d
 
 @pytest.mark.parametrize("padding", ["left", pytest.param("right", marks=pytest.mark.real)])
 @pytest.mark.parametrize(
-    "options", [["--documents", "|"], ["--causal"], ["--context", CONTEXTS[0], "--context", CONTEXTS[1]]]
+    "options",
+    [["--documents", "|"], ["--causal"], ["--context", CONTEXTS[0], "--context", CONTEXTS[1]]],
 )
-def test_a_condition_adds_up_the_weights_where_its_sentence_holds(options: list[str], padding: str, mha: Any) -> None:
-    words = [*TEXTS, *options, "--padding", padding, "--init", "uniform", "--scale", "3", "--dtype", "float64"]
+def test_a_condition_adds_up_the_weights_where_its_sentence_holds(
+    options: list[str], padding: str, mha: Any
+) -> None:
+    words = [
+        *TEXTS,
+        *options,
+        "--padding",
+        padding,
+        "--init",
+        "uniform",
+        "--scale",
+        "3",
+        "--dtype",
+        "float64",
+    ]
     patterns = mha("run", *words, "--repeat", "1", "--keep", "pattern", "--json").json
     where = [word for sentence in SENTENCES for word in ("--where", sentence)]
     document = mha("heads", *words, *where, "--json").json
@@ -84,17 +98,26 @@ def test_a_condition_adds_up_the_weights_where_its_sentence_holds(options: list[
     for n, (text, sentence) in enumerate(SENTENCES.items()):
         holds = np.zeros((2, *pattern.shape[2:]))
         for b, sides in enumerate(zip(document["sequences"], keys, strict=True)):
-            holds[b] = cells_of(sentence, *(side["tokens"] for side in sides), padding, holds.shape[1:])
+            holds[b] = cells_of(
+                sentence, *(side["tokens"] for side in sides), padding, holds.shape[1:]
+            )
         n_queries = sum(len(sequence["tokens"]) for sequence in document["sequences"])
         masses = (pattern * holds[:, None]).sum(axis=(0, 2, 3)) / n_queries
-        assert [head["patterns"][n] for head in document["heads"]] == pytest.approx(masses, abs=1e-12), text
+        assert [head["patterns"][n] for head in document["heads"]] == pytest.approx(
+            masses, abs=1e-12
+        ), text
 
 
-def cells_of(sentence: Any, queries: list[str], keys: list[str], padding: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Where a sentence holds, in the columns of a padded pattern. Places count from the first token of a text."""
+def cells_of(
+    sentence: Any, queries: list[str], keys: list[str], padding: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Where a sentence holds, in the columns of a padded pattern. Places count from the first token
+    of a text.
+    """
     columns = np.zeros(shape)
     first = [
-        size - len(tokens) if padding == "left" else 0 for size, tokens in zip(shape, (queries, keys), strict=True)
+        size - len(tokens) if padding == "left" else 0
+        for size, tokens in zip(shape, (queries, keys), strict=True)
     ]
 
     def token_of(tokens: list[str]) -> Text:

@@ -1,4 +1,6 @@
-"""`mha check` on small reproductions of attention code about which people reported in public; each file says what it does."""
+"""`mha check` on small reproductions of attention code about which people reported in public; each
+file says what it does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ FOLDER = Path(__file__).parent / "check"
 
 
 class Case(NamedTuple):
-    """A layer of a file, and what is right: the verdict, the codes that may name its mistake, and words of the mistake's line."""
+    """A layer of a file, and what is right: the verdict, the codes that may name its mistake, and
+    words of the mistake's line.
+    """
 
     file: str
     layer: str

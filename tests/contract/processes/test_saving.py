@@ -1,4 +1,6 @@
-"""A save leaves the old file or the new one whole, whatever fails or ends it, and keeps links, modes and nodes."""
+"""A save leaves the old file or the new one whole, whatever fails or ends it, and keeps links,
+modes and nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mha import NO_TORCH, PATIENCE_S, PLAIN_SHELL, WITHOUT_ROOT_RIGHTS, Ended, fingerprint, run
+from support.mha import (
+    NO_TORCH,
+    PATIENCE_S,
+    PLAIN_SHELL,
+    WITHOUT_ROOT_RIGHTS,
+    Ended,
+    fingerprint,
+    run,
+)
 
 READ_ONLY = WITHOUT_ROOT_RIGHTS if os.geteuid() == 0 else PLAIN_SHELL
 Mha = Callable[..., Ended]
@@ -77,7 +87,8 @@ def fault_of(exists):
     try:
         records["new"].save("file", force=exists)
     except mhacli.MhaError as fault:
-        assert "file" in fault.message and "injected" in fault.message and fault.exit_code == 1, fault
+        assert "file" in fault.message and "injected" in fault.message, fault
+        assert fault.exit_code == 1, fault
         return fault
 
 counts = {}
@@ -200,12 +211,14 @@ def folder(tmp_path: Path, records: Path) -> Path:
 def printed_by(folder: Path, script: str) -> dict[str, Any]:
     """The JSON that a fresh interpreter prints, which saves records with `Record.save`."""
     words = [sys.executable, "-c", PRELUDE + script]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-# ------------------------------------------------------------------------------------------------------------ saves that are cut
+# ------------------------------------------------------------------------------- saves that are cut
 
 
 def test_whichever_call_of_a_save_fails_the_old_or_the_new_file_is_whole(folder: Path) -> None:
@@ -226,7 +239,9 @@ def test_a_save_over_the_size_limit_leaves_the_old_file(folder: Path) -> None:
 
 
 @pytest.mark.real
-def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds(folder: Path) -> None:
+def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds(
+    folder: Path,
+) -> None:
     assert printed_by(folder, WRITERS) | {"first": None} == {"forced": [0] * 5, "first": None}
     (folder / "place" / "file").unlink()
     (folder / "place").rmdir()
@@ -234,12 +249,16 @@ def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds
 
 
 @pytest.mark.parametrize("target", ["kept", pytest.param("fresh", marks=pytest.mark.real)])
-@pytest.mark.parametrize("call", ["replace", *(pytest.param(n, marks=pytest.mark.real) for n in ("write", "fsync"))])
+@pytest.mark.parametrize(
+    "call", ["replace", *(pytest.param(n, marks=pytest.mark.real) for n in ("write", "fsync"))]
+)
 def test_a_command_whose_save_fails_ends_with_1_and_names_file_and_reason(
     tmp_path: Path, call: str, target: str
 ) -> None:
     (tmp_path / "kept").write_text("kept")
-    failing = f"import os\ndef fail(*_, **__):\n    raise OSError(5, 'injected')\nos.{call} = fail\n"
+    failing = (
+        f"import os\ndef fail(*_, **__):\n    raise OSError(5, 'injected')\nos.{call} = fail\n"
+    )
     words = ("vocab", "a b", "--save", target, "--force", "--json")
     before = set(os.listdir(tmp_path))
     done = run(tmp_path, *words, code=1, modules={**NO_TORCH, "sitecustomize": failing})
@@ -253,7 +272,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("needs the right to mount a small disk")
     yield disk
@@ -269,7 +290,7 @@ def test_a_save_on_a_full_disk_leaves_the_old_file(mha: Mha, small_disk: Path) -
     assert [(path.name, path.read_text()) for path in small_disk.iterdir()] == [("kept", "kept")]
 
 
-# ----------------------------------------------------------------------------------------------------------------------- targets
+# ------------------------------------------------------------------------------------------ targets
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664])
@@ -326,12 +347,24 @@ SAVERS = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("target", "words_of_reason"),
     [
-        ("fifo", "pipe"), ("folder", "directory"), ("folder/", "directory"), ("to-fifo", "pipe"), ("loop", "loop"),
-        ("missing/new", "missing"), ("file/new", "folder"), ("file", "--force"), ("n" * 300, "long"),
+        ("fifo", "pipe"),
+        ("folder", "directory"),
+        ("folder/", "directory"),
+        ("to-fifo", "pipe"),
+        ("loop", "loop"),
+        ("missing/new", "missing"),
+        ("file/new", "folder"),
+        ("file", "--force"),
+        ("n" * 300, "long"),
     ],
-)  # fmt: skip
+)
 def test_a_target_that_cannot_be_a_file_is_refused_before_any_work(
-    mha: Mha, tmp_path: Path, records: Path, words: tuple[str, ...], target: str, words_of_reason: str
+    mha: Mha,
+    tmp_path: Path,
+    records: Path,
+    words: tuple[str, ...],
+    target: str,
+    words_of_reason: str,
 ) -> None:
     (tmp_path / "r").write_bytes((records / "new").read_bytes())
     os.mkfifo(tmp_path / "fifo")
@@ -358,17 +391,23 @@ def test_a_device_is_refused_and_stays_what_it_was(mha: Mha, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("target", ["old", pytest.param("fresh", marks=pytest.mark.real)])
-def test_a_folder_that_cannot_be_written_is_refused_without_torch(tmp_path: Path, target: str) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_without_torch(
+    tmp_path: Path, target: str
+) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     (locked / "old").write_text("old")
     locked.chmod(0o555)
     words = ("run", "a", "--save", f"locked/{target}", "--force")
-    assert f"locked/{target}" in run(tmp_path, *words, code=1, modules=NO_TORCH, shell=READ_ONLY).said
+    assert (
+        f"locked/{target}" in run(tmp_path, *words, code=1, modules=NO_TORCH, shell=READ_ONLY).said
+    )
     assert (locked / "old").read_text() == "old"
 
 
-def test_a_save_over_the_file_that_was_read_gives_the_new_file_whole(mha: Mha, tmp_path: Path) -> None:
+def test_a_save_over_the_file_that_was_read_gives_the_new_file_whole(
+    mha: Mha, tmp_path: Path
+) -> None:
     words = ("run", "a b", "--save-weights", "w")
     mha(*words)
     before = (tmp_path / "w").read_bytes()

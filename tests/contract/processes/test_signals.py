@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM end `mha` with 130 and 143, without a word and without a changed file, wherever they arrive."""
+"""SIGINT and SIGTERM end `mha` with 130 and 143, without a word and without a changed file,
+wherever they arrive.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from support.mha import BELONGS_TO_TEST, NO_TORCH, PATIENCE_S, environment, fing
 SIGNALS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
-PAUSE = "import time\nwith open('modules/reached', 'wb', 0) as fifo:\n    fifo.write(b'!')\ntime.sleep(600)\n"
+PAUSE = (
+    "import time\nwith open('modules/reached', 'wb', 0) as fifo:\n   "
+    " fifo.write(b'!')\ntime.sleep(600)\n"
+)
 """A Python program that says through a FIFO that it has come to this place, and stays there."""
 
 
@@ -61,13 +66,24 @@ def reached(tmp_path: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str, modules: Mapping[str, str], **streams: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of `mha` that finds these modules before others, and is killed at the end if it still runs."""
+def started(
+    folder: Path, *words: str, modules: Mapping[str, str], **streams: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of `mha` that finds these modules before others, and is killed at the end if it
+    still runs.
+    """
     (folder / BELONGS_TO_TEST).mkdir(exist_ok=True)
     for name, code in modules.items():
         (folder / BELONGS_TO_TEST / f"{name}.py").write_text(code)
-    variables = environment(folder, PYTHONPATH=str(folder / BELONGS_TO_TEST), PYTHONDONTWRITEBYTECODE="1")
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    variables = environment(
+        folder, PYTHONPATH=str(folder / BELONGS_TO_TEST), PYTHONDONTWRITEBYTECODE="1"
+    )
+    streams = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        **streams,
+    }
     process = start(folder, *words, env=variables, **streams)
     try:
         yield process
@@ -80,18 +96,27 @@ def end_of(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, b
     """Exit code as a shell gives it, stdout and stderr after a signal."""
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode, stdout, stderr
+    return (
+        process.returncode if process.returncode >= 0 else 128 - process.returncode,
+        stdout,
+        stderr,
+    )
 
 
 def files(folder: Path) -> dict[str, object]:
-    return {path.name: fingerprint(path) for path in folder.iterdir() if path.name != BELONGS_TO_TEST}
+    return {
+        path.name: fingerprint(path) for path in folder.iterdir() if path.name != BELONGS_TO_TEST
+    }
 
 
 @SIGNALS
-@pytest.mark.parametrize("modules", [
-    pytest.param({"typer": PAUSE}, id="typer"),
-    pytest.param({"sitecustomize": DURING_IMPORT}, id="torch", marks=pytest.mark.real),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param({"typer": PAUSE}, id="typer"),
+        pytest.param({"sitecustomize": DURING_IMPORT}, id="torch", marks=pytest.mark.real),
+    ],
+)
 def test_a_signal_during_an_import_ends_the_process(
     tmp_path: Path, reached: Callable[[], None], modules: Mapping[str, str], number: int, code: int
 ) -> None:
@@ -116,8 +141,12 @@ def test_a_signal_during_a_save_leaves_the_files_as_they_were(
 
 
 @SIGNALS
-def test_a_signal_while_stdin_is_read_ends_the_process(tmp_path: Path, number: int, code: int) -> None:
-    """The writer gets no more into the pipe than it holds: the process has begun to read once more goes in."""
+def test_a_signal_while_stdin_is_read_ends_the_process(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    """The writer gets no more into the pipe than it holds: the process has begun to read once more
+    goes in.
+    """
     reading, writing = os.pipe()
     with started(tmp_path, "vocab", "-", modules=NO_TORCH, stdin=reading) as process:
         os.close(reading)
@@ -127,7 +156,19 @@ def test_a_signal_while_stdin_is_read_ends_the_process(tmp_path: Path, number: i
     os.close(writing)
 
 
-LONG = ("heads", "--file", "long.txt", "--max-tokens", "100000", "--heads", "32", "--device", "cpu", "--save", "new")
+LONG = (
+    "heads",
+    "--file",
+    "long.txt",
+    "--max-tokens",
+    "100000",
+    "--heads",
+    "32",
+    "--device",
+    "cpu",
+    "--save",
+    "new",
+)
 SMALL = ("--device", "cpu", "--lengths", "16", "--backends", "sdpa")
 BENCH = ("bench", *SMALL, "--budget", "600", "--save-baseline", "new")
 PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
@@ -136,9 +177,10 @@ PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("words", "number", "code"), [(LONG, signal.SIGINT, 130), (BENCH, signal.SIGTERM, 143), (BENCH, signal.SIGINT, 130)],
+    ("words", "number", "code"),
+    [(LONG, signal.SIGINT, 130), (BENCH, signal.SIGTERM, 143), (BENCH, signal.SIGINT, 130)],
     ids=["heads", "bench", "bench-SIGINT"],
-)  # fmt: skip
+)
 def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears_the_terminal(
     tmp_path: Path, words: tuple[str, ...], number: int, code: int
 ) -> None:
@@ -167,8 +209,13 @@ def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears
     assert "━" not in "".join(screen.display)
 
 
-def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(tmp_path: Path) -> None:
-    torch = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise ImportError\n"
+def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(
+    tmp_path: Path,
+) -> None:
+    torch = (
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise"
+        " ImportError\n"
+    )
     with started(tmp_path, "run", "a", modules={"torch": torch}) as process:
         assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
         assert process.returncode == 130

@@ -1,4 +1,6 @@
-"""What `mha` imports: commands that compute nothing answer without torch, and errors of usage before any library is loaded."""
+"""What `mha` imports: commands that compute nothing answer without torch, and errors of usage
+before any library is loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 from support.mha import NO_TORCH, PATIENCE_S, run
 
-NO_LIBRARIES = {name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "ray")}
+NO_LIBRARIES = {
+    name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "ray")
+}
 """Modules with which a process ends with 99 if it imports a large library."""
 
 
@@ -34,24 +38,61 @@ def folder(tmp_path: Path, saved: Path) -> Path:
 
 
 WITHOUT_LIBRARIES = [
-    ("--help", 0), ("--version", 0), ("run --help", 0), ("check --help", 0), ("bench --help-all", 0), ("rum", 2),
-    ("explain", 0), ("explain sink", 0), ("vocab the cat", 0), ("run", 2), ("run a --heads 5", 2),
-    ("run a --view cubist", 2), ("run --file missing", 1), ("run a --weights none.safetensors", 1),
-    ("run a --d-head 5 --positions rope", 2), ("run a --random 2,5", 2), ("decode a --heads 5", 2), ("view r", 1),
-    ("heads a --heads 5", 2), ("heads a --query 9", 2), ("check", 2), ("help weights info", 0),
-    ("doctor --model ./missing", 1), ("doctor --seed -1", 2), ("check missing.py:X", 1),
-    ("bench --lengths few", 2), ("bench --backends sdpa3", 2), ("bench --heads 9 --kv-heads 2", 2),
-    ("bench --compare none.json", 1), ("bench --save-baseline none.json", 1), ("bench --fail-if slower:2", 2),
-]  # fmt: skip
+    ("--help", 0),
+    ("--version", 0),
+    ("run --help", 0),
+    ("check --help", 0),
+    ("bench --help-all", 0),
+    ("rum", 2),
+    ("explain", 0),
+    ("explain sink", 0),
+    ("vocab the cat", 0),
+    ("run", 2),
+    ("run a --heads 5", 2),
+    ("run a --view cubist", 2),
+    ("run --file missing", 1),
+    ("run a --weights none.safetensors", 1),
+    ("run a --d-head 5 --positions rope", 2),
+    ("run a --random 2,5", 2),
+    ("decode a --heads 5", 2),
+    ("view r", 1),
+    ("heads a --heads 5", 2),
+    ("heads a --query 9", 2),
+    ("check", 2),
+    ("help weights info", 0),
+    ("doctor --model ./missing", 1),
+    ("doctor --seed -1", 2),
+    ("check missing.py:X", 1),
+    ("bench --lengths few", 2),
+    ("bench --backends sdpa3", 2),
+    ("bench --heads 9 --kv-heads 2", 2),
+    ("bench --compare none.json", 1),
+    ("bench --save-baseline none.json", 1),
+    ("bench --fail-if slower:2", 2),
+]
 
 
-OF_A_KIND = ("bench --", "run a", "run --h", "heads", "explain s", "check -", "decode", "doctor --s", "help", "--v")
+OF_A_KIND = (
+    "bench --",
+    "run a",
+    "run --h",
+    "heads",
+    "explain s",
+    "check -",
+    "decode",
+    "doctor --s",
+    "help",
+    "--v",
+)
 """What rows begin with of which others are of the same kind."""
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [pytest.param(*row, marks=[pytest.mark.real] * row[0].startswith(OF_A_KIND)) for row in WITHOUT_LIBRARIES],
+    [
+        pytest.param(*row, marks=[pytest.mark.real] * row[0].startswith(OF_A_KIND))
+        for row in WITHOUT_LIBRARIES
+    ],
 )
 def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
     run(folder, *words.split(), code=code, modules=NO_LIBRARIES)
@@ -60,16 +101,25 @@ def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: i
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("show r", 0), ("diff r other", (0, 3)), ("show none.safetensors", 1),
+        ("show r", 0),
+        ("diff r other", (0, 3)),
+        ("show none.safetensors", 1),
         pytest.param("show r --json", 0, marks=pytest.mark.real),
-        ("show r --html p.html --svg p.svg --png p.png", 0), pytest.param("show r --csv", 0, marks=pytest.mark.real),
+        ("show r --html p.html --svg p.svg --png p.png", 0),
+        pytest.param("show r --csv", 0, marks=pytest.mark.real),
         pytest.param("show r --view heatmap --head 1", 0, marks=pytest.mark.real),
     ],
-)  # fmt: skip
+)
 def test_saved_records_are_shown_and_compared_without_torch(
     folder: Path, words: str, code: int | tuple[int, ...]
 ) -> None:
-    run(folder, *words.split(), *(["--force"] if "--html" in words else []), code=code, modules=NO_TORCH)
+    run(
+        folder,
+        *words.split(),
+        *(["--force"] if "--html" in words else []),
+        code=code,
+        modules=NO_TORCH,
+    )
 
 
 def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> None:
@@ -85,7 +135,9 @@ from importlib.machinery import PathFinder
 class Without(PathFinder):
     @staticmethod
     def find_spec(name, path=None, target=None):
-        return None if name.partition(".")[0] in {names} else PathFinder.find_spec(name, path, target)
+        if name.partition(".")[0] in {names}:
+            return None
+        return PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
     modules = {"sitecustomize": hidden.format(names=("transformers", "resvg_py", "textual"))}
@@ -111,11 +163,12 @@ def test_the_module_is_the_program(folder: Path) -> None:
 
 def test_importing_the_package_loads_none_of_its_libraries() -> None:
     code = (
-        "import sys, mhacli\n"
-        "large = ('torch', 'numpy', 'rich', 'typer', 'transformers', 'polars', 'pandas', 'textual')\n"
-        "print([name for name in large if name in sys.modules])\n"
-        "mhacli.Config, mhacli.MhaError, mhacli.Record, mhacli.load\n"
-        "print('torch' in sys.modules)\n"
+        "import sys, mhacli\nlarge = ('torch', 'numpy', 'rich', 'typer', 'transformers', 'polars',"
+        " 'pandas', 'textual')\nprint([name for name in large if name in"
+        " sys.modules])\nmhacli.Config, mhacli.MhaError, mhacli.Record, mhacli.load\nprint('torch'"
+        " in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stdout.splitlines() == ["[]", "False"]

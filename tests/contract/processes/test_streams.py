@@ -42,11 +42,15 @@ def without_reader() -> Iterator[int]:
     os.close(writing)
 
 
-# ------------------------------------------------------------------------------------------------------- readers that leave
+# ------------------------------------------------------------------------------- readers that leave
 
 
-@pytest.mark.parametrize("words", [LONG[0], pytest.param(LONG[1], marks=pytest.mark.real)], ids=["vocab", "show"])
-def test_a_reader_that_leaves_after_one_line_of_a_long_output_causes_no_error(folder: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [LONG[0], pytest.param(LONG[1], marks=pytest.mark.real)], ids=["vocab", "show"]
+)
+def test_a_reader_that_leaves_after_one_line_of_a_long_output_causes_no_error(
+    folder: Path, words: list[str]
+) -> None:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start(folder, *words, env=environment(folder), **streams)
     assert process.stdout is not None
@@ -57,38 +61,54 @@ def test_a_reader_that_leaves_after_one_line_of_a_long_output_causes_no_error(fo
     assert (process.returncode in (0, -13, 141), stderr) == (True, b"")
 
 
-@pytest.mark.parametrize(("words", "env"), [*((words, {}) for words in SHORT), (SHORT[1], UNBUFFERED)], ids=str)
+@pytest.mark.parametrize(
+    ("words", "env"), [*((words, {}) for words in SHORT), (SHORT[1], UNBUFFERED)], ids=str
+)
 def test_a_reader_that_left_before_a_short_output_causes_no_error(
     folder: Path, words: list[str], env: dict[str, str], without_reader: int
 ) -> None:
-    """The text fits the buffer, so that the pipe is broken only at the end, where Python itself would exit with 120."""
+    """The text fits the buffer, so that the pipe is broken only at the end, where Python itself
+    would exit with 120.
+    """
     done = run(folder, *words, code=(0, 141), stdout=without_reader, env=env, cold=bool(env))
     assert done.stderr == ""
 
 
-def test_a_reader_that_left_before_the_end_of_a_computation_causes_no_error(folder: Path, without_reader: int) -> None:
+def test_a_reader_that_left_before_the_end_of_a_computation_causes_no_error(
+    folder: Path, without_reader: int
+) -> None:
     for words in (["run", "a b", "--json"], ["trace", "a b"], ["heads", "a b"]):
         assert run(folder, *words, code=(0, 141), stdout=without_reader).stderr == ""
 
 
-# ------------------------------------------------------------------------------------------------------- stdout that refuses
+# ------------------------------------------------------------------------------ stdout that refuses
 
 
 @pytest.mark.parametrize(
     ("words", "env"),
     [
-        (SHORT[0], {}), (SHORT[2], {}), (LONG[0], {}),
+        (SHORT[0], {}),
+        (SHORT[2], {}),
+        (LONG[0], {}),
         *(pytest.param(words, {}, marks=pytest.mark.real) for words in (SHORT[1], *SHORT[3:])),
         pytest.param(SHORT[1], UNBUFFERED, marks=pytest.mark.real),
     ],
     ids=str,
-)  # fmt: skip
-def test_a_stdout_that_is_full_is_an_error(folder: Path, words: list[str], env: dict[str, str]) -> None:
+)
+def test_a_stdout_that_is_full_is_an_error(
+    folder: Path, words: list[str], env: dict[str, str]
+) -> None:
     """The output goes to the end of a file that has reached the size limit of the process."""
     full = os.open(folder, os.O_TMPFILE | os.O_RDWR)
     os.write(full, bytes(MIB))
     done = run(
-        folder, *words, code=1, stdout=full, env=env, modules=NO_TORCH, shell=f"ulimit -f {MIB // 512}; {PLAIN_SHELL}"
+        folder,
+        *words,
+        code=1,
+        stdout=full,
+        env=env,
+        modules=NO_TORCH,
+        shell=f"ulimit -f {MIB // 512}; {PLAIN_SHELL}",
     )
     assert os.fstat(full).st_size == MIB
     os.close(full)
@@ -103,8 +123,15 @@ def test_a_result_that_cannot_be_printed_after_the_computation_is_an_error(folde
         os.close(unwritable)
 
 
-@pytest.mark.parametrize("words", [["vocab", "a b"], pytest.param(["vocab", "a b", "--json"], marks=pytest.mark.real),
-                                   pytest.param(["run", "--help"], marks=pytest.mark.real)], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vocab", "a b"],
+        pytest.param(["vocab", "a b", "--json"], marks=pytest.mark.real),
+        pytest.param(["run", "--help"], marks=pytest.mark.real),
+    ],
+    ids=" ".join,
+)
 def test_a_closed_stdout_is_an_error_before_any_work(folder: Path, words: list[str]) -> None:
     done = run(folder, *words, code=1, modules=NO_TORCH, shell=f"{PLAIN_SHELL} >&-")
     assert done.missing("stdout", "closed") == []
@@ -113,16 +140,25 @@ def test_a_closed_stdout_is_an_error_before_any_work(folder: Path, words: list[s
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code(folder: Path) -> None:
     for words in (["run", "a", "--heads", "0"], ["run", "--json", "a", "--heads", "0"]):
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        process = start(folder, *words, env=environment(folder), shell=f"{PLAIN_SHELL} 2>&-", **streams)
+        process = start(
+            folder, *words, env=environment(folder), shell=f"{PLAIN_SHELL} 2>&-", **streams
+        )
         assert process.communicate(timeout=PATIENCE_S)[0] == b""
         assert process.returncode == 2
 
 
-# -------------------------------------------------------------------------------------------------------------------- stdin
+# -------------------------------------------------------------------------------------------- stdin
 
 
-@pytest.mark.parametrize("words", [["run", "-"], pytest.param(["vocab", "-", "--json"], marks=pytest.mark.real),
-                                   pytest.param(["run", "--file", "-"], marks=pytest.mark.real)], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "-"],
+        pytest.param(["vocab", "-", "--json"], marks=pytest.mark.real),
+        pytest.param(["run", "--file", "-"], marks=pytest.mark.real),
+    ],
+    ids=" ".join,
+)
 def test_a_closed_stdin_is_an_error(folder: Path, words: list[str]) -> None:
     done = run(folder, *words, code=1, modules=NO_TORCH, shell=f"{PLAIN_SHELL} <&-")
     assert done.missing("stdin", "closed") == []

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# ------------------------------------------------------------------------------------------------------------------ folders
+# ------------------------------------------------------------------------------------------ folders
 
 
 @pytest.mark.parametrize("home", [None, "", "/no/such/home"], ids=str)
@@ -50,7 +50,10 @@ def test_a_home_that_cannot_be_written_does_not_matter(folder: Path) -> None:
 def test_a_deleted_working_folder_does_not_matter_to_files_elsewhere(folder: Path) -> None:
     run(folder, "vocab", "a b", "--save", folder / "v", "--force", shell=DELETED, modules=NO_TORCH)
     run(folder, "show", folder / "r", "--json", shell=DELETED, modules=NO_TORCH)
-    assert "w" in run(folder, "run", "a", "--weights", "w", code=1, shell=DELETED, modules=NO_TORCH).said
+    assert (
+        "w"
+        in run(folder, "run", "a", "--weights", "w", code=1, shell=DELETED, modules=NO_TORCH).said
+    )
 
 
 @pytest.mark.real
@@ -64,11 +67,13 @@ def test_a_file_in_a_deleted_working_folder_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_error(folder: Path) -> None:
+def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_error(
+    folder: Path,
+) -> None:
     run(folder, "run", "a", "--json", code=(0, 1), shell=DELETED)
 
 
-# ------------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 VOCAB = pytest.param(["vocab", "--max-bytes", "8M", "--json"], id="vocab", marks=pytest.mark.real)
@@ -94,7 +99,9 @@ def test_a_stdin_without_end_is_refused_in_little_memory(tmp_path: Path, words: 
 
 
 @pytest.mark.parametrize("words", [pytest.param(["run"], id="run"), VOCAB])
-def test_a_word_of_a_million_letters_is_refused_with_its_limit(tmp_path: Path, words: list[str]) -> None:
+def test_a_word_of_a_million_letters_is_refused_with_its_limit(
+    tmp_path: Path, words: list[str]
+) -> None:
     (tmp_path / "text.txt").write_text("a " + "b" * 1_000_000)
     shell = limited(SMALL)
     done = run(tmp_path, *words, "--file", "text.txt", code=1, shell=shell, modules=NO_TORCH)
@@ -114,7 +121,9 @@ os._exit = report
 
 
 @pytest.mark.real
-def test_a_run_that_does_not_fit_is_refused_with_what_it_takes_and_with_a_length_that_does_fit(tmp_path: Path) -> None:
+def test_a_run_that_does_not_fit_is_refused_with_what_it_takes_and_with_a_length_that_does_fit(
+    tmp_path: Path,
+) -> None:
     """The same run without the limit takes at least half of the predicted memory, and no more."""
     words = ("run", "-", "--device", "cpu", "--view", "none")
     done = run(tmp_path, *words, code=1, stdin="word " * 2200, shell=limited(1500 * MIB))

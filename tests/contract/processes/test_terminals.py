@@ -1,4 +1,6 @@
-"""Colour, width, encoding and progress: what is printed fits the terminal, the pipe and the environment."""
+"""Colour, width, encoding and progress: what is printed fits the terminal, the pipe and the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# ------------------------------------------------------------------------------------------------------------------- colour
+# ------------------------------------------------------------------------------------------- colour
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, True),
         *(
             pytest.param(env, env != {"TERM": None}, False, marks=pytest.mark.real)
-            for env in ({"NO_COLOR": ""}, {"FORCE_COLOR": ""}, {"TERM": None}, {"CI": "true", "GITHUB_ACTIONS": "true"})
+            for env in (
+                {"NO_COLOR": ""},
+                {"FORCE_COLOR": ""},
+                {"TERM": None},
+                {"CI": "true", "GITHUB_ACTIONS": "true"},
+            )
         ),
     ],
     ids=str,
@@ -53,7 +60,10 @@ def test_colour_follows_terminal_and_environment_and_never_reaches_json(
     folder: Path, env: Env, on_terminal: bool, in_pipe: bool
 ) -> None:
     def is_coloured(*options: str, terminal: tuple[int, int] | None, colour: bool) -> bool:
-        return "\x1b[" in run(folder, "show", "r", *options, env=env, terminal=terminal, colour=colour).stdout
+        return (
+            "\x1b["
+            in run(folder, "show", "r", *options, env=env, terminal=terminal, colour=colour).stdout
+        )
 
     assert is_coloured(terminal=SCREEN, colour=on_terminal) == on_terminal
     assert is_coloured(terminal=None, colour=in_pipe) == in_pipe
@@ -70,7 +80,11 @@ def test_the_option_for_colour_overrules_the_environment(folder: Path) -> None:
 @pytest.mark.real
 def test_errors_and_help_are_not_coloured_in_a_pipe_or_on_a_dumb_terminal(folder: Path) -> None:
     """Each in a process of its own, since libraries read these variables when they are imported."""
-    for words, code in ((["run", "a", "--heads", "0"], 2), (["show", "missing"], 1), (["run", "--help"], 0)):
+    for words, code in (
+        (["run", "a", "--heads", "0"], 2),
+        (["show", "missing"], 1),
+        (["run", "--help"], 0),
+    ):
         for env in ({"CI": "true", "GITHUB_ACTIONS": "true"}, {"TERM": "dumb"}):
             terminal = SCREEN if "TERM" in env else None
             run(folder, *words, code=code, env=env, terminal=terminal, modules=NO_TORCH)
@@ -85,20 +99,29 @@ def test_errors_and_help_are_not_coloured_in_a_pipe_or_on_a_dumb_terminal(folder
     ],
     ids=str,
 )
-def test_the_codes_of_colours_are_those_that_the_terminal_has(folder: Path, env: Env, code: str) -> None:
+def test_the_codes_of_colours_are_those_that_the_terminal_has(
+    folder: Path, env: Env, code: str
+) -> None:
     done = run(folder, "show", "r", "--view", "heatmap", env=env, terminal=SCREEN, colour=True)
     assert re.search(rf"\x1b\[(?:[0-9;]*;)?{code}", done.stdout)
     assert not (code == "[34][0-7]" and re.search(r"\x1b\[(?:[0-9;]*;)?[34]8;", done.stdout))
 
 
-# -------------------------------------------------------------------------------------------------------------------- width
+# -------------------------------------------------------------------------------------------- width
 
 
-@pytest.mark.parametrize(("columns", "width"), [
-    ("1", 20), ("100000", 500), *(pytest.param(word, 80, marks=pytest.mark.real) for word in ("-5", "abc"))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [
+        ("1", 20),
+        ("100000", 500),
+        *(pytest.param(word, 80, marks=pytest.mark.real) for word in ("-5", "abc")),
+    ],
+)
 def test_any_width_keeps_the_words_readable(folder: Path, columns: str, width: int) -> None:
-    """Without a useful number the width is 80. No line is shorter than 20 or longer than 500 on purpose."""
+    """Without a useful number the width is 80. No line is shorter than 20 or longer than 500 on
+    purpose.
+    """
     env = {"COLUMNS": columns}
     printed = [run(folder, "vocab", TEXT, env=env).stdout]
     for view in ("matrix", "heatmap", "top"):
@@ -113,7 +136,13 @@ def test_any_width_keeps_the_words_readable(folder: Path, columns: str, width: i
 def test_a_terminal_gives_its_width_where_the_environment_does_not(folder: Path) -> None:
     def width(columns: int) -> int:
         done = run(
-            folder, "show", "r", "--view", "matrix", env={"COLUMNS": None, "TERM": "dumb"}, terminal=(columns, 24)
+            folder,
+            "show",
+            "r",
+            "--view",
+            "matrix",
+            env={"COLUMNS": None, "TERM": "dumb"},
+            terminal=(columns, 24),
         )
         return max(map(len, done.stdout.splitlines()))
 
@@ -127,33 +156,46 @@ def test_a_terminal_of_ten_columns_and_three_rows_shows_every_word(folder: Path)
         assert set(re.findall(r"\w+", shown)) >= WORDS
 
 
-# ----------------------------------------------------------------------------------------------------------------- encoding
+# ----------------------------------------------------------------------------------------- encoding
 
 STRICT: Env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("env", [{**STRICT, "PYTHONIOENCODING": "ascii"}, STRICT], ids=["ascii", "C"])
+@pytest.mark.parametrize(
+    "env", [{**STRICT, "PYTHONIOENCODING": "ascii"}, STRICT], ids=["ascii", "C"]
+)
 def test_a_poor_encoding_keeps_the_words_readable(folder: Path, env: Env) -> None:
     (folder / "wide.txt").write_text(TEXT)
-    for words in (["vocab", "--file", "wide.txt"], ["show", "r", "--view", "heatmap"], ["show", "r", "--view", "top"]):
+    for words in (
+        ["vocab", "--file", "wide.txt"],
+        ["show", "r", "--view", "heatmap"],
+        ["show", "r", "--view", "top"],
+    ):
         text = run(folder, *words, env=env, modules=NO_TORCH).stdout
         assert set(re.findall(r"\w+", text)) >= WORDS
         assert r"\u65e5\u672c" in text
         assert text.isascii()
-    assert "missing-" in run(folder, "vocab", "--file", "missing-é", code=1, env=env, modules=NO_TORCH).said
+    assert (
+        "missing-"
+        in run(folder, "vocab", "--file", "missing-é", code=1, env=env, modules=NO_TORCH).said
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------- progress
+# ----------------------------------------------------------------------------------------- progress
 
 
 def on_terminal(folder: Path, *words: str, env: Env) -> tuple[bytes, bytes, list[str], bool]:
-    """Stdout, all that was written to a terminal as stderr, the lines that it shows at the end, and whether its cursor is."""
+    """Stdout, all that was written to a terminal as stderr, the lines that it shows at the end, and
+    whether its cursor is.
+    """
     ours, theirs = pty.openpty()
     variables = environment(folder, **env)
     shown = b""
     with tempfile.TemporaryFile() as out:
-        with start(folder, *words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=theirs) as process:
+        with start(
+            folder, *words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=theirs
+        ) as process:
             os.close(theirs)
             with contextlib.suppress(OSError):  # nobody is left at the other end
                 while piece := os.read(ours, 65536):
@@ -164,7 +206,12 @@ def on_terminal(folder: Path, *words: str, env: Env) -> tuple[bytes, bytes, list
     os.close(ours)
     screen = pyte.Screen(*SCREEN)
     pyte.ByteStream(screen).feed(shown)
-    return stdout, shown, [line.rstrip() for line in screen.display if line.strip()], not screen.cursor.hidden
+    return (
+        stdout,
+        shown,
+        [line.rstrip() for line in screen.display if line.strip()],
+        not screen.cursor.hidden,
+    )
 
 
 @pytest.mark.real
@@ -191,5 +238,15 @@ def test_a_long_computation_draws_its_progress_on_a_terminal_and_takes_it_back(
 @pytest.mark.real
 def test_no_progress_is_drawn_in_a_pipe(folder: Path) -> None:
     (folder / "long.txt").write_text(" ".join(f"w{i % 97}" for i in range(5000)))
-    done = run(folder, "heads", "--file", "long.txt", "--heads", "4", "--device", "cpu", writes=["long.txt"])
+    done = run(
+        folder,
+        "heads",
+        "--file",
+        "long.txt",
+        "--heads",
+        "4",
+        "--device",
+        "cpu",
+        writes=["long.txt"],
+    )
     assert "━" not in done.stderr

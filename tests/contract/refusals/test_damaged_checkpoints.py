@@ -1,4 +1,6 @@
-"""Damaged and hostile folders of checkpoints, tokenizers and corpora: refused by name, and no code of theirs runs."""
+"""Damaged and hostile folders of checkpoints, tokenizers and corpora: refused by name, and no code
+of theirs runs.
+"""
 
 from __future__ import annotations
 
@@ -49,17 +51,35 @@ def pipe(folder: Path) -> None:
 
 HEADER = b"\x00\x00\x00\x00\x00\x00\x00\x80"
 FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "shard that climbs": (lambda m: only_index(m, {"w": "../../etc/passwd"}), ("../../etc/passwd",)),
-    "shard of an absolute path": (lambda m: only_index(m, {"w": "/etc/x.safetensors"}), ("/etc/x.safetensors",)),
+    "shard that climbs": (
+        lambda m: only_index(m, {"w": "../../etc/passwd"}),
+        ("../../etc/passwd",),
+    ),
+    "shard of an absolute path": (
+        lambda m: only_index(m, {"w": "/etc/x.safetensors"}),
+        ("/etc/x.safetensors",),
+    ),
     "missing shard": (lambda m: only_index(m, {"w": "one.safetensors"}), ("one.safetensors",)),
-    "index that is no JSON": (lambda m: (only_index(m, {}), replace(m, "model.safetensors.index.json", "{")), ()),
+    "index that is no JSON": (
+        lambda m: (only_index(m, {}), replace(m, "model.safetensors.index.json", "{")),
+        (),
+    ),
     "index without files": (lambda m: only_index(m, {}), ()),
     "link that leaves the folder": (link_out, ("model.safetensors",)),
-    "pickles alone": (lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"), ("safetensors",)),
+    "pickles alone": (
+        lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
+        ("safetensors",),
+    ),
     "no weights": (lambda m: (m / "model.safetensors").unlink(), ()),
     "weights of 0 bytes": (lambda m: replace(m, "model.safetensors", b""), ("model.safetensors",)),
-    "weights with a long header": (lambda m: replace(m, "model.safetensors", HEADER), ("model.safetensors",)),
-    "weights that are cut": (lambda m: os.truncate(m / "model.safetensors", 50_000), ("model.safetensors",)),
+    "weights with a long header": (
+        lambda m: replace(m, "model.safetensors", HEADER),
+        ("model.safetensors",),
+    ),
+    "weights that are cut": (
+        lambda m: os.truncate(m / "model.safetensors", 50_000),
+        ("model.safetensors",),
+    ),
     "weights that are a pipe": (pipe, ("model.safetensors",)),
     "no config": (lambda m: (m / "config.json").unlink(), ("config.json",)),
     "config that is cut": (lambda m: replace(m, "config.json", "{"), ("config.json",)),
@@ -69,15 +89,23 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: replace(m, "config.json", '{"a":' * 10_000 + "1" + "}" * 10_000),
         ("config.json",),
     ),
-    "10^9 heads": (lambda m: change_json(m / "config.json", n_head=10**9), ("n_head", "1000000000")),
+    "10^9 heads": (
+        lambda m: change_json(m / "config.json", n_head=10**9),
+        ("n_head", "1000000000"),
+    ),
 }
 USED_FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "heads that do not divide": (lambda m: change_json(m / "config.json", n_head=7), ("7",)),
     "unknown family": (lambda m: change_json(m / "config.json", model_type="nobody"), ("nobody",)),
-    "tokenizer that is cut": (lambda m: replace(m, "tokenizer.json", '{"version": 1'), ("tokenizer",)),
+    "tokenizer that is cut": (
+        lambda m: replace(m, "tokenizer.json", '{"version": 1'),
+        ("tokenizer",),
+    ),
     "tokenizer of broken merges": (
         lambda m: replace(
-            m, "tokenizer.json", '{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":["b c"]}}'
+            m,
+            "tokenizer.json",
+            '{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":["b c"]}}',
         ),
         ("tokenizer",),
     ),
@@ -95,7 +123,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(what: str, mha: Mha, tmp_path: 
 
 
 @pytest.mark.parametrize("what", USED_FOLDERS)
-def test_a_checkpoint_that_cannot_be_used_is_refused_by_name(what: str, mha: Mha, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_used_is_refused_by_name(
+    what: str, mha: Mha, tmp_path: Path
+) -> None:
     damage, pieces = USED_FOLDERS[what]
     damage(checkpoints.copy_of("gpt2", tmp_path / "m"))
     ended = mha("run", "x", "--model", "m", "--json", code=1)
@@ -105,7 +135,13 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_by_name(what: str, mha: Mha
 @pytest.mark.parametrize(
     "config",
     [
-        {"auto_map": {"AutoModel": "evil.M", "AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}},
+        {
+            "auto_map": {
+                "AutoModel": "evil.M",
+                "AutoConfig": "evil.C",
+                "AutoTokenizer": ["evil.T", None],
+            }
+        },
         {"trust_remote_code": True, "auto_map": {"AutoModelForCausalLM": "evil.M"}},
     ],
     ids=["auto_map", "trust_remote_code"],
@@ -125,12 +161,16 @@ def test_code_in_a_folder_never_runs(config: dict[str, Any], mha: Mha, tmp_path:
     [
         pytest.param("{% for m in messages %}", id="cut"),
         pytest.param(
-            "{{ messages.__class__.__mro__[1].__subclasses__() }}", id="out of the sandbox", marks=pytest.mark.real
+            "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+            id="out of the sandbox",
+            marks=pytest.mark.real,
         ),
         pytest.param("{{ undefined.field }}", id="undefined", marks=pytest.mark.real),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_refused(template: str, mha: Mha, tmp_path: Path) -> None:
+def test_a_chat_template_that_cannot_be_used_is_refused(
+    template: str, mha: Mha, tmp_path: Path
+) -> None:
     folder = checkpoints.copy_of("gpt2", tmp_path / "m")
     change_json(folder / "tokenizer_config.json", chat_template=template)
     (folder / "chat_template.jinja").write_text(template)
@@ -146,11 +186,13 @@ def test_names_in_the_headers_of_a_folder_are_escaped(mha: Mha, tmp_path: Path) 
     shown = mha("weights", "info", "m", "--tensors").stdout
     assert "x\\x1b[2J" in shown
     assert "w\\x1b]52;\\u202e" in shown
-    names = [one["name"] for one in mha("weights", "info", "m", "--tensors", "--json").json["tensors"]]
+    names = [
+        one["name"] for one in mha("weights", "info", "m", "--tensors", "--json").json["tensors"]
+    ]
     assert names == ["w\x1b]52;\u202e"]
 
 
-# ----------------------------------------------------------------------------------------------------------- tokenizer files
+# ---------------------------------------------------------------------------------- tokenizer files
 
 
 def split_at(regex: str) -> dict[str, Any]:
@@ -158,14 +200,18 @@ def split_at(regex: str) -> dict[str, Any]:
 
 
 TOKENIZERS = {
-    "merge of an unknown token": checkpoints.words_tokenizer(type="BPE", vocab={"a": 0}, merges=[["a", "zz"]]),
+    "merge of an unknown token": checkpoints.words_tokenizer(
+        type="BPE", vocab={"a": 0}, merges=[["a", "zz"]]
+    ),
     "half a merge": checkpoints.words_tokenizer(type="BPE", vocab={"a": 0}, merges=["a"]),
     "id of 4e9": checkpoints.words_tokenizer(vocab={"a": 4_000_000_000}),
     "id of 1e30": checkpoints.words_tokenizer(vocab={"a": 10**30}),
     "negative id": checkpoints.words_tokenizer(vocab={"a": -1}),
     "unknown kind of model": checkpoints.words_tokenizer(type="Unheard"),
     "expression that is none": checkpoints.words_tokenizer("a", splitter=split_at("(")),
-    "expression that backtracks without end": checkpoints.words_tokenizer("a", splitter=split_at("^(a+)+$")),
+    "expression that backtracks without end": checkpoints.words_tokenizer(
+        "a", splitter=split_at("^(a+)+$")
+    ),
     "cut": "{",
     "list": "[]",
     "100,000 deep": "[" * 100_000,
@@ -194,16 +240,20 @@ def test_special_tokens_that_do_not_agree_with_their_ids_are_refused(
 ) -> None:
     document = json.loads(checkpoints.words_tokenizer("[CLS]", "the"))
     document["post_processor"] = {
-        "type": "TemplateProcessing", "pair": [],
-        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "type": "TemplateProcessing",
+        "pair": [],
+        "single": [
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
         "special_tokens": {"[CLS]": {"id": "[CLS]", **entry}},
-    }  # fmt: skip
+    }
     (tmp_path / "t.json").write_text(json.dumps(document))
     ended = mha("run", "the", "--tokenizer", "t.json", "--json", code=1)
     assert ended.missing("t.json", *pieces) == []
 
 
-# -------------------------------------------------------------------------------------------------------------------- corpora
+# ------------------------------------------------------------------------------------------ corpora
 
 
 @pytest.mark.real
@@ -214,17 +264,27 @@ def test_special_tokens_that_do_not_agree_with_their_ids_are_refused(
         ("c.txt", b"caf\xff", "c.txt"),
     ],
     ids=["no field", "no UTF-8"],
-)  # fmt: skip
+)
 def test_a_bad_document_stops_a_strict_scan_at_its_place(
     name: str, content: bytes, place: str, mha: Mha, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    words = ["scan", name, "--model", checkpoints.folder("gpt2"), "--out", "o.mha", "--strict", "--json"]
+    words = [
+        "scan",
+        name,
+        "--model",
+        checkpoints.folder("gpt2"),
+        "--out",
+        "o.mha",
+        "--strict",
+        "--json",
+    ]
     assert place in mha(*words, code=1).said
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"schema": ', b"\xff", b"[]", b'{"schema": "mha.scan/1", "settings": [{}]}', b"{}"]
+    "content",
+    [b'{"schema": ', b"\xff", b"[]", b'{"schema": "mha.scan/1", "settings": [{}]}', b"{}"],
 )
 def test_a_scan_with_a_damaged_manifest_is_named(content: bytes, mha: Mha, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("the cat sat")

@@ -1,4 +1,6 @@
-"""Damaged and hostile files: each is refused with its name, nothing in it runs, nothing is written, and memory stays flat."""
+"""Damaged and hostile files: each is refused with its name, nothing in it runs, nothing is written,
+and memory stays flat.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from support.mha import NO_TORCH, PATIENCE_S, PLAIN_SHELL, Ended, environment, r
 Mha = Callable[..., Ended]
 Arrays = dict[str, np.ndarray]
 Edit = Callable[[dict[str, Any], Arrays], object]
-READERS = (["run", "a b c", "--heads", "2", "--weights"], ["show", "--json"], ["run", "a b c", "--score-bias"])
+READERS = (
+    ["run", "a b c", "--heads", "2", "--weights"],
+    ["show", "--json"],
+    ["run", "a b c", "--score-bias"],
+)
 """Commands that read a safetensors file: as weights, as a record and as a bias of the scores."""
 SIZE_OF = {"F32": 4, "F16": 2, "I64": 8, "BOOL": 1, "C64": 8}
 NUMPY = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "BOOL": "|b1"}
@@ -43,12 +49,16 @@ def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def entry(shape: object = (2,), offsets: object = (0, 8), dtype: object = "F32") -> dict[str, object]:
+def entry(
+    shape: object = (2,), offsets: object = (0, 8), dtype: object = "F32"
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def layer_file(
-    shapes: Mapping[str, Sequence[int]] = LAYER, dtype: str = "F32", numbers: Mapping[str, list[float]] | None = None
+    shapes: Mapping[str, Sequence[int]] = LAYER,
+    dtype: str = "F32",
+    numbers: Mapping[str, list[float]] | None = None,
 ) -> bytes:
     """A weights file that another program wrote: ones, or the `numbers` of a tensor."""
     header, body = {}, b""
@@ -56,7 +66,9 @@ def layer_file(
         n = math.prod(shape)
         data = bytes(n * SIZE_OF[dtype])
         if dtype in ("F32", "F16"):
-            data = struct.pack(f"<{n}{'f' if dtype == 'F32' else 'e'}", *(numbers or {}).get(name, [1.0] * n))
+            data = struct.pack(
+                f"<{n}{'f' if dtype == 'F32' else 'e'}", *(numbers or {}).get(name, [1.0] * n)
+            )
         header[name] = entry(shape, (len(body), len(body) + len(data)), dtype)
         body += data
     return framed(header, body)
@@ -70,14 +82,18 @@ def edited(content: bytes, edit: Edit) -> bytes:
     for name, tensor in header.items():
         if name != "__metadata__":
             begin, end = tensor["data_offsets"]
-            arrays[name] = np.frombuffer(memoryview(store)[begin:end], NUMPY[tensor["dtype"]]).reshape(tensor["shape"])
+            arrays[name] = np.frombuffer(
+                memoryview(store)[begin:end], NUMPY[tensor["dtype"]]
+            ).reshape(tensor["shape"])
     edit(document, arrays)
     header["__metadata__"]["mha"] = json.dumps(document)
     return framed(header, bytes(store))
 
 
 def require_bad_file(mha: Mha, words: Sequence[str], name: str, *pieces: str) -> Ended:
-    """Asserts that a command refuses a file in a short message that mentions it and the pieces, and prints nothing else."""
+    """Asserts that a command refuses a file in a short message that mentions it and the pieces, and
+    prints nothing else.
+    """
     words = words if "--json" in words else [words[0], "--json", *words[1:]]
     ended = mha(*words, name, code=1)
     assert ended.error["code"] == "bad-file"
@@ -95,7 +111,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("record", "weights")}
 
 
-# ------------------------------------------------------------------------------------------------------------ the container
+# ------------------------------------------------------------------------------------ the container
 
 HEADERS = {
     "empty": b"",
@@ -111,11 +127,14 @@ HEADERS = {
     "a deep object": framed(b'{"a":' * 100_000),
     "deep metadata": framed({"__metadata__": {"mha": "[" * 100_000}}),
     "names that occur twice": framed(
-        b'{"twin":%b,"twin":%b}' % ((b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}',) * 2), bytes(8)
+        b'{"twin":%b,"twin":%b}' % ((b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}',) * 2),
+        bytes(8),
     ),
     "metadata that is a number": framed({"__metadata__": {"mha": 5}}),
     "metadata that is cut": framed({"__metadata__": {"mha": "{"}}),
-    "5,000 digits": framed(b'{"a": {"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
+    "5,000 digits": framed(
+        b'{"a": {"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'
+    ),
 }
 ENTRIES: dict[str, tuple[dict[str, object], int]] = {
     "cut by one byte": ({"odd": entry()}, 7),
@@ -137,20 +156,28 @@ DAMAGED = {**HEADERS, **{name: framed(header, bytes(n)) for name, (header, n) in
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_container_is_refused_by_every_reader(what: str, mha: Mha, tmp_path: Path) -> None:
+def test_a_damaged_container_is_refused_by_every_reader(
+    what: str, mha: Mha, tmp_path: Path
+) -> None:
     (tmp_path / "made.safetensors").write_bytes(DAMAGED[what])
     for words in READERS[1:2] if what in ENTRIES else READERS:
         require_bad_file(mha, words, "made.safetensors")
 
 
-def test_an_error_in_the_json_of_a_header_has_the_path_of_its_file(mha: Mha, tmp_path: Path) -> None:
+def test_an_error_in_the_json_of_a_header_has_the_path_of_its_file(
+    mha: Mha, tmp_path: Path
+) -> None:
     (tmp_path / "made.safetensors").write_bytes(HEADERS["no JSON"])
     assert require_bad_file(mha, READERS[1], "made.safetensors").error["path"] == "made.safetensors"
 
 
-@pytest.mark.parametrize("length", [
-    pytest.param(100_000_001, id="header over 100 MB"), pytest.param(1 << 20, id="header of zeros", marks=pytest.mark.real)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(100_000_001, id="header over 100 MB"),
+        pytest.param(1 << 20, id="header of zeros", marks=pytest.mark.real),
+    ],
+)
 def test_a_huge_damaged_file_takes_no_memory(length: int, mha: Mha, tmp_path: Path) -> None:
     with (tmp_path / "made.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", length))
@@ -165,7 +192,9 @@ def test_a_huge_damaged_file_takes_no_memory(length: int, mha: Mha, tmp_path: Pa
     ["\x1b]52;c;aGk=\x07\u202e", "../../x", "", "m" * 1_000_000],
     ids=["escapes", "climbing", "empty", "megabyte"],
 )
-def test_a_hostile_tensor_name_is_refused_and_nothing_is_written(name: str, mha: Mha, tmp_path: Path) -> None:
+def test_a_hostile_tensor_name_is_refused_and_nothing_is_written(
+    name: str, mha: Mha, tmp_path: Path
+) -> None:
     folder = tmp_path / "one" / "two"
     folder.mkdir(parents=True)
     (folder / "made.safetensors").write_bytes(framed({name: entry(dtype="I9")}, bytes(8)))
@@ -193,12 +222,17 @@ def zipped() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("w.pt", zipped()), ("w.pth", pickle.dumps(Trap())), ("w.BIN", pickle.dumps(Trap(), 0)), ("w.pkl", pickle.dumps(Trap())),
-        ("w.ckpt", zipped()), ("w.safetensors", pickle.dumps(Trap())), ("w.safetensors", pickle.dumps(Trap(), 2)),
+        ("w.pt", zipped()),
+        ("w.pth", pickle.dumps(Trap())),
+        ("w.BIN", pickle.dumps(Trap(), 0)),
+        ("w.pkl", pickle.dumps(Trap())),
+        ("w.ckpt", zipped()),
+        ("w.safetensors", pickle.dumps(Trap())),
+        ("w.safetensors", pickle.dumps(Trap(), 2)),
         ("w.safetensors", zipped()),
     ],
     ids=["pt", "pth", "bin", "pkl", "ckpt", "protocol 4", "protocol 2", "zip"],
-)  # fmt: skip
+)
 def test_a_pickle_is_refused_unopened_with_the_way_to_convert(
     name: str, content: bytes, mha: Mha, tmp_path: Path
 ) -> None:
@@ -208,7 +242,7 @@ def test_a_pickle_is_refused_unopened_with_the_way_to_convert(
     assert not (tmp_path / "sprung").exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 WEIGHTS = ["run", "a b c", "--heads", "2", "--weights"]
 NOT_FINITE = [1.0] * 6 + [math.nan, 1.0, 1.0, math.inf] + [1.0] * 6
@@ -216,23 +250,44 @@ LARGE = [75.0 if row >= 2 else 1.0 for row in range(4) for _ in range(4)]
 
 
 @pytest.mark.parametrize("dtype", ["I64", "BOOL", "C64", "F4"])
-def test_a_dtype_that_is_no_weight_is_refused_with_those_that_are(dtype: str, mha: Mha, tmp_path: Path) -> None:
+def test_a_dtype_that_is_no_weight_is_refused_with_those_that_are(
+    dtype: str, mha: Mha, tmp_path: Path
+) -> None:
     content = (
-        framed({"embed.weight": entry((2, 2), (0, 2), "F4")}, bytes(2)) if dtype == "F4" else layer_file(dtype=dtype)
+        framed({"embed.weight": entry((2, 2), (0, 2), "F4")}, bytes(2))
+        if dtype == "F4"
+        else layer_file(dtype=dtype)
     )
     (tmp_path / "made.safetensors").write_bytes(content)
     require_bad_file(mha, WEIGHTS, "made.safetensors", "embed.weight", dtype, "F32", "BF16")
 
 
 def test_all_tensors_that_do_not_fit_are_listed(mha: Mha, tmp_path: Path) -> None:
-    shapes = {**LAYER, "k_proj.weight": (4, 5), "v_proj.weight": (4, 7), "extra.one": (1,), "extra.two": (2,)}
+    shapes = {
+        **LAYER,
+        "k_proj.weight": (4, 5),
+        "v_proj.weight": (4, 7),
+        "extra.one": (1,),
+        "extra.two": (2,),
+    }
     (tmp_path / "made.safetensors").write_bytes(layer_file({**shapes, "q_proj.bias": (4,)}))
-    pieces = ("k_proj.weight", "[4, 5]", "v_proj.weight", "[4, 7]", "[4, 4]", "k_proj.bias", "extra.one", "extra.two")
+    pieces = (
+        "k_proj.weight",
+        "[4, 5]",
+        "v_proj.weight",
+        "[4, 7]",
+        "[4, 4]",
+        "k_proj.bias",
+        "extra.one",
+        "extra.two",
+    )
     require_bad_file(mha, WEIGHTS, "made.safetensors", *pieces)
 
 
 def test_the_matrices_that_a_layer_cannot_lack_are_listed(mha: Mha, tmp_path: Path) -> None:
-    (tmp_path / "made.safetensors").write_bytes(layer_file({"embed.weight": (3, 4), "q_proj.weight": (4, 4)}))
+    (tmp_path / "made.safetensors").write_bytes(
+        layer_file({"embed.weight": (3, 4), "q_proj.weight": (4, 4)})
+    )
     require_bad_file(mha, WEIGHTS, "made.safetensors", "k_proj.weight", "v_proj.weight")
 
 
@@ -277,11 +332,18 @@ def test_an_overflow_of_16_bits_names_the_head(mha: Mha, tmp_path: Path) -> None
     ids=str,
 )
 def test_a_config_of_weights_that_breaks_a_rule_is_refused(
-    change: dict[str, object], code: int, mentioned: str, mha: Mha, tmp_path: Path, saved: dict[str, bytes]
+    change: dict[str, object],
+    code: int,
+    mentioned: str,
+    mha: Mha,
+    tmp_path: Path,
+    saved: dict[str, bytes],
 ) -> None:
     content = edited(saved["weights"], lambda document, arrays: document["config"].update(change))
     (tmp_path / "made.safetensors").write_bytes(content)
-    assert mentioned in mha("run", "a b c", "--weights", "made.safetensors", "--json", code=code).said
+    assert (
+        mentioned in mha("run", "a b c", "--weights", "made.safetensors", "--json", code=code).said
+    )
 
 
 @pytest.mark.real
@@ -289,11 +351,15 @@ def test_a_config_of_weights_that_breaks_a_rule_is_refused(
 def test_weights_that_change_while_they_are_in_use_do_no_harm(
     fate: str, tmp_path: Path, saved: dict[str, bytes]
 ) -> None:
-    """The text comes after the weights have been read: a pipe takes no more than a part of it before."""
+    """The text comes after the weights have been read: a pipe takes no more than a part of it
+    before.
+    """
     weights = tmp_path / "w"
     weights.write_bytes(saved["weights"])
     words = ["run", "--weights", "w", "-", "--json"]
-    process = start(tmp_path, *words, env=environment(tmp_path), stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    process = start(
+        tmp_path, *words, env=environment(tmp_path), stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
     assert process.stdin is not None
     process.stdin.write(b" " * 100_000)
     process.stdin.flush()
@@ -307,7 +373,7 @@ def test_weights_that_change_while_they_are_in_use_do_no_harm(
     assert process.returncode or json.loads(stdout)["self_check"]["ok"]
 
 
-# -------------------------------------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------------------ records
 
 IMPOSSIBLE: dict[str, Edit] = {
     "no schema": lambda d, a: d.pop("schema"),
@@ -320,7 +386,9 @@ IMPOSSIBLE: dict[str, Edit] = {
     "a context too many": lambda d, a: d.update(context=d["sequences"] * 2),
     "a head beyond the heads": lambda d, a: d["heads"][0].update(head=9),
     "a head twice": lambda d, a: d["heads"][0].update(head=1),
-    "a sink beyond the keys": lambda d, a: d["heads"][0].update(sinks=[{"sequence": 0, "key": 77, "share": 0.5, "uniform": 0.1}]),
+    "a sink beyond the keys": lambda d, a: d["heads"][0].update(
+        sinks=[{"sequence": 0, "key": 77, "share": 0.5, "uniform": 0.1}]
+    ),
     "no heads in the config": lambda d, a: d["config"].update(n_heads=0),
     "kv heads that do not divide": lambda d, a: d["config"].update(n_kv_heads=3),
     "an unknown dtype": lambda d, a: d["config"].update(dtype="int8"),
@@ -331,7 +399,7 @@ IMPOSSIBLE: dict[str, Edit] = {
     "entropy below 0": lambda d, a: a["entropy"].__setitem__((0, 0, 2), -1.0),
     "a strongest key that is none": lambda d, a: a["strongest_key"].__setitem__((0, 1, 2), 1 << 40),
     "a mask of other bytes": lambda d, a: a["allowed"].view(np.uint8).__setitem__((0, 0, 0, 0), 7),
-}  # fmt: skip
+}
 
 
 def exchange(document: dict[str, Any], arrays: Arrays) -> None:
@@ -372,11 +440,15 @@ def test_an_altered_record_is_never_taken_for_whole(
         assert mha("diff", "r", "r", "--json", code=(1, 3)).code == ended.code
 
 
-@pytest.mark.parametrize("form", [(), ("--csv",), ("--html", "p.html"), ("--svg", "p.svg")], ids=" ".join)
+@pytest.mark.parametrize(
+    "form", [(), ("--csv",), ("--html", "p.html"), ("--svg", "p.svg")], ids=" ".join
+)
 def test_every_form_of_a_record_that_contradicts_itself_ends_with_3_or_is_refused(
     form: tuple[str, ...], mha: Mha, tmp_path: Path, saved: dict[str, bytes]
 ) -> None:
-    (tmp_path / "r").write_bytes(edited(saved["record"], CONTRADICTORY["rows that do not sum to 1"]))
+    (tmp_path / "r").write_bytes(
+        edited(saved["record"], CONTRADICTORY["rows that do not sum to 1"])
+    )
     assert mha("show", "r", *form, code=(1, 3)).stderr
 
 
@@ -386,13 +458,18 @@ def test_an_array_that_every_view_needs_must_be_there_in_its_shape(
 ) -> None:
     header, body = parts_of(saved["record"])
     shape = header[name]["shape"]
-    for change in ({"renamed": header[name]}, {name: {**header[name], "shape": [math.prod(shape)]}}):
+    for change in (
+        {"renamed": header[name]},
+        {name: {**header[name], "shape": [math.prod(shape)]}},
+    ):
         changed = {key: value for key, value in header.items() if key != name} | change
         (tmp_path / "r").write_bytes(framed(changed, body))
         require_bad_file(mha, ["show"], "r", name)
 
 
-def test_an_array_of_a_later_version_does_not_disturb(mha: Mha, tmp_path: Path, saved: dict[str, bytes]) -> None:
+def test_an_array_of_a_later_version_does_not_disturb(
+    mha: Mha, tmp_path: Path, saved: dict[str, bytes]
+) -> None:
     header, body = parts_of(saved["record"])
     header["later"] = entry((3,), (len(body), len(body) + 12))
     (tmp_path / "r").write_bytes(framed(header, body + bytes(12)))
@@ -405,11 +482,17 @@ def test_an_array_of_a_later_version_does_not_disturb(mha: Mha, tmp_path: Path, 
 def test_bytes_that_were_changed_or_cut_break_no_command(
     seed: int, mha: Mha, tmp_path: Path, saved: dict[str, bytes]
 ) -> None:
-    """Runs keep what always holds; 0 may be where the byte stands in a word that any text may be."""
+    """Runs keep what always holds; 0 may be where the byte stands in a word that any text may
+    be.
+    """
     chance = random.Random(seed)
     for _ in range(12):
         content = bytearray(saved["record"])
-        place = chance.randrange(len(content)) if chance.random() < 0.5 else chance.randrange(min(len(content), 9000))
+        place = (
+            chance.randrange(len(content))
+            if chance.random() < 0.5
+            else chance.randrange(min(len(content), 9000))
+        )
         if chance.random() < 0.2:
             del content[place:]
         else:
@@ -419,12 +502,33 @@ def test_bytes_that_were_changed_or_cut_break_no_command(
             mha("show", "r", *form, code=(0, 1, 3))
 
 
-VALUES = [None, True, -1, 0, 3, 2**40, 10**400, 1e307, "", "\x1b[2J\u202e\ud800", [], [[]], {}, {"a": 1}]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    2**40,
+    10**400,
+    1e307,
+    "",
+    "\x1b[2J\u202e\ud800",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+]
 
 
 def places_in(value: Any) -> list[tuple[Any, Any]]:
     """Every holder in a document with each of its keys."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, item in items for place in ((value, key), *places_in(item))]
 
 
@@ -448,15 +552,21 @@ def test_a_field_of_any_other_value_breaks_no_command(
             mha("show", "r", *form, code=(0, 1, 3))
 
 
-def test_an_array_of_a_record_in_an_unknown_kind_of_numbers_is_refused(mha: Any, tmp_path: Path) -> None:
+def test_an_array_of_a_record_in_an_unknown_kind_of_numbers_is_refused(
+    mha: Any, tmp_path: Path
+) -> None:
     from safetensors import safe_open
     from safetensors.numpy import save_file
 
     mha("run", "the cat sat", "--heads", "2", "--save", "whole.safetensors")
     with safe_open(tmp_path / "whole.safetensors", "np") as file:
         metadata = file.metadata()
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    save_file(arrays | {"entropy": arrays["entropy"].astype(np.int16)}, tmp_path / "other.safetensors", metadata)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
+    save_file(
+        arrays | {"entropy": arrays["entropy"].astype(np.int16)},
+        tmp_path / "other.safetensors",
+        metadata,
+    )
     ended = mha("show", "other.safetensors", "--json", code=1)
     assert ended.error["code"] == "bad-file"
     assert "I16" in ended.error["message"]

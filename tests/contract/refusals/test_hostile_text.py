@@ -1,4 +1,6 @@
-"""Characters that a terminal, a page or a spreadsheet would obey or hide: every view shows them as text, and keeps them apart."""
+"""Characters that a terminal, a page or a spreadsheet would obey or hide: every view shows them as
+text, and keeps them apart.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +19,57 @@ from support.mha import NO_TORCH, Ended, obeyed_or_hidden, run
 
 Mha = Callable[..., Ended]
 
-ESCAPES = ["\x1b]52;c;aGk=\x07", "\x1b[2J", "\x1b]8;;http://e\x1b\\here\x1b]8;;\x1b\\", "\x9b31mred", "\x90q\x9c"]
+ESCAPES = [
+    "\x1b]52;c;aGk=\x07",
+    "\x1b[2J",
+    "\x1b]8;;http://e\x1b\\here\x1b]8;;\x1b\\",
+    "\x9b31mred",
+    "\x90q\x9c",
+]
 MARKUP = ["[mask]", "[/b]", "[/INST]", "[red]", "[link=http://e]", ":bug:"]
-HIDDEN = ["ab", *(f"a{sign}b" for sign in "\u202e\u2066\u061c\u200b\ufeff\U000e0041\u2060\u00ad\u3164")]
+HIDDEN = [
+    "ab",
+    *(f"a{sign}b" for sign in "\u202e\u2066\u061c\u200b\ufeff\U000e0041\u2060\u00ad\u3164"),
+]
 WIDE = ["日本語", "漢字", "ｶﾅ", "한국"]
 JOINED = ["👨\u200d👩\u200d👧", "🇩🇪", "\u0301x", "\\x1b[2J"]
 FORMULAS = ['=HYPERLINK("http://e")', "+1", "-1", "@SUM(A1)"]
-WEB = ["<script>alert(1)</script>", "</script><!--", '"><img/src=x/onerror=alert(1)>', "'onmouseover='alert(1)", "&lt;b&gt;",
-       "]]>",        "</title></svg><style>*{display:none}</style>", "javascript:alert(1)", "{{7*7}}"]  # fmt: skip
+WEB = [
+    "<script>alert(1)</script>",
+    "</script><!--",
+    '"><img/src=x/onerror=alert(1)>',
+    "'onmouseover='alert(1)",
+    "&lt;b&gt;",
+    "]]>",
+    "</title></svg><style>*{display:none}</style>",
+    "javascript:alert(1)",
+    "{{7*7}}",
+]
 HOSTILE = [*ESCAPES, *MARKUP, *HIDDEN, *WIDE, *JOINED, *FORMULAS, *WEB]
 NAME = "w\x1b[2J\u202e[red].safetensors"
 BARE = ["--heads", "1", "--d-model", "4", "--repeat", "1"]
 
 
 def escaped(token: str) -> str:
-    """What a reader must see of a token: what is obeyed or hidden as an escape, a backslash doubled."""
+    """What a reader must see of a token: what is obeyed or hidden as an escape, a backslash
+    doubled.
+    """
 
     def shown(character: str) -> str:
         point = ord(character)
         if character == "\\":
             return "\\\\"
-        if not obeyed_or_hidden(character) and character != "\u3164":  # Hangul filler: a letter that draws nothing
+        if (
+            not obeyed_or_hidden(character) and character != "\u3164"
+        ):  # Hangul filler: a letter that draws nothing
             return character
-        return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+        return (
+            f"\\x{point:02x}"
+            if point < 0x80
+            else f"\\u{point:04x}"
+            if point < 0x10000
+            else f"\\U{point:08x}"
+        )
 
     return "".join(map(shown, token))
 
@@ -103,7 +133,9 @@ def test_tokens_that_look_alike_differ_in_a_table(folder: Path) -> None:
 
 @pytest.mark.parametrize("view", ["matrix", "heatmap", "top"])
 def test_colour_adds_codes_of_colours_and_nothing_else(folder: Path, view: str) -> None:
-    shown = printed(folder, "show", "hostile.record", "--view", view, "--color", "always", colour=True)
+    shown = printed(
+        folder, "show", "hostile.record", "--view", view, "--color", "always", colour=True
+    )
     assert "\x1b[" in shown
 
 
@@ -120,7 +152,12 @@ def test_csv_gives_every_token_back_and_no_cell_begins_a_formula(folder: Path) -
     assert len(rows) == len(HOSTILE) ** 2
     tokens = [row["key_token"] for row in rows[: len(HOSTILE)]]
     assert [json.loads(cell) if cell.startswith('"') else cell for cell in tokens] == HOSTILE
-    assert [cell for row in rows for cell in row.values() if cell[:1] in ("=", "+", "-", "@", "\t", "\r")] == []
+    assert [
+        cell
+        for row in rows
+        for cell in row.values()
+        if cell[:1] in ("=", "+", "-", "@", "\t", "\r")
+    ] == []
 
 
 def test_a_csv_of_heads_begins_no_formula(folder: Path) -> None:
@@ -139,7 +176,9 @@ def strings_of(value: object) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["record", "heads"])
-def test_a_page_holds_hostile_tokens_as_text_and_no_element_of_theirs(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_a_page_holds_hostile_tokens_as_text_and_no_element_of_theirs(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
     pages = {}
     for name in ("hostile", "harmless"):
         run(folder, "show", f"{name}.{kind}", "--html", tmp_path / f"{name}.html")
@@ -147,7 +186,10 @@ def test_a_page_holds_hostile_tokens_as_text_and_no_element_of_theirs(folder: Pa
     hostile, harmless = pages["hostile"], pages["harmless"]
     assert len(hostile.scripts) == len(harmless.scripts)
     assert hostile.tags <= harmless.tags
-    attributes = [{(tag, name) for tag, names in page.elements for name in names} for page in (hostile, harmless)]
+    attributes = [
+        {(tag, name) for tag, names in page.elements for name in names}
+        for page in (hostile, harmless)
+    ]
     assert attributes[0] <= attributes[1]
     held = [value for _, names in hostile.elements for value in names.values()]
     words = "\n".join([hostile.text, *hostile.scripts, *held, *strings_of(hostile.data)])
@@ -167,7 +209,9 @@ def test_a_condition_with_hostile_words_is_shown_as_text(folder: Path) -> None:
 
 
 def test_weights_with_a_hostile_name_and_vocabulary_show_as_text(folder: Path) -> None:
-    shown = printed(folder, "run", "--file", "hostile.txt", "--weights", NAME, "--repeat", "1", "--tokens")
+    shown = printed(
+        folder, "run", "--file", "hostile.txt", "--weights", NAME, "--repeat", "1", "--tokens"
+    )
     assert escaped(NAME) in shown
     assert escaped("\x9b31mred") in shown
     assert escaped(NAME) in printed(folder, "weights", "info", NAME)
@@ -183,10 +227,14 @@ def test_weights_with_a_hostile_name_and_vocabulary_show_as_text(folder: Path) -
     ids=["control", "bidi", "no UTF-8"],
 )
 @pytest.mark.parametrize("words", [["vocab", "--file"], ["trace", "a", "--weights"], ["show"]])
-def test_an_error_shows_a_hostile_file_name_as_text(mha: Mha, words: list[str], name: bytes, shown: str) -> None:
+def test_an_error_shows_a_hostile_file_name_as_text(
+    mha: Mha, words: list[str], name: bytes, shown: str
+) -> None:
     assert shown in mha(*words, name, code=1).said
     if words == ["show"]:
-        assert mha(*words, name, "--json", code=1).error["path"] == name.decode(errors="backslashreplace")
+        assert mha(*words, name, "--json", code=1).error["path"] == name.decode(
+            errors="backslashreplace"
+        )
 
 
 def test_a_file_saved_under_a_hostile_name_is_named_as_text(mha: Mha) -> None:
@@ -195,7 +243,13 @@ def test_a_file_saved_under_a_hostile_name_is_named_as_text(mha: Mha) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["explain", "\x1b[2J"], ["\x1b[2J\u202e"], ["run", "x", "--\x1b[2J"], ["run", "x", "--view", "\x1b[2J"]]
+    "words",
+    [
+        ["explain", "\x1b[2J"],
+        ["\x1b[2J\u202e"],
+        ["run", "x", "--\x1b[2J"],
+        ["run", "x", "--view", "\x1b[2J"],
+    ],
 )
 def test_a_usage_error_shows_hostile_words_as_text(mha: Mha, words: list[str]) -> None:
     assert "\\x1b[2J" in mha(*words, code=2).said
@@ -208,8 +262,12 @@ def test_a_hostile_vocabulary_file_is_refused_in_text(mha: Mha, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "word"])
-def test_an_odd_line_break_takes_one_line_of_a_table(mha: Mha, tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "text.txt").write_text("x".join("\r\x0b\x0c\x1c\x1d\x85\u2028\u2029") + "x\ny", newline="")
+def test_an_odd_line_break_takes_one_line_of_a_table(
+    mha: Mha, tmp_path: Path, tokenizer: str
+) -> None:
+    (tmp_path / "text.txt").write_text(
+        "x".join("\r\x0b\x0c\x1c\x1d\x85\u2028\u2029") + "x\ny", newline=""
+    )
     words = ["vocab", "--file", "text.txt", "--tokenizer", tokenizer]
     tokens = [row["token"] for row in mha(*words, "--json").json["tokens"]]
     lines = table_rows(mha(*words, "--all").stdout)
@@ -221,7 +279,9 @@ def test_an_odd_line_break_takes_one_line_of_a_table(mha: Mha, tmp_path: Path, t
 def test_columns_are_aligned_around_wide_characters(mha: Mha, tmp_path: Path) -> None:
     def cells(line: str) -> int:
         return sum(
-            0 if unicodedata.category(c) in ("Mn", "Me") else 1 + (unicodedata.east_asian_width(c) in "WF")
+            0
+            if unicodedata.category(c) in ("Mn", "Me")
+            else 1 + (unicodedata.east_asian_width(c) in "WF")
             for c in line
         )
 
@@ -235,14 +295,21 @@ def test_columns_are_aligned_around_wide_characters(mha: Mha, tmp_path: Path) ->
     "env",
     [
         pytest.param({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, id="C"),
-        *(pytest.param({"LC_ALL": name}, id=name, marks=pytest.mark.real) for name in ("C.UTF-8", "en_US.UTF-8")),
+        *(
+            pytest.param({"LC_ALL": name}, id=name, marks=pytest.mark.real)
+            for name in ("C.UTF-8", "en_US.UTF-8")
+        ),
     ],
 )
-def test_a_byte_of_an_argument_that_is_no_utf8_is_shown_and_can_be_read_anyway(mha: Mha, env: dict[str, str]) -> None:
+def test_a_byte_of_an_argument_that_is_no_utf8_is_shown_and_can_be_read_anyway(
+    mha: Mha, env: dict[str, str]
+) -> None:
     ended = mha("run", b"ab\xff", "--json", code=1, env=env, modules=NO_TORCH)
     assert ended.missing("\\xff", "2", "--errors") == []
     words = ["vocab", b"\xff", "--errors", "escape", "--tokenizer", "char", "--json"]
-    assert [row["token"] for row in mha(*words, env=env, modules=NO_TORCH).json["tokens"]] == sorted(set("\\xff"))
+    assert [
+        row["token"] for row in mha(*words, env=env, modules=NO_TORCH).json["tokens"]
+    ] == sorted(set("\\xff"))
 
 
 SOURCE = """
@@ -251,7 +318,8 @@ class Attention(torch.nn.Module):
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.h = n_heads
-        self.qkv, self.out = torch.nn.Linear(d_model, 3 * d_model), torch.nn.Linear(d_model, d_model)
+        self.qkv = torch.nn.Linear(d_model, 3 * d_model)
+        self.out = torch.nn.Linear(d_model, d_model)
     def forward(self, x):
         b, t, c = x.shape
         q, k, v = (p.view(b, t, self.h, -1).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
@@ -269,11 +337,15 @@ def test_hostile_lines_of_checked_code_are_shown_as_text(mha: Mha, tmp_path: Pat
     assert "\x1b[2J" in finding["source"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- encodings
+# ---------------------------------------------------------------------------------------- encodings
 
 
 def test_a_byte_order_mark_and_line_ends_do_not_change_the_tokens(mha: Mha, tmp_path: Path) -> None:
-    contents = {"bare": b"the cat\nsat", "bom": b"\xef\xbb\xbfthe cat\nsat", "crlf": b"the cat\r\nsat"}
+    contents = {
+        "bare": b"the cat\nsat",
+        "bom": b"\xef\xbb\xbfthe cat\nsat",
+        "crlf": b"the cat\r\nsat",
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = [word for name in contents for word in ("--file", name)]
@@ -285,7 +357,10 @@ def test_a_byte_order_mark_and_line_ends_do_not_change_the_tokens(mha: Mha, tmp_
 def test_only_a_line_feed_ends_a_line(mha: Mha, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a\r b\x0b c\x85 d\u2028 e\n\nf\x0c g", newline="")
     record = mha("run", "--file", "text.txt", "--lines", *BARE, "--json").json
-    assert [sequence["tokens"] for sequence in record["sequences"]] == [["a", "b", "c", "d", "e"], ["f", "g"]]
+    assert [sequence["tokens"] for sequence in record["sequences"]] == [
+        ["a", "b", "c", "d", "e"],
+        ["f", "g"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +383,9 @@ def test_a_file_is_read_in_its_encoding(
     assert record["sequences"][0]["tokens"] == tokens
 
 
-def test_dashes_let_a_text_begin_with_a_minus_and_take_a_name_as_a_text(mha: Mha, tmp_path: Path) -> None:
+def test_dashes_let_a_text_begin_with_a_minus_and_take_a_name_as_a_text(
+    mha: Mha, tmp_path: Path
+) -> None:
     (tmp_path / "notes").mkdir()
     for words, tokens in (
         (["--", "-5 degrees"], ["5", "degrees"]),

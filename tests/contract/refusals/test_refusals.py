@@ -1,4 +1,6 @@
-"""What `mha` refuses: for each request that cannot be met the exit code, the kind of error and what the message mentions."""
+"""What `mha` refuses: for each request that cannot be met the exit code, the kind of error and what
+the message mentions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def late(q, k, v):
 """
 
 Row = tuple[str | int | None, ...]
-"""The words, the exit code, the `code` of the error, and each word that its message or hint mentions.
+"""The words, the exit code, the `code` of the error, and each word that its message or hint
+mentions.
 
 In the words `@gpt2` is the folder of a checkpoint.
 """
@@ -42,7 +45,16 @@ TEXTS: list[Row] = [
     ("vocab --file marks.txt", 1, "no-tokens", "marks.txt", "--punctuation"),
     ("run '?! ...'", 1, "no-tokens", "--punctuation"),
     ("run --file latin.txt", 1, "bad-text", "latin.txt", "\\xff", "7", "--encoding", "--errors"),
-    ("vocab --file far.txt", 1, "bad-text", "far.txt", "\\xff", "1048581", "--encoding", "--errors"),
+    (
+        "vocab --file far.txt",
+        1,
+        "bad-text",
+        "far.txt",
+        "\\xff",
+        "1048581",
+        "--encoding",
+        "--errors",
+    ),
     ("heads --file wide.txt", 1, "bad-text", "wide.txt", "UTF-16", "--encoding"),
     ("trace --file nul.txt", 1, "bad-text", "nul.txt", "NUL"),
     ("run --file word.txt", 1, "too-large", "1000", "--max-token-len"),
@@ -80,13 +92,34 @@ SIZES: list[Row] = [
     ("doctor --device cuda:99", 1, None, "--device", "cuda:99"),
     ("run x --dtype int8", 2, USAGE, "--dtype", "int8", "float32", "bfloat16"),
     ("run x --scale nan", 2, USAGE, "--scale", "nan"),
-    ("run 'a b c d e f g' --positions learned --max-positions 5", 1, "too-large", "--max-positions", "5", "7"),
+    (
+        "run 'a b c d e f g' --positions learned --max-positions 5",
+        1,
+        "too-large",
+        "--max-positions",
+        "5",
+        "7",
+    ),
     ("run x --keep attn", 2, USAGE, "--keep", "attn", "pattern"),
     ("run x --keep-limit big", 2, USAGE, "--keep-limit", "big"),
-    ("run --random 1,1024 --heads 9 --d-model 45 --keep qk,pattern --keep-limit 40M", 1, "too-large",
-     "--keep", "72.0", "40.0", "--keep-limit"),
-    ("run --file long.txt --heads 8 --device cpu", 1, "out-of-memory", "20000", "8", "--max-tokens"),
-]  # fmt: skip
+    (
+        "run --random 1,1024 --heads 9 --d-model 45 --keep qk,pattern --keep-limit 40M",
+        1,
+        "too-large",
+        "--keep",
+        "72.0",
+        "40.0",
+        "--keep-limit",
+    ),
+    (
+        "run --file long.txt --heads 8 --device cpu",
+        1,
+        "out-of-memory",
+        "20000",
+        "8",
+        "--max-tokens",
+    ),
+]
 
 MASKS: list[Row] = [
     ("run 'a b c' --window -1", 2, USAGE, "--window", "-1"),
@@ -95,7 +128,14 @@ MASKS: list[Row] = [
     ("run 'a b' --causal --context 'c d'", 2, USAGE, "--causal", "--context"),
     ("run 'a b c' --score-bias absent.safetensors", 1, "unreadable", "absent.safetensors"),
     ("run 'a b c' --score-bias text.txt", 1, "bad-file", "text.txt"),
-    ("run 'a b c' --score-bias bias.safetensors:none", 1, "bad-file", "bias.safetensors", "none", "b"),
+    (
+        "run 'a b c' --score-bias bias.safetensors:none",
+        1,
+        "bad-file",
+        "bias.safetensors",
+        "none",
+        "b",
+    ),
     ("run 'a b c' --score-bias bias.safetensors", 1, "bad-file", "bias.safetensors", "2", "3"),
     ("decode 'a b c' --prompt-len 4", 2, USAGE, "--prompt-len", "4", "3"),
     ("decode 'a b c' --no-causal", 2, USAGE, "--no-causal"),
@@ -167,7 +207,13 @@ MODELS: list[Row] = [
     ("scan text.txt --model @gpt2 --out o.mha --span s=0:3", 2, USAGE, "--span", "s"),
     ("scan text.txt --model @gpt2 --out o.mha --sink-weight 2", 2, USAGE, "--sink-weight", "2"),
     ("scan text.txt --model @gpt2 --out o.mha --where 'k =='", 2, USAGE, "--where", "k"),
-    ("scan text.txt --model @gpt2 --out o.mha --lines --field text", 2, USAGE, "--lines", "--field"),
+    (
+        "scan text.txt --model @gpt2 --out o.mha --lines --field text",
+        2,
+        USAGE,
+        "--lines",
+        "--field",
+    ),
     ("scan text.txt --model @gpt2 --out o.mha --layer 9", 2, USAGE, "--layer", "9"),
     ("scan absent.txt --model @gpt2 --out left.mha", 1, "unreadable", "absent.txt"),
     ("scan text.txt --model @gpt2 --out o.mha --pack", 2, USAGE, "--pack", "--max-tokens"),
@@ -179,21 +225,23 @@ MODELS: list[Row] = [
     ("doctor --device gpu", 2, USAGE, "gpu"),
     ("doctor --dtype int8", 2, USAGE, "int8"),
     ("doctor --model @gpt2 ' '", 1, "no-tokens", "0"),
-]  # fmt: skip
+]
 
 UNREADABLE = """
-    run --file absent.x, vocab --file broken, run --file loop, vocab --file fifo, run --file text.txt/below.x, run --file folder,
-    run x --weights absent.x, trace x --vocab absent.x,
-    vocab x --tokenizer folder/absent.json, show absent.x, show fifo, show folder, diff cat.safetensors absent.x,
-    diff cat.safetensors fifo, bench --compare absent.json
+    run --file absent.x, vocab --file broken, run --file loop, vocab --file fifo,
+    run --file text.txt/below.x, run --file folder, run x --weights absent.x,
+    trace x --vocab absent.x, vocab x --tokenizer folder/absent.json, show absent.x, show fifo,
+    show folder, diff cat.safetensors absent.x, diff cat.safetensors fifo,
+    bench --compare absent.json
 """
 WRONG_KIND = """
-    run x --weights text.txt, run x --vocab text.txt, run x --tokenizer text.txt, show text.txt, show chat.json,
-    diff cat.safetensors text.txt, diff cat.safetensors layer.safetensors, show layer.safetensors,
-    run x --weights cat.safetensors,
-     bench --compare text.txt, bench --compare cat.safetensors, weights info text.txt
+    run x --weights text.txt, run x --vocab text.txt, run x --tokenizer text.txt, show text.txt,
+    show chat.json, diff cat.safetensors text.txt, diff cat.safetensors layer.safetensors,
+    show layer.safetensors, run x --weights cat.safetensors, bench --compare text.txt,
+    bench --compare cat.safetensors, weights info text.txt
 """
-"""Words that end with the name of a file which cannot be read, or is of another kind than the command reads."""
+"""Words that end with the name of a file which cannot be read, or is of another kind than the
+command reads."""
 
 FILES: list[Row] = [
     *((line, 1, "unreadable", line.split()[-1]) for line in map(str.strip, UNREADABLE.split(","))),
@@ -207,7 +255,12 @@ FILES: list[Row] = [
     ("show a b", 2, USAGE, "b"),
     ("show cat.safetensors --causal", 2, USAGE, "--causal"),
     ("weights info", 2, USAGE),
-    ("weights convert @gpt2 --layer 5 -o w.safetensors", 2, USAGE, "mha run TEXT --model DIR --layer N"),
+    (
+        "weights convert @gpt2 --layer 5 -o w.safetensors",
+        2,
+        USAGE,
+        "mha run TEXT --model DIR --layer N",
+    ),
     ("weights burn", 2, USAGE, "burn"),
     ("run 'a b c' --weights layer.safetensors --d-model 12", 2, USAGE, "--d-model", "12", "8"),
     ("run 'a b zebra' --weights layer.safetensors", 1, "unknown-token", "zebra"),
@@ -237,31 +290,69 @@ OTHERS: list[Row] = [
     ("run x --haeds 4", 2, USAGE, "--haeds"),
     ("run x --head-count=4", 2, USAGE, "--head-count"),
     ("cat.safetensors", 2, USAGE, "cat.safetensors"),
-]  # fmt: skip
+]
 
 BROUGHT = {
-    "run": ["--d-model 8", "--d-input 8", "--dropout 0.1", "--train", "--weights w", "--rope-theta 100",
-        "--max-positions 64", "--window 3", "--scale 0.5", "--score-bias b", "--heads 2", "--documents ---",
-        "--vocab v", "--punctuation drop", "--save-weights w"],
-    "heads": ["--kv-heads 2", "--bias", "--positions rope", "--causal", "--keep-case", "--repeat 3"],
+    "run": [
+        "--d-model 8",
+        "--d-input 8",
+        "--dropout 0.1",
+        "--train",
+        "--weights w",
+        "--rope-theta 100",
+        "--max-positions 64",
+        "--window 3",
+        "--scale 0.5",
+        "--score-bias b",
+        "--heads 2",
+        "--documents ---",
+        "--vocab v",
+        "--punctuation drop",
+        "--save-weights w",
+    ],
+    "heads": [
+        "--kv-heads 2",
+        "--bias",
+        "--positions rope",
+        "--causal",
+        "--keep-case",
+        "--repeat 3",
+    ],
     "trace": ["--d-head 4", "--no-out-proj", "--init uniform", "--prefix 1", "--mask"],
     "decode": ["--d-v 4", "--seed 3", "--softcap 5", "--cache concat"],
-}  # fmt: skip
+}
 """Options that build a layer, by command. A checkpoint brings a layer with it."""
 NEEDY = {
-    "run": ["--layer 1", "--chat c", "--span a=0:1", "--generate 3", "--revision main", "--device-map auto"],
+    "run": [
+        "--layer 1",
+        "--chat c",
+        "--span a=0:1",
+        "--generate 3",
+        "--revision main",
+        "--device-map auto",
+    ],
     "heads": ["--layer 1", "--chat c"],
     "trace": ["--layer 1"],
     "decode": ["--generate 2"],
     "effect": ["--target a", "--cut a:b", "--layer 0"],
-}  # fmt: skip
+}
 """Options that only a checkpoint can follow, by command."""
 WORDS_OF_BENCH = {
-    "--lengths": ["''", "12x", "0", "16..8", "9999999k"], "--batch": ["x"], "--heads": ["0"], "--kv-heads": ["two"],
-    "--d-head": ["1..0"], "--backends": ["sdpa2", "sdpa,"], "--direction": ["up"], "--dtype": ["float8"], "--threads": ["0"],
-    "--seed": ["-1"], "--repeat": ["0"], "--budget": ["0", "86401", "nan"], "--call-limit": ["-1"],
+    "--lengths": ["''", "12x", "0", "16..8", "9999999k"],
+    "--batch": ["x"],
+    "--heads": ["0"],
+    "--kv-heads": ["two"],
+    "--d-head": ["1..0"],
+    "--backends": ["sdpa2", "sdpa,"],
+    "--direction": ["up"],
+    "--dtype": ["float8"],
+    "--threads": ["0"],
+    "--seed": ["-1"],
+    "--repeat": ["0"],
+    "--budget": ["0", "86401", "nan"],
+    "--call-limit": ["-1"],
     "--compare b.json --fail-if": ["''", "1.10", "faster:2", "slower:0", "slower:nan"],
-}  # fmt: skip
+}
 """Values that options of `mha bench` cannot have."""
 
 ROWS = [
@@ -276,15 +367,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with files of every kind that the rows name."""
     place = tmp_path_factory.mktemp("refusals")
     texts: dict[str, str | bytes] = {
-        "text.txt": "the cat sat on the mat", "empty.txt": "", "blank.txt": " \n\t\r\n", "marks.txt": "?!… —\n«»",
-        "latin.txt": b"the caf\xff", "far.txt": (b"many words " * (1 << 17))[: (1 << 20) + 5] + b"\xff rest",
+        "text.txt": "the cat sat on the mat",
+        "empty.txt": "",
+        "blank.txt": " \n\t\r\n",
+        "marks.txt": "?!… —\n«»",
+        "latin.txt": b"the caf\xff",
+        "far.txt": (b"many words " * (1 << 17))[: (1 << 20) + 5] + b"\xff rest",
         "cut.txt": b"caf\xe2\x82",
-        "wide.txt": "the cat".encode("utf-16"), "nul.txt": b"text\0more",
-        "word.txt": "a " + "b" * 1_100_000, "many.txt": "a" * 40_000, "long.txt": "the cat sat on " * 5_000, "old.txt": "kept",
-        "chat.json": json.dumps(CHAT), "cut.json": '[{"role": "user"', "role.json": '[{"role": "user2", "content": "a"}]',
-        "map.json": '{"a": "gpu"}', "numbers.json": '["a", 3]', "mine.py": CODE,
+        "wide.txt": "the cat".encode("utf-16"),
+        "nul.txt": b"text\0more",
+        "word.txt": "a " + "b" * 1_100_000,
+        "many.txt": "a" * 40_000,
+        "long.txt": "the cat sat on " * 5_000,
+        "old.txt": "kept",
+        "chat.json": json.dumps(CHAT),
+        "cut.json": '[{"role": "user"',
+        "role.json": '[{"role": "user2", "content": "a"}]',
+        "map.json": '{"a": "gpu"}',
+        "numbers.json": '["a", 3]',
+        "mine.py": CODE,
         "bias.safetensors": save({"b": np.zeros(2, np.float32)}),
-    }  # fmt: skip
+    }
     for name, content in texts.items():
         (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     for name in ("folder", "empty", "full"):
@@ -299,12 +402,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(place, "run", "the cat sat", *layer, "--keep", "z", "--save", "lean.safetensors")
     run(place, "heads", "the cat sat", *layer, "--save", "heads.safetensors")
     run(place, "trace", "mine.py:Attention", "--save", "walk.safetensors")
-    run(place, "run", "the cat", "--model", str(checkpoints.folder("gpt2")), "--save", "model.safetensors")
+    run(
+        place,
+        "run",
+        "the cat",
+        "--model",
+        str(checkpoints.folder("gpt2")),
+        "--save",
+        "model.safetensors",
+    )
     return place
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a row. `--json` is added where the command has it, except with `mha show`, whose views it would replace."""
+    """The words of a row. `--json` is added where the command has it, except with `mha show`, whose
+    views it would replace.
+    """
     for name in re.findall(r"@(\w+)", line):
         line = line.replace(f"@{name}", str(checkpoints.folder(name)))
     words = shlex.split(line)
@@ -335,7 +448,9 @@ def test_a_request_that_cannot_be_met_is_refused_with_what_is_wrong(folder: Path
 @pytest.mark.parametrize("command", BROUGHT)
 def test_what_a_checkpoint_brings_cannot_be_chosen(folder: Path, command: str) -> None:
     for option in BROUGHT[command]:
-        require_refusal(folder, (f"{command} x --model @gpt2 {option}", 2, USAGE, option.split()[0], "--model"))
+        require_refusal(
+            folder, (f"{command} x --model @gpt2 {option}", 2, USAGE, option.split()[0], "--model")
+        )
 
 
 @pytest.mark.parametrize("command", NEEDY)
@@ -345,13 +460,17 @@ def test_what_only_a_checkpoint_can_follow_needs_one(folder: Path, command: str)
 
 
 @pytest.mark.parametrize("option", WORDS_OF_BENCH)
-def test_a_value_that_a_benchmark_cannot_use_is_refused_with_its_option(folder: Path, option: str) -> None:
+def test_a_value_that_a_benchmark_cannot_use_is_refused_with_its_option(
+    folder: Path, option: str
+) -> None:
     for word in WORDS_OF_BENCH[option]:
         require_refusal(folder, (f"bench {option} {word}", 2, USAGE, option.split()[-1]))
 
 
 @pytest.mark.parametrize(
-    "words", [["run", "--file", "SECRET"], ["run", "x", "--weights", "SECRET"], ["show", "SECRET"]], ids=" ".join
+    "words",
+    [["run", "--file", "SECRET"], ["run", "x", "--weights", "SECRET"], ["show", "SECRET"]],
+    ids=" ".join,
 )
 def test_a_file_without_permission_to_read_is_named(
     mha: Callable[..., Ended], tmp_path: Path, words: list[str]
@@ -379,5 +498,7 @@ def test_a_file_without_permission_to_read_is_named(
     ],
     ids=str,
 )
-def test_an_error_about_a_file_has_its_path(folder: Path, words: list[str], path: str | None) -> None:
+def test_an_error_about_a_file_has_its_path(
+    folder: Path, words: list[str], path: str | None
+) -> None:
     assert run(folder, *words, "--json", code=(1, 2)).error["path"] == path

@@ -1,4 +1,6 @@
-"""What answers before anything is computed: help, version, completion, other names of options, and usage errors."""
+"""What answers before anything is computed: help, version, completion, other names of options, and
+usage errors.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,34 @@ import pytest
 from support.mha import NO_TORCH, Ended
 
 Mha = Callable[..., Ended]
-COMMANDS = ["run", "heads", "effect", "scan", "trace", "decode", "bench", "check", "doctor", "vocab", "weights", "view", "show",
-            "explain", "diff"]  # fmt: skip
+COMMANDS = [
+    "run",
+    "heads",
+    "effect",
+    "scan",
+    "trace",
+    "decode",
+    "bench",
+    "check",
+    "doctor",
+    "vocab",
+    "weights",
+    "view",
+    "show",
+    "explain",
+    "diff",
+]
 LAYER = ["the cat sat", "--d-model", "8"]
 
 
 def test_mha_alone_names_every_command(mha: Mha) -> None:
     alone = mha().stdout
     assert alone == mha("--help").stdout
-    assert [command for command in COMMANDS if not re.search(rf"^  {command} ", alone, flags=re.MULTILINE)] == []
+    assert [
+        command
+        for command in COMMANDS
+        if not re.search(rf"^  {command} ", alone, flags=re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "weights info"])
@@ -37,7 +58,10 @@ def test_help_is_a_command_too(mha: Mha, words: list[str]) -> None:
 
 @pytest.mark.parametrize("command", ["run", "effect", "bench", "explain"])
 def test_the_whole_help_has_every_option_of_the_short_one(mha: Mha, command: str) -> None:
-    short, whole = (set(re.findall(r"--[a-z][a-z-]+", mha(command, word).stdout)) for word in ("--help", "--help-all"))
+    short, whole = (
+        set(re.findall(r"--[a-z][a-z-]+", mha(command, word).stdout))
+        for word in ("--help", "--help-all")
+    )
     assert short - {"--help-all"} <= whole
     assert "--color" in whole
 
@@ -61,7 +85,11 @@ NAMES = {
         "d_head": 5,
         "d_model": 18,
     },
-    "--num-attention-heads 6 --num-key-value-heads 3 --n-embd 24": {"n_heads": 6, "n_kv_heads": 3, "d_model": 24},
+    "--num-attention-heads 6 --num-key-value-heads 3 --n-embd 24": {
+        "n_heads": 6,
+        "n_kv_heads": 3,
+        "d_model": 24,
+    },
     "--is-causal --sliding-window 3 --sink 1": {"causal": True, "window": [3, 0], "sink": 1},
     "--bidirectional --max-length 2": {"causal": False},
 }
@@ -76,7 +104,9 @@ def test_another_name_of_an_option_chooses_the_same_setting(mha: Mha, words: str
 
 def test_another_name_of_an_option_works_in_each_command_that_has_it(mha: Mha) -> None:
     assert len(mha("vocab", "a b b c", "--top-k", "2", "--json").json["tokens"]) == 2
-    assert mha("run", "a b c", *LAYER[1:], "--max-length", "2", "--json").json["sequences"][0]["tokens"] == ["a", "b"]
+    assert mha("run", "a b c", *LAYER[1:], "--max-length", "2", "--json").json["sequences"][0][
+        "tokens"
+    ] == ["a", "b"]
     assert mha("heads", *LAYER, "--pattern", "k < q", "--json").json["heads"][0]["patterns"]
     assert "512x" in mha("bench", "--seq-len", "512x", code=2).said
 
@@ -103,7 +133,10 @@ def test_a_script_for_the_completion_of_a_shell_names_the_program(mha: Mha, shel
 )
 def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[str]) -> None:
     n = str(len(line.split()) - 1)
-    bash = mha(env={"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": n}, modules=NO_TORCH)
+    bash = mha(
+        env={"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": n},
+        modules=NO_TORCH,
+    )
     assert set(bash.stdout.split()) == words
     zsh = mha(env={"_MHA_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}, modules=NO_TORCH)
     assert set(re.findall(r'"([\w-]+)":"', zsh.stdout)) == words

@@ -1,4 +1,6 @@
-"""The folder of a scan: the same bytes however it was computed, and refused where settings or documents are others."""
+"""The folder of a scan: the same bytes however it was computed, and refused where settings or
+documents are others.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def words(out: str, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a corpus, and `whole`, the result of a scan that nothing interrupted."""
+    """A folder with a model, a corpus, and `whole`, the result of a scan that nothing
+    interrupted.
+    """
     folder = tmp_path_factory.mktemp("scan")
     (folder / "model").symlink_to(checkpoints.folder("gpt2"))
     corpus_file(folder / "c.jsonl", sentences(N_DOCUMENTS))
@@ -56,9 +60,19 @@ def finished(made: Path, place: Path) -> Path:
 
 def test_a_result_has_the_documented_files(made: Path) -> None:
     names = {path.name for path in (made / "whole").iterdir()}
-    assert {"manifest.json", "summary.safetensors", "rows", "units", "example-00000000.safetensors"} == names
+    assert {
+        "manifest.json",
+        "summary.safetensors",
+        "rows",
+        "units",
+        "example-00000000.safetensors",
+    } == names
     manifest = json.loads((made / "whole" / "manifest.json").read_text())
-    assert (manifest["schema"], manifest["n_documents"], len(manifest["units"])) == ("mha.scan/1", N_DOCUMENTS, 2)
+    assert (manifest["schema"], manifest["n_documents"], len(manifest["units"])) == (
+        "mha.scan/1",
+        N_DOCUMENTS,
+        2,
+    )
     assert [path.stem for path in sorted((made / "whole" / "rows").iterdir())] == manifest["units"]
 
 
@@ -68,24 +82,35 @@ def test_the_same_command_again_gives_the_same_bytes(mha: Mha, made: Path, finis
 
 
 @pytest.mark.real
-def test_ranks_take_every_nth_unit_and_the_last_one_merges(mha: Mha, made: Path, place: Path) -> None:
+def test_ranks_take_every_nth_unit_and_the_last_one_merges(
+    mha: Mha, made: Path, place: Path
+) -> None:
     for rank, n_documents in ((1, N_DOCUMENTS - UNIT), (0, UNIT)):
         assert not (place / "out" / "summary.safetensors").exists()
         ended = mha(*words("out", "--json"), env={"RANK": str(rank), "WORLD_SIZE": "2"})
-        progress = json.loads([line for line in ended.stderr.splitlines() if line.startswith("{")][-1])["progress"]
+        progress = json.loads(
+            [line for line in ended.stderr.splitlines() if line.startswith("{")][-1]
+        )["progress"]
         assert (progress["n_documents"], progress["of_documents"]) == (n_documents, n_documents)
     assert digests(place / "out") == digests(made / "whole")
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("first", [17, *(pytest.param(n, marks=pytest.mark.real) for n in (1, 16))])
-def test_documents_that_are_added_at_the_end_are_computed(mha: Mha, made: Path, place: Path, first: int) -> None:
-    assert mha(*words("out", "--max-docs", str(first), "--json")).json["corpus"]["n_documents"] == first
+def test_documents_that_are_added_at_the_end_are_computed(
+    mha: Mha, made: Path, place: Path, first: int
+) -> None:
+    assert (
+        mha(*words("out", "--max-docs", str(first), "--json")).json["corpus"]["n_documents"]
+        == first
+    )
     mha(*words("out"))
     assert digests(place / "out") == digests(made / "whole")
 
 
-def test_the_document_is_the_record_that_show_prints_and_diff_compares(mha: Mha, made: Path, finished: Path) -> None:
+def test_the_document_is_the_record_that_show_prints_and_diff_compares(
+    mha: Mha, made: Path, finished: Path
+) -> None:
     document = json.loads((made / "document.json").read_text())
     shown = mha("show", "out", "--json").json
     assert shown["corpus"] == document["corpus"]
@@ -95,10 +120,15 @@ def test_the_document_is_the_record_that_show_prints_and_diff_compares(mha: Mha,
     mha("scan", "--model", "model", "other.jsonl", "--out", "other", *LAYER)
     differences = mha("diff", "out", "other", "--json", code=3).json
     assert differences["verdict"] == "differ"
-    assert [site["site"] for layer in differences["layers"] for site in layer["sites"] if site["status"] == "beyond"]
+    assert [
+        site["site"]
+        for layer in differences["layers"]
+        for site in layer["sites"]
+        if site["status"] == "beyond"
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------ damaged and missing
+# ------------------------------------------------------------------------------ damaged and missing
 
 
 def cut(path: Path) -> None:
@@ -111,12 +141,26 @@ def change(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(("name", "damage"), [
-    ("rows", cut), ("units", change), ("example-00000000.safetensors", Path.unlink),
-    *(pytest.param(*case, marks=pytest.mark.real) for case in (
-        ("rows", change), ("rows", Path.unlink), ("units", cut), ("units", Path.unlink), ("summary.safetensors", cut),
-        ("summary.safetensors", Path.unlink))),
-], ids=lambda value: getattr(value, "__name__", value))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("rows", cut),
+        ("units", change),
+        ("example-00000000.safetensors", Path.unlink),
+        *(
+            pytest.param(*case, marks=pytest.mark.real)
+            for case in (
+                ("rows", change),
+                ("rows", Path.unlink),
+                ("units", cut),
+                ("units", Path.unlink),
+                ("summary.safetensors", cut),
+                ("summary.safetensors", Path.unlink),
+            )
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_what_is_damaged_or_missing_is_computed_again(
     mha: Mha, made: Path, finished: Path, name: str, damage: Any
 ) -> None:
@@ -136,20 +180,30 @@ def test_damaged_rows_are_named(mha: Mha, finished: Path, damage: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b'{"schema": ', b'{"schema": "mha.scan/1", "settings": [{}]}'])
-def test_a_damaged_manifest_is_refused_by_name_with_another_folder(mha: Mha, finished: Path, content: bytes) -> None:
+def test_a_damaged_manifest_is_refused_by_name_with_another_folder(
+    mha: Mha, finished: Path, content: bytes
+) -> None:
     (finished / "manifest.json").write_bytes(content)
     ended = mha(*words("out", "--json"), code=1)
     assert ended.missing("manifest.json", "--out") == []
     assert (finished / "manifest.json").read_bytes() == content
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("more", "mentions"), [
-    (["--max-tokens", "4"], "max_tokens"), (["--dtype", "float64"], "dtype"), (["--where", "k == 0"], "conditions"),
-    (["--effect"], "effect"), (["--threads", "2"], "threads"), (["--layer", "2"], "layers"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "mentions"),
+    [
+        (["--max-tokens", "4"], "max_tokens"),
+        (["--dtype", "float64"], "dtype"),
+        (["--where", "k == 0"], "conditions"),
+        (["--effect"], "effect"),
+        (["--threads", "2"], "threads"),
+        (["--layer", "2"], "layers"),
+    ],
+    ids=str,
+)
 def test_other_settings_are_refused_with_what_differs(
     mha: Mha, made: Path, finished: Path, more: list[str], mentions: str
 ) -> None:
@@ -158,7 +212,9 @@ def test_other_settings_are_refused_with_what_differs(
     assert digests(finished) == digests(made / "whole")
 
 
-def test_another_model_is_refused_and_the_same_elsewhere_goes_on(mha: Mha, made: Path, finished: Path) -> None:
+def test_another_model_is_refused_and_the_same_elsewhere_goes_on(
+    mha: Mha, made: Path, finished: Path
+) -> None:
     other = checkpoints.copy_of("gpt2", finished.parent / "elsewhere")
     mha("scan", "--model", other, "c.jsonl", "--out", "out", *LAYER)
     for part in ("rows", "units"):
@@ -166,7 +222,10 @@ def test_another_model_is_refused_and_the_same_elsewhere_goes_on(mha: Mha, made:
     with (other / "model.safetensors").open("r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"\x01")
-    assert "model_digest" in mha("scan", "--model", other, "c.jsonl", "--out", "out", *LAYER, "--json", code=2).said
+    assert (
+        "model_digest"
+        in mha("scan", "--model", other, "c.jsonl", "--out", "out", *LAYER, "--json", code=2).said
+    )
 
 
 def test_changed_and_missing_documents_are_refused(mha: Mha, made: Path, finished: Path) -> None:
@@ -195,7 +254,9 @@ def test_a_folder_of_other_files_is_refused(mha: Mha, place: Path) -> None:
     assert "file" in mha(*words("c.jsonl/file", "--json"), code=(1, 2)).said
 
 
-def test_what_a_killed_process_has_left_does_not_stand_in_the_way(mha: Mha, made: Path, finished: Path) -> None:
+def test_what_a_killed_process_has_left_does_not_stand_in_the_way(
+    mha: Mha, made: Path, finished: Path
+) -> None:
     left = [finished / part / ".x.7.0aff1.tmp" for part in (".", "rows", "units")]
     for path in left:
         path.write_bytes(b"half")
@@ -204,10 +265,19 @@ def test_what_a_killed_process_has_left_does_not_stand_in_the_way(mha: Mha, made
     assert digests(finished) == digests(made / "whole")
 
 
-@pytest.mark.parametrize("more", [
-    "--span s=0:3", "--sink-weight 2", "--where k==", "--lines --field text", "--layer 9", "--cpus-per-worker 2",
-    "--max-tokens 0", "--max-docs 0",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--span s=0:3",
+        "--sink-weight 2",
+        "--where k==",
+        "--lines --field text",
+        "--layer 9",
+        "--cpus-per-worker 2",
+        "--max-tokens 0",
+        "--max-docs 0",
+    ],
+)
 def test_options_that_no_document_can_answer_are_refused_before_anything_is_written(
     mha: Mha, place: Path, more: str
 ) -> None:
@@ -217,7 +287,12 @@ def test_options_that_no_document_can_answer_are_refused_before_anything_is_writ
 
 def test_spans_of_an_encoder_and_decoder_are_refused(mha: Mha, place: Path) -> None:
     t5 = checkpoints.folder("t5")
-    assert "--span" in mha("scan", "--model", t5, "c.jsonl", "--out", "out", "--span", "s=/cat/", "--json", code=2).said
+    assert (
+        "--span"
+        in mha(
+            "scan", "--model", t5, "c.jsonl", "--out", "out", "--span", "s=/cat/", "--json", code=2
+        ).said
+    )
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("x", "2"), ("0", "")])
@@ -227,24 +302,33 @@ def test_ranks_that_cannot_be_are_refused(mha: Mha, place: Path, rank: str, size
 
 
 @pytest.mark.parametrize("texts", [["the cat", {"no": "text"}, " "], [" ", ""]], ids=str)
-def test_strict_scans_end_at_a_bad_document_and_none_is_an_error(mha: Mha, place: Path, texts: list[Any]) -> None:
+def test_strict_scans_end_at_a_bad_document_and_none_is_an_error(
+    mha: Mha, place: Path, texts: list[Any]
+) -> None:
     corpus_file(place / "c.jsonl", texts)
     has_good = texts[0] == "the cat"
-    assert f"c.jsonl:{2 if has_good else 1}" in mha(*words("strict", "--strict", "--json"), code=1).said
+    assert (
+        f"c.jsonl:{2 if has_good else 1}"
+        in mha(*words("strict", "--strict", "--json"), code=1).said
+    )
     ended = mha(*words("out", "--json"), code=0 if has_good else 1)
     if has_good:
         assert [bad["place"] for bad in ended.json["corpus"]["bad"]] == [2, 3]
-        assert "c.jsonl:2" in mha(*words("out", "--strict", "--json"), code=1).said, "known from before"
+        assert "c.jsonl:2" in mha(*words("out", "--strict", "--json"), code=1).said, (
+            "known from before"
+        )
     else:
         assert "c.jsonl:1" in ended.said
 
 
-# ------------------------------------------------------------------------------------------- processes: ended, and in parallel
+# ---------------------------------------------------------------- processes: ended, and in parallel
 
 
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a corpus of four units, and the result of a scan that nothing interrupted."""
+    """A folder with a model, a corpus of four units, and the result of a scan that nothing
+    interrupted.
+    """
     folder = tmp_path_factory.mktemp("longer")
     (folder / "model").symlink_to(checkpoints.folder("gpt2"))
     corpus_file(folder / "c.jsonl", sentences(4 * UNIT))
@@ -260,8 +344,14 @@ def begin(place: Path, longer: Path) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="mha") as short:  # Ray's sockets need a short path
 
         def scan(out: str, *more: str) -> subprocess.Popen[bytes]:
-            process = start(place, *words(out, *more), env=environment(place, TMPDIR=short), stdin=subprocess.DEVNULL,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+            process = start(
+                place,
+                *words(out, *more),
+                env=environment(place, TMPDIR=short),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
             begun.append(process)
             return process
 
@@ -282,7 +372,9 @@ def await_unit(out: Path, is_running: Callable[[], bool]) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name)
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name
+)
 def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(
     mha: Mha, place: Path, longer: Path, sent: signal.Signals
 ) -> None:
@@ -304,7 +396,9 @@ def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.real
-def test_a_full_disk_is_an_error_and_the_scan_goes_on_later(mha: Mha, made: Path, place: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_scan_goes_on_later(
+    mha: Mha, made: Path, place: Path
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (12 << 10, before[1]))
     try:
@@ -334,7 +428,9 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.real
 @pytest.mark.skipif(not has("ray"), reason="needs Ray")
 @pytest.mark.parametrize("ends", ["a worker is killed", "the scan is interrupted"])
-def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path, begin: Any, ends: str) -> None:
+def test_workers_give_what_one_process_gives(
+    mha: Mha, place: Path, longer: Path, begin: Any, ends: str
+) -> None:
     process = begin("out", "--workers", "2")
     await_unit(place / "out", lambda: process.poll() is None)
     family = [*descendants(process.pid)]
@@ -356,13 +452,17 @@ def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path
 
 
 def test_workers_of_a_rank_are_refused(mha: Mha, place: Path) -> None:
-    ended = mha(*words("out", "--workers", "2", "--json"), code=2, env={"RANK": "0", "WORLD_SIZE": "2"})
+    ended = mha(
+        *words("out", "--workers", "2", "--json"), code=2, env={"RANK": "0", "WORLD_SIZE": "2"}
+    )
     assert "--workers" in ended.said
 
 
 def test_progress_is_lines_of_json_that_end_with_all_documents(mha: Mha, place: Path) -> None:
     ended = mha(*words("out", "--max-docs", "3", "--json"))
-    lines = [json.loads(line)["progress"] for line in ended.stderr.splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line)["progress"] for line in ended.stderr.splitlines() if line.startswith("{")
+    ]
     assert lines[-1]["n_documents"] == lines[-1]["of_documents"] == 3
     assert sum(lines[-1]["by_worker"].values()) == 3
     assert len(rows_of(place / "out")) == 3 * checkpoints.N_HEADS

@@ -1,4 +1,6 @@
-"""`mha scan`: rows are those of the commands for single texts, and the statistics of a corpus are numpy's over the rows."""
+"""`mha scan`: rows are those of the commands for single texts, and the statistics of a corpus are
+numpy's over the rows.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_rows_are_those_of_heads_for_each_document(mha: Any, tmp_path: Path, fam
             known = {name for name in names if head[name] is not None}
             assert {name for name in names if row[name] is not None} == known
             expected = {name: head[name] for name in known}
-            assert {name: row[name] for name in known} == pytest.approx(expected, rel=1e-6, abs=1e-9)
+            assert {name: row[name] for name in known} == pytest.approx(
+                expected, rel=1e-6, abs=1e-9
+            )
             assert row["pattern_1"] == pytest.approx(head["patterns"][0], abs=1e-7)
             assert len(expected) > 15
 
@@ -87,11 +91,15 @@ def test_effects_in_rows_are_those_of_the_command(mha: Any, scan: Scan, number: 
 
 def test_layers_and_heads_that_are_chosen_are_the_only_ones(tmp_path: Path) -> None:
     scan = scanned(tmp_path, "llama", "--layer", "1", "--effect", texts=TEXTS[:2])
-    assert {(row["layer"], row["head"]) for row in scan.rows} == {(1, head) for head in range(N_HEADS)}
-    assert [(head["layer"], head["head"]) for head in scan.json["corpus"]["heads"]] == [(1, h) for h in range(N_HEADS)]
+    assert {(row["layer"], row["head"]) for row in scan.rows} == {
+        (1, head) for head in range(N_HEADS)
+    }
+    assert [(head["layer"], head["head"]) for head in scan.json["corpus"]["heads"]] == [
+        (1, h) for h in range(N_HEADS)
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------- over the documents
+# ------------------------------------------------------------------------------- over the documents
 
 
 def test_means_deviations_and_quantiles_are_those_of_numpy_over_the_rows(scan: Scan) -> None:
@@ -99,11 +107,17 @@ def test_means_deviations_and_quantiles_are_those_of_numpy_over_the_rows(scan: S
     for head in scan.json["corpus"]["heads"]:
         rows = scan.of_head(head["layer"], head["head"])
         for spread in head["spreads"]:
-            values = np.array([row[spread["statistic"]] for row in rows if row[spread["statistic"]] is not None], float)
+            values = np.array(
+                [row[spread["statistic"]] for row in rows if row[spread["statistic"]] is not None],
+                float,
+            )
             assert spread["n"] == len(values)
             assert spread["mean"] == pytest.approx(values.mean(), rel=1e-9, abs=1e-12)
             assert spread["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)
-            assert spread["quantiles"] == np.quantile(values, QUANTILES, method="inverted_cdf").tolist()
+            assert (
+                spread["quantiles"]
+                == np.quantile(values, QUANTILES, method="inverted_cdf").tolist()
+            )
             n_spreads += 1
     assert n_spreads > N_LAYERS * N_HEADS * 20
 
@@ -119,7 +133,9 @@ def test_an_interval_is_that_of_a_bootstrap_over_documents(scan: Scan) -> None:
                 means = (weights * values).sum(axis=1) / weights.sum(axis=1)
                 expected = np.quantile(means, [0.025, 0.975])
                 assert spread["low"] < spread["mean"] < spread["high"]
-                assert [spread["low"], spread["high"]] == pytest.approx(expected, abs=0.2 * np.ptp(expected))
+                assert [spread["low"], spread["high"]] == pytest.approx(
+                    expected, abs=0.2 * np.ptp(expected)
+                )
 
 
 def test_one_document_has_no_deviation_and_no_interval(tmp_path: Path) -> None:
@@ -145,7 +161,11 @@ def test_documents_tokens_and_bad_entries_are_counted(scan: Scan) -> None:
     corpus = scan.json["corpus"]
     lengths = {row["place"]: row["n_tokens"] for row in scan.rows}
     assert [*lengths] == [place_of(number) for number in range(len(TEXTS))]
-    assert (corpus["n_documents"], corpus["n_tokens"], corpus["n_bad"]) == (len(TEXTS), sum(lengths.values()), 1)
+    assert (corpus["n_documents"], corpus["n_tokens"], corpus["n_bad"]) == (
+        len(TEXTS),
+        sum(lengths.values()),
+        1,
+    )
     assert corpus["longest"] == max(lengths.values())
     (bad,) = corpus["bad"]
     assert (bad["file"], bad["place"]) == ("c.jsonl", BAD)
@@ -171,7 +191,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.real
-def test_cells_that_stand_out_are_the_largest_of_all_documents(scan: Scan, alone: list[tuple[Any, Any]]) -> None:
+def test_cells_that_stand_out_are_the_largest_of_all_documents(
+    scan: Scan, alone: list[tuple[Any, Any]]
+) -> None:
     for index, head in enumerate(scan.json["corpus"]["heads"]):
         cells = [
             (cell["lift"], cell["share"], place_of(number), cell["query"], cell["key"])
@@ -181,11 +203,15 @@ def test_cells_that_stand_out_are_the_largest_of_all_documents(scan: Scan, alone
         fields = ("lift", "share", "place", "query", "key")
         computed = [tuple(cell[field] for field in fields) for cell in head["cells"]]
         assert len(computed) == 5
-        assert [pytest.approx(cell, rel=1e-5) for cell in sorted(cells, reverse=True)[:5]] == computed
+        assert [
+            pytest.approx(cell, rel=1e-5) for cell in sorted(cells, reverse=True)[:5]
+        ] == computed
 
 
 @pytest.mark.real
-def test_a_profile_is_the_mean_profile_of_the_documents(scan: Scan, alone: list[tuple[Any, Any]]) -> None:
+def test_a_profile_is_the_mean_profile_of_the_documents(
+    scan: Scan, alone: list[tuple[Any, Any]]
+) -> None:
     mean = mhacli.load(str(scan.folder)).arrays["layers.1.profile"]
     total = np.zeros_like(mean)
     for _, record in alone:
@@ -195,17 +221,28 @@ def test_a_profile_is_the_mean_profile_of_the_documents(scan: Scan, alone: list[
 
 
 @pytest.mark.real
-def test_weights_between_spans_are_means_over_the_documents_that_have_them(mha: Any, tmp_path: Path) -> None:
-    texts, words = ["the cat saw a dog", "a cat", "rain fell on the dog"], ("--layer", "1", "--span")
+def test_weights_between_spans_are_means_over_the_documents_that_have_them(
+    mha: Any, tmp_path: Path
+) -> None:
+    texts, words = (
+        ["the cat saw a dog", "a cat", "rain fell on the dog"],
+        ("--layer", "1", "--span"),
+    )
     both = (*words, "cats=/cat/", "--span", "dogs=/dog/")
     scan = scanned(tmp_path, "llama", *both, texts=texts)
     model = checkpoints.folder("llama")
-    alone = [mha("heads", text, "--model", model, *options, "--json").json["layers"][0]["span_mass"][0]
-             for text, options in zip(texts, (both, (*words, "cats=/cat/"), (*words, "dogs=/dog/")), strict=True)]  # fmt: skip
+    alone = [
+        mha("heads", text, "--model", model, *options, "--json").json["layers"][0]["span_mass"][0]
+        for text, options in zip(
+            texts, (both, (*words, "cats=/cat/"), (*words, "dogs=/dog/")), strict=True
+        )
+    ]
     expected = np.array(alone[0])
     expected[:, 0, 0] = (expected[:, 0, 0] + np.array(alone[1])[:, 0, 0]) / 2
     expected[:, 1, 1] = (expected[:, 1, 1] + np.array(alone[2])[:, 0, 0]) / 2
-    np.testing.assert_allclose(np.array(scan.json["layers"][0]["span_mass"][0], float), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.array(scan.json["layers"][0]["span_mass"][0], float), expected, rtol=1e-6
+    )
 
 
 def test_documents_are_cut_to_their_first_tokens(mha: Any, tmp_path: Path) -> None:
@@ -215,7 +252,15 @@ def test_documents_are_cut_to_their_first_tokens(mha: Any, tmp_path: Path) -> No
     assert len(sequence["ids"]) == 4
     assert sequence["text"] == "".join(sequence["tokens"]), "no text behind the tokens"
     document = mha(
-        "heads", TEXTS[0], "--model", checkpoints.folder("gpt2"), "--max-tokens", "4", "--layer", "2", "--json"
+        "heads",
+        TEXTS[0],
+        "--model",
+        checkpoints.folder("gpt2"),
+        "--max-tokens",
+        "4",
+        "--layer",
+        "2",
+        "--json",
     ).json
     expected = [head["entropy"] for head in document["heads"]]
     assert [row["entropy"] for row in scan.rows[:N_HEADS]] == pytest.approx(expected, rel=1e-6)

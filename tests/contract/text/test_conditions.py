@@ -1,4 +1,6 @@
-"""Conditions on cells (`--where`): what they select, and what is refused. Python evaluates each condition as the oracle."""
+"""Conditions on cells (`--where`): what they select, and what is refused. Python evaluates each
+condition as the oracle.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def cells(condition: str, words: Sequence[str]) -> np.ndarray:
     n = len(words)
     names = {"tok": Tokens(words), "abs": abs}
     code = compile(condition.strip(), "condition", "eval")
-    return np.array([[bool(eval(code, names | {"q": q, "k": k})) for k in range(n)] for q in range(n)])
+    return np.array(
+        [[bool(eval(code, names | {"q": q, "k": k})) for k in range(n)] for q in range(n)]
+    )
 
 
 CONDITIONS = (
@@ -86,42 +90,64 @@ CONDITIONS = (
 
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    record = run(tmp_path_factory.mktemp("pattern"), "run", TEXT, *LAYER, "--json", "--keep", "pattern").json
+    record = run(
+        tmp_path_factory.mktemp("pattern"), "run", TEXT, *LAYER, "--json", "--keep", "pattern"
+    ).json
     return np.array(record["pattern"])[0]
 
 
 def selected(folder: Path, conditions: Sequence[str]) -> tuple[list[list[float]], list[float]]:
-    """The attention weight that each head gives to the cells of each condition, and the fraction of all cells."""
+    """The attention weight that each head gives to the cells of each condition, and the fraction of
+    all cells.
+    """
     words = [word for condition in conditions for word in ("--where", condition)]
     heads = run(folder, "heads", TEXT, *LAYER, *words, "--json").json["heads"]
     return [head["patterns"] for head in heads], heads[0]["uniform"]["patterns"]
 
 
 @pytest.mark.parametrize("start", range(0, len(CONDITIONS), 4))
-def test_a_condition_selects_the_cells_that_python_selects(tmp_path: Path, pattern: np.ndarray, start: int) -> None:
+def test_a_condition_selects_the_cells_that_python_selects(
+    tmp_path: Path, pattern: np.ndarray, start: int
+) -> None:
     conditions = CONDITIONS[start : start + 4]
     by_head, fractions = selected(tmp_path, conditions)
     for number, condition in enumerate(conditions):
         holds = cells(condition, TEXT.split())
         assert fractions[number] == pytest.approx(holds.mean(), abs=1e-6), condition
         for head, weights in enumerate(by_head):
-            assert weights[number] == pytest.approx((pattern[head] * holds).sum(axis=1).mean(), abs=1e-6), condition
+            assert weights[number] == pytest.approx(
+                (pattern[head] * holds).sum(axis=1).mean(), abs=1e-6
+            ), condition
 
 
 def _number(dice: random.Random, names: str, depth: int = 2) -> str:
     if depth == 0 or dice.random() < 0.4:
         return dice.choice([*names, str(dice.randrange(12))])
     left, right = _number(dice, names, depth - 1), _number(dice, names, depth - 1)
-    return dice.choice([f"({left} + {right})", f"({left} - {right})", f"({left} * {right})", f"({left} // 3)",
-                        f"({left} % 5)", f"abs({left})", f"-{left}"])  # fmt: skip
+    return dice.choice(
+        [
+            f"({left} + {right})",
+            f"({left} - {right})",
+            f"({left} * {right})",
+            f"({left} // 3)",
+            f"({left} % 5)",
+            f"abs({left})",
+            f"-{left}",
+        ]
+    )
 
 
 def _condition(dice: random.Random, depth: int = 2) -> str:
     if depth == 0 or dice.random() < 0.3:
         if dice.random() < 0.5:
-            return f"{_number(dice, 'qk')} {dice.choice(['==', '!=', '<', '<=', '>', '>='])} {_number(dice, 'qk')}"
+            return (
+                f"{_number(dice, 'qk')} {dice.choice(['==', '!=', '<', '<=', '>', '>='])}"
+                f" {_number(dice, 'qk')}"
+            )
         left = f"tok[{_number(dice, dice.choice('qk'))}]"
-        return f"{left} {dice.choice(['==', '!='])} {dice.choice(['tok[k]', 'tok[q]', repr('cat')])}"
+        return (
+            f"{left} {dice.choice(['==', '!='])} {dice.choice(['tok[k]', 'tok[q]', repr('cat')])}"
+        )
     left, right = _condition(dice, depth - 1), _condition(dice, depth - 1)
     return dice.choice([f"({left} and {right})", f"({left} or {right})", f"not ({left})"])
 
@@ -181,7 +207,7 @@ def test_random_conditions_select_the_cells_that_python_selects(tmp_path: Path) 
         ("tok[k] == f'{q}'", "f'{q}'"),
         ("(lambda: k < q)()", "lambda"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_condition_is_refused_with_the_part(mha: Any, condition: str, part: str) -> None:
     ended = mha("heads", TEXT, *LAYER, "--where", condition, "--json", code=2)
     assert ended.error["code"] == "usage"
@@ -191,7 +217,9 @@ def test_what_is_no_condition_is_refused_with_the_part(mha: Any, condition: str,
 
 def test_a_condition_of_500_characters_and_48_levels_is_read(mha: Any) -> None:
     deep = "not " * 48 + "k < q"
-    heads = mha("heads", TEXT, *LAYER, "--where", "k < q" + " " * 495, "--where", deep, "--json").json["heads"]
+    heads = mha(
+        "heads", TEXT, *LAYER, "--where", "k < q" + " " * 495, "--where", deep, "--json"
+    ).json["heads"]
     first, second = heads[0]["uniform"]["patterns"]
     assert first == second == pytest.approx(cells("k < q", TEXT.split()).mean(), abs=1e-6)
     assert math.isclose(sum(heads[0]["patterns"]), 2 * heads[0]["patterns"][0])

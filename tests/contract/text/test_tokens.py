@@ -1,4 +1,6 @@
-"""Tokens of a text: words, characters, bytes and tokenizer files, their places in the text, ids and vocabularies."""
+"""Tokens of a text: words, characters, bytes and tokenizer files, their places in the text, ids and
+vocabularies.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,26 @@ import pytest
 from support import checkpoints
 from support.mha import run
 
-SMALL = ("--heads", "1", "--d-model", "2", "--positions", "none", "--keep", "ids", "--repeat", "1", "--json")
+SMALL = (
+    "--heads",
+    "1",
+    "--d-model",
+    "2",
+    "--positions",
+    "none",
+    "--keep",
+    "ids",
+    "--repeat",
+    "1",
+    "--json",
+)
 LETTERS = "aBΣσΑİé́'’\"-.,…。 \t　12漢字🙂ß\u00ad"
 
 
 def sequences(folder: Path, texts: Sequence[str], *options: str) -> list[dict[str, Any]]:
-    """The tokens of each text. They are given as arguments, so that any character can stand in them."""
+    """The tokens of each text. They are given as arguments, so that any character can stand in
+    them.
+    """
     words = [word for text in texts for word in ("--text", text)]
     return list(run(folder, "run", *words, *options, *SMALL).json["sequences"])
 
@@ -88,7 +104,10 @@ def inner_marks(text: str) -> set[int]:
     """The places of marks that belong to a word or a number."""
     letter = r"[^\W_]"
     return {
-        m.start() for m in re.finditer(rf"(?<={letter}|[\u0300-\u036f])['\u2019](?={letter})|(?<=\d)[.,](?=\d)", text)
+        m.start()
+        for m in re.finditer(
+            rf"(?<={letter}|[\u0300-\u036f])['\u2019](?={letter})|(?<=\d)[.,](?=\d)", text
+        )
     }
 
 
@@ -99,7 +118,9 @@ def test_a_word_is_its_slice_of_the_text(tmp_path: Path, punctuation: str, case:
         text, inner = sequence["text"], inner_marks(sequence["text"])
         for token, (start, end) in zip(sequence["tokens"], sequence["offsets"], strict=True):
             kept = "".join(
-                c for i, c in enumerate(text[start:end], start) if punctuation == "keep" or i in inner or not is_mark(c)
+                c
+                for i, c in enumerate(text[start:end], start)
+                if punctuation == "keep" or i in inner or not is_mark(c)
             )
             assert token == (kept if case == "--keep-case" else kept.lower())
         if punctuation == "keep":
@@ -114,7 +135,9 @@ def test_characters_are_tokens_with_white_space(tmp_path: Path) -> None:
 
 def test_bytes_spell_the_text_and_lie_at_their_characters(tmp_path: Path) -> None:
     for sequence in sequences(tmp_path, random_texts(2, 12), "--tokenizer", "byte"):
-        values = [ord(token) if len(token) == 1 else int(token[3:-1], 16) for token in sequence["tokens"]]
+        values = [
+            ord(token) if len(token) == 1 else int(token[3:-1], 16) for token in sequence["tokens"]
+        ]
         assert bytes(values) == sequence["text"].encode()
         places = [i for i, character in enumerate(sequence["text"]) for _ in character.encode()]
         assert sequence["offsets"] == [[i, i + 1] for i in places]
@@ -124,23 +147,30 @@ def test_bytes_spell_the_text_and_lie_at_their_characters(tmp_path: Path) -> Non
 def test_vocab_counts_the_tokens_of_run(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "text.txt").write_text("\n".join(random_texts(3, 30)))
     options = ("--tokenizer", tokenizer, "--file", "text.txt")
-    counts = {entry["token"]: entry["count"] for entry in run(tmp_path, "vocab", *options, "--json").json["tokens"]}
+    counts = {
+        entry["token"]: entry["count"]
+        for entry in run(tmp_path, "vocab", *options, "--json").json["tokens"]
+    }
     (sequence,) = run(tmp_path, "run", *options, *SMALL).json["sequences"]
     assert counts == {token: sequence["tokens"].count(token) for token in sequence["tokens"]}
 
 
-# ---------------------------------------------------------------------------------------------------------- ids, vocabularies
+# -------------------------------------------------------------------------------- ids, vocabularies
 
 
 def test_ids_number_the_sorted_tokens_of_all_texts_and_contexts(mha: Any) -> None:
-    record = mha("run", "--text", "b c d", "--text", "a", "--context", "e d", "--context", "z", *SMALL).json
+    record = mha(
+        "run", "--text", "b c d", "--text", "a", "--context", "e d", "--context", "z", *SMALL
+    ).json
     assert record["vocabulary"] == ["a", "b", "c", "d", "e", "z"]
     assert [sequence["ids"] for sequence in record["sequences"]] == [[1, 2, 3], [0]]
     assert [sequence["ids"] for sequence in record["context"]] == [[4, 3], [5]]
 
 
 def test_one_context_serves_every_text(mha: Any) -> None:
-    record = mha("run", "--text", "a", "--text", "b", "--text", "c", "--context", "d e", *SMALL).json
+    record = mha(
+        "run", "--text", "a", "--text", "b", "--text", "c", "--context", "d e", *SMALL
+    ).json
     assert [sequence["tokens"] for sequence in record["context"]] == [["d", "e"]] * 3
 
 
@@ -168,7 +198,10 @@ def test_the_first_tokens_are_taken_where_a_number_is_given(mha: Any) -> None:
 
 
 def test_a_long_word_is_refused_and_the_longest_that_may_be_is_not(mha: Any) -> None:
-    assert mha("run", "four four", "--max-token-len", "4", *SMALL).json["sequences"][0]["tokens"] == ["four"] * 2
+    assert (
+        mha("run", "four four", "--max-token-len", "4", *SMALL).json["sequences"][0]["tokens"]
+        == ["four"] * 2
+    )
     for command in (("run", *SMALL), ("vocab", "--json")):
         ended = mha(command[0], "four fifth four", "--max-token-len", "4", *command[1:], code=1)
         assert ended.error["code"] == "too-large"
@@ -176,12 +209,17 @@ def test_a_long_word_is_refused_and_the_longest_that_may_be_is_not(mha: Any) -> 
         assert "--max-token-len" in ended.said
 
 
-# ------------------------------------------------------------------------------------------------------------ tokenizer files
+# ---------------------------------------------------------------------------------- tokenizer files
 
 
 def test_a_tokenizer_file_brings_ids_places_and_vocabulary(mha: Any, tmp_path: Path) -> None:
     model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
-    document = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": model,
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     record = mha("run", "the cat the dog", "--tokenizer", "tokenizer.json", *SMALL).json
     assert record["vocabulary"] == ["[UNK]", "the", "cat"]
@@ -201,15 +239,21 @@ def saved_bpe(path: Path, *, prefix_space: bool, special: Sequence[str] = ()) ->
         decoders.ByteLevel(),
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), special_tokens=list(special),
+        vocab_size=400,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=list(special),
         show_progress=False,
-    )  # fmt: skip
-    library.train_from_iterator(["the cat sat on the mat, don't you see", " Eiffel Tower in 2024"] * 9, trainer)
+    )
+    library.train_from_iterator(
+        ["the cat sat on the mat, don't you see", " Eiffel Tower in 2024"] * 9, trainer
+    )
     library.save(str(path))
     return library
 
 
-def test_byte_level_tokens_have_the_ids_and_characters_of_the_library(mha: Any, tmp_path: Path) -> None:
+def test_byte_level_tokens_have_the_ids_and_characters_of_the_library(
+    mha: Any, tmp_path: Path
+) -> None:
     library = saved_bpe(tmp_path / "t.json", prefix_space=False, special=["<|im_start|>"])
     for text in ("the cat, don't! see 日é🙂 x", "<|im_start|>the mat", "  two  spaces "):
         (sequence,) = mha("run", text, "--tokenizer", "t.json", *SMALL).json["sequences"]
@@ -228,16 +272,30 @@ def test_the_pieces_of_a_character_are_distinct_and_lie_at_it(mha: Any) -> None:
     assert sequence["offsets"] == [[0, 1], *[[1, 2]] * 3, [2, 3]]
 
 
-# -------------------------------------------------------------------------------------------------------------------- spans
+# -------------------------------------------------------------------------------------------- spans
 
 
 def test_a_span_holds_the_tokens_that_share_a_character_with_it(mha: Any) -> None:
     text = "The Eiffel Tower is in Paris."
     spans = ["subject=4:16", "i=/i/", "either=/Eiffel|Paris/", "end=23:", "case=/(?i)the|paris/"]
-    ranges = [[(4, 16)], [(m.start(), m.end()) for m in re.finditer("i", text)], [(4, 10), (23, 28)], [(23, 29)],
-              [(0, 3), (23, 28)]]  # fmt: skip
+    ranges = [
+        [(4, 16)],
+        [(m.start(), m.end()) for m in re.finditer("i", text)],
+        [(4, 10), (23, 28)],
+        [(23, 29)],
+        [(0, 3), (23, 28)],
+    ]
     words = [word for span in spans for word in ("--span", span)]
-    record = mha("run", text, "--model", str(checkpoints.folder("gpt2")), *words, "--json", "--keep", "pattern").json
+    record = mha(
+        "run",
+        text,
+        "--model",
+        str(checkpoints.folder("gpt2")),
+        *words,
+        "--json",
+        "--keep",
+        "pattern",
+    ).json
     offsets = record["sequences"][0]["offsets"]
     for span, characters in zip(record["spans"], ranges, strict=True):
         inside = {i for start, end in characters for i in range(start, end)}
@@ -248,19 +306,40 @@ def test_a_span_holds_the_tokens_that_share_a_character_with_it(mha: Any) -> Non
 @pytest.mark.parametrize(
     ("span", "code"),
     [
-        ("a=5:30", "usage"), ("a=29:", "usage"), ("a=5:5", "usage"), ("a=6:5", "usage"), ("a=-1:5", "usage"), ("a=", "usage"),
-        ("a=/x", "usage"), ("1a=0:5", "usage"), (f"{'a' * 41}=0:5", "usage"), ("user", "usage"), ("a=/(/", "usage"),
-        ("a=/" + "x" * 501 + "/", "usage"), ("a=/London/", "no-span"), ("a=/x*/", "no-span"),
+        ("a=5:30", "usage"),
+        ("a=29:", "usage"),
+        ("a=5:5", "usage"),
+        ("a=6:5", "usage"),
+        ("a=-1:5", "usage"),
+        ("a=", "usage"),
+        ("a=/x", "usage"),
+        ("1a=0:5", "usage"),
+        (f"{'a' * 41}=0:5", "usage"),
+        ("user", "usage"),
+        ("a=/(/", "usage"),
+        ("a=/" + "x" * 501 + "/", "usage"),
+        ("a=/London/", "no-span"),
+        ("a=/x*/", "no-span"),
     ],
-)  # fmt: skip
+)
 def test_what_names_no_span_is_refused(mha: Any, span: str, code: str) -> None:
     text = "The Eiffel Tower is in Paris."
-    ended = mha("run", text, "--model", str(checkpoints.folder("gpt2")), "--span", span, "--json", code=2)
+    ended = mha(
+        "run", text, "--model", str(checkpoints.folder("gpt2")), "--span", span, "--json", code=2
+    )
     assert ended.error["code"] == code
     assert span.partition("=")[0][:40] in ended.error["message"]
 
 
 @pytest.mark.real
 def test_an_expression_that_takes_too_long_is_stopped(mha: Any) -> None:
-    words = ("--model", str(checkpoints.folder("gpt2")), "--span", "a=/(a|aa)+$/", "--max-tokens", "9", "--json")
+    words = (
+        "--model",
+        str(checkpoints.folder("gpt2")),
+        "--span",
+        "a=/(a|aa)+$/",
+        "--max-tokens",
+        "9",
+        "--json",
+    )
     assert mha("run", "a" * 3000 + "!", *words, code=1).error["code"] == "too-slow"

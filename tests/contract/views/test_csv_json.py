@@ -1,4 +1,6 @@
-"""CSV, JSON and the printed numbers: what a program reads back, and what a person reads, is the record."""
+"""CSV, JSON and the printed numbers: what a program reads back, and what a person reads, is the
+record.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,13 @@ def token_of(cell: str) -> str:
     return str(json.loads(cell)) if cell.startswith('"') else cell
 
 
-# ---------------------------------------------------------------------------------------------------------------------- CSV
+# ---------------------------------------------------------------------------------------------- CSV
 
 
 def expected_cells(name: str) -> Iterator[tuple[int | None, int, int, int, int, str, str, float]]:
-    """Layer, sequence, head, query, key, their tokens and the weight of each cell that is no padding, in order."""
+    """Layer, sequence, head, query, key, their tokens and the weight of each cell that is no
+    padding, in order.
+    """
     held = document(name)
     parts = held["layers"] if held["model"] else [None]
     for index, layer in enumerate(parts):
@@ -54,21 +58,41 @@ def expected_cells(name: str) -> Iterator[tuple[int | None, int, int, int, int, 
                 for query, query_token in enumerate(texts[0]):
                     for key, key_token in enumerate(texts[1]):
                         weight = weights[sequence, head, query + first[0], key + first[1]]
-                        yield layer and layer["layer"], sequence, head, query, key, query_token, key_token, weight
+                        yield (
+                            layer and layer["layer"],
+                            sequence,
+                            head,
+                            query,
+                            key,
+                            query_token,
+                            key_token,
+                            weight,
+                        )
 
 
 @pytest.mark.parametrize(
-    "name", ["pair", "cross", "gpt2", *(pytest.param(name, marks=pytest.mark.real) for name in ("sinks", "nan", "hostile", "t5"))]
-)  # fmt: skip
+    "name",
+    [
+        "pair",
+        "cross",
+        "gpt2",
+        *(pytest.param(name, marks=pytest.mark.real) for name in ("sinks", "nan", "hostile", "t5")),
+    ],
+)
 def test_the_csv_of_a_record_has_a_line_for_every_cell(mha: Run, name: str) -> None:
     printed = mha("show", saved(name), "--csv").stdout
     lines, expected = lines_of(printed), list(expected_cells(name))
     assert len(lines) == len(expected)
-    for line, (layer, sequence, head, query, key, query_token, key_token, weight) in zip(lines, expected, strict=True):
+    for line, (layer, sequence, head, query, key, query_token, key_token, weight) in zip(
+        lines, expected, strict=True
+    ):
         assert [line[column] for column in ("sequence", "head", "query", "key")] == list(
             map(str, (sequence, head, query, key))
         )
-        assert (token_of(line["query_token"]), token_of(line["key_token"])) == (query_token, key_token)
+        assert (token_of(line["query_token"]), token_of(line["key_token"])) == (
+            query_token,
+            key_token,
+        )
         assert (line["pattern"] == "") == bool(np.isnan(weight))
         assert line["pattern"] == "" or np.float32(line["pattern"]) == np.float32(weight)
         assert line["allowed"] == "1" or weight == 0
@@ -80,17 +104,32 @@ def test_the_csv_has_the_chosen_heads_and_sequences_alone(mha: Run) -> None:
     lines = lines_of(mha(*words).stdout)
     chosen = [line for line in lines if line["head"] in ("0", "2") and line["sequence"] == "1"]
     assert lines_of(mha(*words, "--head", "0,2", "--sequence", "1").stdout) == chosen != []
-    assert {line["head"] for line in lines_of(mha("show", saved("sinks"), "--csv", "--head", "1").stdout)} == {"1"}
+    assert {
+        line["head"]
+        for line in lines_of(mha("show", saved("sinks"), "--csv", "--head", "1").stdout)
+    } == {"1"}
     mha("show", saved("sinks"), "--csv", "--head", "99", code=2)
 
 
 def test_a_mask_is_a_column_and_a_small_weight_is_not_masked(mha: Run) -> None:
     lines = lines_of(mha("show", saved("sinks"), "--csv").stdout)
-    assert all((line["allowed"] == "1") == (int(line["key"]) <= int(line["query"])) for line in lines)
+    assert all(
+        (line["allowed"] == "1") == (int(line["key"]) <= int(line["query"])) for line in lines
+    )
 
 
-def test_the_csv_of_heads_has_the_statistics_of_the_json_and_those_of_uniform_attention(mha: Run) -> None:
-    words = ("heads", "the cat sat on the mat and the cat slept", "--heads", "3", "--d-model", "33", "--causal")
+def test_the_csv_of_heads_has_the_statistics_of_the_json_and_those_of_uniform_attention(
+    mha: Run,
+) -> None:
+    words = (
+        "heads",
+        "the cat sat on the mat and the cat slept",
+        "--heads",
+        "3",
+        "--d-model",
+        "33",
+        "--causal",
+    )
     lines, heads = lines_of(mha(*words, "--csv").stdout), mha(*words, "--json").json["heads"]
     assert len(lines) == len(heads) == 3
     n_numbers = 0
@@ -98,7 +137,11 @@ def test_the_csv_of_heads_has_the_statistics_of_the_json_and_those_of_uniform_at
         for name, cell in line.items():
             if name.startswith("pattern"):
                 continue
-            held = head["uniform"][name.removeprefix("uniform_")] if name.startswith("uniform_") else head[name]
+            held = (
+                head["uniform"][name.removeprefix("uniform_")]
+                if name.startswith("uniform_")
+                else head[name]
+            )
             assert cell == ("" if held is None else str(held)), name
             n_numbers += isinstance(held, float)
     assert n_numbers > 3 * 20
@@ -110,11 +153,13 @@ def test_the_csv_of_effects_has_a_line_for_every_removal(mha: Run, name: str) ->
     assert len(lines) == len(effects) > 5
     for line, effect in zip(lines, effects, strict=True):
         for column, held in effect.items():
-            shown = json.dumps(held) if isinstance(held, list) else "" if held is None else str(held)
+            shown = (
+                json.dumps(held) if isinstance(held, list) else "" if held is None else str(held)
+            )
             assert line[column] == shown, column
 
 
-# --------------------------------------------------------------------------------------------------------------------- JSON
+# --------------------------------------------------------------------------------------------- JSON
 
 
 def strict(text: str) -> dict[str, Any]:
@@ -135,7 +180,9 @@ SIMPLE = ("plain", "gpt2", "effects")
 
 
 @pytest.mark.parametrize("name", some([name for name in RECIPES if name != "many"], default=SIMPLE))
-def test_the_json_of_every_kind_of_record_is_strict_and_follows_its_schema(mha: Run, name: str) -> None:
+def test_the_json_of_every_kind_of_record_is_strict_and_follows_its_schema(
+    mha: Run, name: str
+) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     held = strict(mha("show", saved(name), "--json").stdout)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(held)
@@ -176,42 +223,62 @@ def test_a_page_keeps_the_values_that_it_shows(mha: Run) -> None:
     assert "v" not in mha(*words, "--svg", "f.svg").json
 
 
-# ------------------------------------------------------------------------------------------------------------- printed views
+# ------------------------------------------------------------------------------------ printed views
 
 CELL = r"(?:\d?\.\d+|\b0|nan)"
 
 
-@pytest.mark.parametrize(("name", "words", "weights"), [
-    ("sinks", ("--head", "1"), lambda: pattern("sinks")[0, 1]),
-    ("pair", ("--head", "0", "--sequence", "1"), lambda: pattern("pair")[1, 0, 4:, 4:]),
-    ("cross", ("--head", "1"), lambda: pattern("cross")[0, 1]),
-    ("nan", ("--head", "0"), lambda: pattern("nan")[0, 0]),
-    ("gpt2", ("--layer", "2", "--head", "5"), lambda: pattern("gpt2", 2)[0, 5]),
-    ("gpt2", ("--layer", "1", "--head", "0", "--from", "3,7-9"), lambda: pattern("gpt2", 1)[0, 0, [3, 7, 8, 9]]),
-], ids=["causal", "left padding", "cross", "nan", "checkpoint", "--from"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "weights"),
+    [
+        ("sinks", ("--head", "1"), lambda: pattern("sinks")[0, 1]),
+        ("pair", ("--head", "0", "--sequence", "1"), lambda: pattern("pair")[1, 0, 4:, 4:]),
+        ("cross", ("--head", "1"), lambda: pattern("cross")[0, 1]),
+        ("nan", ("--head", "0"), lambda: pattern("nan")[0, 0]),
+        ("gpt2", ("--layer", "2", "--head", "5"), lambda: pattern("gpt2", 2)[0, 5]),
+        (
+            "gpt2",
+            ("--layer", "1", "--head", "0", "--from", "3,7-9"),
+            lambda: pattern("gpt2", 1)[0, 0, [3, 7, 8, 9]],
+        ),
+    ],
+    ids=["causal", "left padding", "cross", "nan", "checkpoint", "--from"],
+)
 def test_a_printed_matrix_has_the_weights_of_the_record(
     mha: Run, name: str, words: tuple[str, ...], weights: Callable[[], np.ndarray]
 ) -> None:
     held = weights()
-    shown = mha("show", saved(name), "--view", "matrix", "--precision", "4", *words, env={"COLUMNS": "300"}).stdout
-    expected = [["nan" if np.isnan(w) else "0" if w == 0 else short(w, 4) for w in row] for row in held]
-    rows = re.findall(rf"^(?:\d+ )?\S+ +((?:{CELL}\*? +){{{held.shape[1]}}})", shown + "\n", re.MULTILINE)
+    shown = mha(
+        "show", saved(name), "--view", "matrix", "--precision", "4", *words, env={"COLUMNS": "300"}
+    ).stdout
+    expected = [
+        ["nan" if np.isnan(w) else "0" if w == 0 else short(w, 4) for w in row] for row in held
+    ]
+    rows = re.findall(
+        rf"^(?:\d+ )?\S+ +((?:{CELL}\*? +){{{held.shape[1]}}})", shown + "\n", re.MULTILINE
+    )
     assert [row.replace("*", "").split() for row in rows] == expected
 
 
 def test_the_strongest_keys_are_listed_in_order(mha: Run) -> None:
-    shown = mha("show", saved("sinks"), "--view", "top", "--top", "4", "--head", "0", env={"COLUMNS": "200"}).stdout
+    shown = mha(
+        "show", saved("sinks"), "--view", "top", "--top", "4", "--head", "0", env={"COLUMNS": "200"}
+    ).stdout
     weights = pattern("sinks")[0, 0]
     for query, row in enumerate(weights):
         line = next(line for line in shown.splitlines() if line.startswith(f"{query} “"))
         listed = re.findall(r"(\d+) “(\w+)” (\d?\.\d+)", line.partition("→")[2])
         order = sorted(range(query + 1), key=lambda key: -row[key])[:4]
-        assert [(int(key), token) for key, token, _ in listed] == [(key, tokens("sinks")[key]) for key in order]
+        assert [(int(key), token) for key, token, _ in listed] == [
+            (key, tokens("sinks")[key]) for key in order
+        ]
         assert [weight for *_, weight in listed] == [short(row[key]) for key in order]
 
 
 def test_a_heat_map_of_a_long_text_shows_the_means_of_its_blocks(mha: Run) -> None:
-    shown = mha("show", saved("long"), "--view", "heatmap", "--head", "0", env={"COLUMNS": "160"}).stdout
+    shown = mha(
+        "show", saved("long"), "--view", "heatmap", "--head", "0", env={"COLUMNS": "160"}
+    ).stdout
     rows = re.findall(r"^w\d+ +(\d+) ([·░▒▓█]+)$", shown, re.MULTILINE)
     places = [int(place) for place, _ in rows]
     (block,) = set(np.diff(places))
@@ -225,7 +292,9 @@ def test_a_heat_map_of_a_long_text_shows_the_means_of_its_blocks(mha: Run) -> No
     assert block > 1
     assert len(levels) > 400
     order = np.argsort(means)
-    assert (np.diff(np.array(levels)[order]) >= 0).all(), "a block with more weight never has a lighter sign"
+    assert (np.diff(np.array(levels)[order]) >= 0).all(), (
+        "a block with more weight never has a lighter sign"
+    )
     assert len(set(levels)) >= 4
 
 
@@ -234,14 +303,19 @@ def test_the_table_of_heads_prints_the_statistics_and_sorts_by_them(mha: Run) ->
     shown = mha("show", saved("plain"), "--view", "none", "--precision", "3", env=wide).stdout
     for head in document("plain")["heads"]:
         row = next(line for line in shown.splitlines() if re.match(rf" +{head['head']} ", line))
-        expected = f"{head['entropy']:.2f} +{100 * head['entropy_share']:.0f} % +{head['effective_keys']:.2f} "
+        expected = (
+            f"{head['entropy']:.2f} +{100 * head['entropy_share']:.0f} %"
+            f" +{head['effective_keys']:.2f} "
+        )
         assert re.search(expected, row), row
         assert short(head["diagonal"], 3) in row.split()
         assert {short(head["previous"], 3), f"{head['distance']:.2f}"} <= {*row.split()}
     entropies = [head["entropy"] for head in document("blocks")["heads"]]
     for direction, order in (("", np.argsort(entropies)[::-1]), (":up", np.argsort(entropies))):
         sorted_view = mha("show", saved("blocks"), "--sort", f"entropy{direction}", env=wide).stdout
-        assert [int(head) for head in re.findall(r"^ +(\d) \S \w.* \d+ % ", sorted_view, re.MULTILINE)] == list(order)
+        assert [
+            int(head) for head in re.findall(r"^ +(\d) \S \w.* \d+ % ", sorted_view, re.MULTILINE)
+        ] == list(order)
 
 
 def test_a_grid_of_effects_prints_the_change_of_each_head(mha: Run) -> None:
@@ -255,7 +329,7 @@ def test_a_grid_of_effects_prints_the_change_of_each_head(mha: Run) -> None:
     assert len(ranked) >= 5
 
 
-# ------------------------------------------------------------------------------------------------------------------ reports
+# ------------------------------------------------------------------------------------------ reports
 
 
 def names_in(document: dict[str, Any]) -> list[str]:
@@ -277,21 +351,43 @@ def names_in(document: dict[str, Any]) -> list[str]:
         ("diff a b", 3),
     ],
 )
-def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(mha: Run, tmp_path: Path, words, code) -> None:
+def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(
+    mha: Run, tmp_path: Path, words, code
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def attend(q, k, v):\n    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v\n\n\n"
         "def loud(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
     )
     for name, seed in (("a", "1"), ("b", "2")) if words.startswith("diff") else ():
-        mha("run", "a b c", "--d-model", "8", "--heads", "2", "--seed", seed, "--save", name, "--view", "none")
+        mha(
+            "run",
+            "a b c",
+            "--d-model",
+            "8",
+            "--heads",
+            "2",
+            "--seed",
+            seed,
+            "--save",
+            name,
+            "--view",
+            "none",
+        )
     report = mha(*words.split(), "--json", "--html", "p.html", "--svg", "p.svg", code=code).json
     rows = lines_of(mha(*words.split(), "--csv", code=code).stdout)
     first = "site" if "diff" in words else "name"
     assert [row[first] for row in rows if row[first]] == names_in(report)
     page, picture = (tmp_path / "p.html").read_text(), (tmp_path / "p.svg").read_text()
     assert "<script" not in page
-    shown = [html.unescape(re.sub(r"<[^>]+>", " ", page)), " ".join(ElementTree.fromstring(picture).itertext())]
-    verdict = f"{'✗' if code else '✓'} {report['verdict']} mine.py" if "check" in words else report["summary"]
+    shown = [
+        html.unescape(re.sub(r"<[^>]+>", " ", page)),
+        " ".join(ElementTree.fromstring(picture).itertext()),
+    ]
+    verdict = (
+        f"{'✗' if code else '✓'} {report['verdict']} mine.py"
+        if "check" in words
+        else report["summary"]
+    )
     for text in shown:
         assert " ".join(verdict.split()) in " ".join(text.split())
     assert "exists" in mha(*words.split(), "--svg", "p.svg", code=1).said

@@ -1,4 +1,6 @@
-"""`--svg` and `--png`: every cell is the record's number in its place, and the file is safe, whole and says what made it."""
+"""`--svg` and `--png`: every cell is the record's number in its place, and the file is safe, whole
+and says what made it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,24 @@ import pytest
 from support.records import SHOWN, bias, document, pattern, saved, short, tokens
 from support.svg import SVG, Shape, brightness, cells, shapes, texts
 
-HARMLESS = {"svg", "g", "rect", "text", "tspan", "line", "path", "image", "defs", "marker", "linearGradient", "stop", "title",
-            "desc", "metadata", "style"}  # fmt: skip
+HARMLESS = {
+    "svg",
+    "g",
+    "rect",
+    "text",
+    "tspan",
+    "line",
+    "path",
+    "image",
+    "defs",
+    "marker",
+    "linearGradient",
+    "stop",
+    "title",
+    "desc",
+    "metadata",
+    "style",
+}
 Run = Callable[..., Any]
 
 
@@ -36,11 +54,13 @@ def figure(mha: Run, tmp_path: Path) -> Run:
     return draw
 
 
-# ------------------------------------------------------------------------------------------------------------- one head
+# ----------------------------------------------------------------------------------------- one head
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
-def test_each_cell_has_its_tokens_its_weight_and_a_colour_that_follows_it(figure: Run, scale: str) -> None:
+def test_each_cell_has_its_tokens_its_weight_and_a_colour_that_follows_it(
+    figure: Run, scale: str
+) -> None:
     svg = figure("sinks", "--head", "0", "--map-scale", scale, "--precision", "3")
     weights, names, parsed = pattern("sinks")[0, 0], tokens("sinks"), cells(svg)
     visible = np.tri(13, dtype=bool).ravel()
@@ -48,9 +68,12 @@ def test_each_cell_has_its_tokens_its_weight_and_a_colour_that_follows_it(figure
     assert [cell.tooltip.rpartition(": ")[0] for cell in parsed] == expected
     assert weights_of(svg)[visible] == pytest.approx(weights.ravel()[visible], abs=1e-6)
     assert np.isnan(weights_of(svg)[~visible]).all()
-    masked = {cell.colour for cell, is_visible in zip(parsed, visible, strict=True) if not is_visible}
+    masked = {
+        cell.colour for cell, is_visible in zip(parsed, visible, strict=True) if not is_visible
+    }
     shown = sorted(
-        (cell for cell, is_visible in zip(parsed, visible, strict=True) if is_visible), key=lambda c: c.weight
+        (cell for cell, is_visible in zip(parsed, visible, strict=True) if is_visible),
+        key=lambda c: c.weight,
     )
     assert len(masked) == 1
     assert not masked & {cell.colour for cell in shown}
@@ -59,9 +82,12 @@ def test_each_cell_has_its_tokens_its_weight_and_a_colour_that_follows_it(figure
     assert light[-1] > light[0] + 100
     for cell in shown[-9:]:
         inside = [
-            shape.text for shape in shapes(svg) if shape.tag == "text" and 0 < shape.x - cell.x < cell.number("width")
+            shape.text
+            for shape in shapes(svg)
+            if shape.tag == "text"
+            and 0 < shape.x - cell.x < cell.number("width")
             and 0 < shape.y - cell.y < cell.number("height")
-        ]  # fmt: skip
+        ]
         assert inside in ([short(cell.weight, 3)], [])
     top = max(weights[row, : row + 1].max() for row in range(1, 13))
     assert any(f"… {top:.4g}" in text for text in texts(svg)), "the range of the scale"
@@ -80,7 +106,10 @@ def test_rows_and_columns_are_labelled_where_they_stand(figure: Run) -> None:
         )
     for column, token in enumerate("vwxyz"):
         left = first.x + column * first.number("width")
-        assert any(s.text == token and s.y < first.y and 0 < s.x - left < first.number("width") for s in parsed)
+        assert any(
+            s.text == token and s.y < first.y and 0 < s.x - left < first.number("width")
+            for s in parsed
+        )
 
 
 def test_sinks_that_are_left_out_rescale_their_rows_and_look_unlike_weights(figure: Run) -> None:
@@ -93,7 +122,9 @@ def test_sinks_that_are_left_out_rescale_their_rows_and_look_unlike_weights(figu
             assert "sink" in cell.tooltip
         elif key <= query:
             shown = float(re.findall(r": ([\d.e-]+)", cell.tooltip)[0])
-            assert shown == pytest.approx(weights[query, key] / left[query], rel=1e-5 + 3e-7 / left[query], abs=1e-6)
+            assert shown == pytest.approx(
+                weights[query, key] / left[query], rel=1e-5 + 3e-7 / left[query], abs=1e-6
+            )
 
 
 def test_numbers_that_are_none_and_rows_without_keys_have_colours_of_their_own(figure: Run) -> None:
@@ -108,25 +139,35 @@ def test_numbers_that_are_none_and_rows_without_keys_have_colours_of_their_own(f
 
 
 def test_sequences_rows_and_blocks_are_those_that_are_chosen(figure: Run) -> None:
-    assert weights_of(figure("pair", "--head", "1", "--sequence", "1"))[[0, 3, 4, 6, 7, 8]] == pytest.approx(
-        pattern("pair")[1, 1, 4:, 4:][np.tri(3, dtype=bool)], abs=1e-6
-    )
+    assert weights_of(figure("pair", "--head", "1", "--sequence", "1"))[
+        [0, 3, 4, 6, 7, 8]
+    ] == pytest.approx(pattern("pair")[1, 1, 4:, 4:][np.tri(3, dtype=bool)], abs=1e-6)
     chosen = weights_of(figure("gpt2", "--layer", "2", "--head", "2", "--from", "4,2"))
     expected = pattern("gpt2", 2)[0, 2]
-    assert chosen[~np.isnan(chosen)] == pytest.approx([*expected[4, :5], *expected[2, :3]], abs=1e-6)
-    assert weights_of(figure("trained", "--head", "1")) == pytest.approx(pattern("trained")[0, 1].ravel(), abs=1e-6)
+    assert chosen[~np.isnan(chosen)] == pytest.approx(
+        [*expected[4, :5], *expected[2, :3]], abs=1e-6
+    )
+    assert weights_of(figure("trained", "--head", "1")) == pytest.approx(
+        pattern("trained")[0, 1].ravel(), abs=1e-6
+    )
 
 
 def test_words_sum_their_parts_over_keys_and_average_them_over_queries(figure: Run) -> None:
     names = tokens("gpt2")
-    begins = [place for place, token in enumerate(names) if place == 0 or token.startswith((" ", "Ġ", "␣"))]
+    begins = [
+        place
+        for place, token in enumerate(names)
+        if place == 0 or token.startswith((" ", "Ġ", "␣"))
+    ]
     summed = np.add.reduceat(pattern("gpt2", 1)[0, 3], begins, axis=1)
     expected = np.add.reduceat(summed, begins, axis=0) / np.diff([*begins, len(names)])[:, None]
     shown = weights_of(figure("gpt2", "--layer", "1", "--head", "3", "--words"))
-    assert shown[~np.isnan(shown)] == pytest.approx(expected[np.tri(len(begins), dtype=bool)], abs=2e-6)
+    assert shown[~np.isnan(shown)] == pytest.approx(
+        expected[np.tri(len(begins), dtype=bool)], abs=2e-6
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- grids and long texts
+# ----------------------------------------------------------------------------- grids and long texts
 
 
 def test_a_grid_has_the_cells_of_every_head_under_its_name(figure: Run) -> None:
@@ -134,14 +175,21 @@ def test_a_grid_has_the_cells_of_every_head_under_its_name(figure: Run) -> None:
     parsed = cells(svg)
     by_head: dict[int, list[Shape]] = {}
     titles = sorted(
-        (s for s in shapes(svg) if s.tag == "text" and re.match(r"head \d ", s.text)), key=lambda s: (s.y, s.x)
+        (s for s in shapes(svg) if s.tag == "text" and re.match(r"head \d ", s.text)),
+        key=lambda s: (s.y, s.x),
     )
     assert [title.text[:6] for title in titles] == ["head 0", "head 1", "head 2"]
     for cell in parsed:
-        above = [head for head, title in enumerate(titles) if title.y < cell.y and title.x <= cell.x + 1]
-        by_head.setdefault(max(above, key=lambda head: (titles[head].y, titles[head].x)), []).append(cell)
+        above = [
+            head for head, title in enumerate(titles) if title.y < cell.y and title.x <= cell.x + 1
+        ]
+        by_head.setdefault(
+            max(above, key=lambda head: (titles[head].y, titles[head].x)), []
+        ).append(cell)
     for head in range(3):
-        assert [cell.weight for cell in by_head[head]] == pytest.approx(pattern("plain")[0, head].ravel(), abs=1e-6)
+        assert [cell.weight for cell in by_head[head]] == pytest.approx(
+            pattern("plain")[0, head].ravel(), abs=1e-6
+        )
 
 
 def test_a_checkpoint_has_a_row_for_each_layer(figure: Run) -> None:
@@ -152,7 +200,9 @@ def test_a_checkpoint_has_a_row_for_each_layer(figure: Run) -> None:
     assert sum(bool(re.match(r"head \d", s.text)) for s in parsed if s.tag == "text") == 18
     one = figure("t5", "--layer", "cross.1", "--head", "2")
     cross = next(
-        place for place, layer in enumerate(document("t5")["layers"]) if (layer["kind"], layer["layer"]) == ("cross", 1)
+        place
+        for place, layer in enumerate(document("t5")["layers"])
+        if (layer["kind"], layer["layer"]) == ("cross", 1)
     )
     assert weights_of(one) == pytest.approx(pattern("t5", cross)[0, 2].ravel(), abs=1e-6)
 
@@ -163,7 +213,9 @@ def test_the_many_cells_of_a_long_text_have_the_colours_of_their_weights(figure:
     weights, visible = pattern("long")[0, 1], np.tri(97, dtype=bool)
     pictures = [s.attributes["href"] for s in shapes(svg) if s.tag == "image"]
     if pictures:
-        pixels = np.asarray(image.open(io.BytesIO(b64decode(pictures[0].rpartition(",")[2]))).convert("RGB"))
+        pixels = np.asarray(
+            image.open(io.BytesIO(b64decode(pictures[0].rpartition(",")[2]))).convert("RGB")
+        )
     else:
         pixels = np.array([cell.colour for cell in cells(svg)]).reshape(97, 97, 3)
     assert pixels.shape == (97, 97, 3)
@@ -186,7 +238,8 @@ def test_effects_stand_in_a_grid_with_every_number_and_two_hues(figure: Run) -> 
             assert float(number[1]) == pytest.approx(effect[name], abs=6e-5)
     largest = max(held, key=lambda effect: abs(effect["d_logit"]))
     red, _, blue = (
-        channel.astype(int) for channel in np.array([parsed[f"{e['layer']}.{e['head']}"].colour for e in held]).T
+        channel.astype(int)
+        for channel in np.array([parsed[f"{e['layer']}.{e['head']}"].colour for e in held]).T
     )
     order = np.argsort([effect["d_logit"] for effect in held])
     assert (np.diff((red - blue)[order]) >= 0).all(), "from one hue to the other"
@@ -194,11 +247,13 @@ def test_effects_stand_in_a_grid_with_every_number_and_two_hues(figure: Run) -> 
     assert "Δlogit" not in figure("effects", "--figure", "grid")
 
 
-# ------------------------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 @pytest.mark.parametrize("words", [(), ("--head", "0", "--hide-sinks")], ids=["grid", "head"])
-def test_hostile_tokens_are_text_and_nothing_is_run_or_fetched(figure: Run, words: tuple[str, ...]) -> None:
+def test_hostile_tokens_are_text_and_nothing_is_run_or_fetched(
+    figure: Run, words: tuple[str, ...]
+) -> None:
     svg = figure("hostile", *words)
     root = ElementTree.fromstring(svg)
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= HARMLESS
@@ -214,7 +269,9 @@ def test_hostile_tokens_are_text_and_nothing_is_run_or_fetched(figure: Run, word
 
 
 @pytest.mark.parametrize("name", ["plain", "hostile", "gpt2", "effects", "decoded"])
-def test_nothing_reaches_over_the_edge_and_the_file_says_what_made_it(figure: Run, name: str) -> None:
+def test_nothing_reaches_over_the_edge_and_the_file_says_what_made_it(
+    figure: Run, name: str
+) -> None:
     svg = figure(name, *(["--figure", "walk"] if name == "decoded" else []))
     root = ElementTree.fromstring(svg)
     width, height = map(float, root.get("viewBox", "").split()[2:])
@@ -225,48 +282,92 @@ def test_nothing_reaches_over_the_edge_and_the_file_says_what_made_it(figure: Ru
             assert shape.x + shape.number("width") <= width + 0.01
             assert shape.y + shape.number("height") <= height + 0.01
         elif shape.tag == "text" and "transform" not in shape.attributes:
-            length = sum(2 if ord(c) > 0x2E80 else 1 for c in shape.text) * 0.602 * shape.number("font-size")
-            before = {"end": 1.0, "middle": 0.5}.get(shape.attributes.get("text-anchor", ""), 0.0) * length
+            length = (
+                sum(2 if ord(c) > 0x2E80 else 1 for c in shape.text)
+                * 0.602
+                * shape.number("font-size")
+            )
+            before = {"end": 1.0, "middle": 0.5}.get(
+                shape.attributes.get("text-anchor", ""), 0.0
+            ) * length
             assert shape.x - before >= -0.5
             assert shape.x - before + length <= width + 0.5, shape.text
     held = document(name)
     said = "".join(root.itertext())
-    assert all(word in said for word in (held["environment"]["mha"], f"torch {held['environment']['torch']}"))
+    assert all(
+        word in said
+        for word in (held["environment"]["mha"], f"torch {held['environment']['torch']}")
+    )
     assert "seed" in said or held["model"]
     assert (root.get("role"), bool(root.findtext(f"{SVG}title"))) == ("img", True)
 
 
 def test_a_run_and_the_record_that_it_saved_give_the_same_files(mha: Run, tmp_path: Path) -> None:
-    mha("run", "the cat sat", "--heads", "2", "--repeat", "1", "--save", "r", "--html", "a.html", "--svg", "a.svg")
+    mha(
+        "run",
+        "the cat sat",
+        "--heads",
+        "2",
+        "--repeat",
+        "1",
+        "--save",
+        "r",
+        "--html",
+        "a.html",
+        "--svg",
+        "a.svg",
+    )
     mha("show", "r", "--html", "b.html", "--svg", "b.svg")
     for kind in ("html", "svg"):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
-@pytest.mark.parametrize("words", [("--head", "1", "--hide-sinks", "--map-scale", "log"), ()], ids=str)
-def test_a_png_has_the_pixels_of_the_svg_twice_as_large(mha: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("--head", "1", "--hide-sinks", "--map-scale", "log"), ()], ids=str
+)
+def test_a_png_has_the_pixels_of_the_svg_twice_as_large(
+    mha: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("resvg_py")
     mha("show", saved("sinks"), "--view", "none", *words, "--svg", "f.svg", "--png", "f.png")
     svg = (tmp_path / "f.svg").read_text()
     pixels = np.asarray(image.open(tmp_path / "f.png").convert("RGB"))
     root = ElementTree.fromstring(svg)
-    assert pixels.shape[:2] == pytest.approx([2 * float(root.get(side, "")) for side in ("height", "width")], abs=1.5)
+    assert pixels.shape[:2] == pytest.approx(
+        [2 * float(root.get(side, "")) for side in ("height", "width")], abs=1.5
+    )
     for cell in cells(svg):
         for part in (0.1, 0.9):  # beside the number in the middle
-            x, y = (int(2 * (at + part * cell.number(side))) for at, side in ((cell.x, "width"), (cell.y, "height")))
+            x, y = (
+                int(2 * (at + part * cell.number(side)))
+                for at, side in ((cell.x, "width"), (cell.y, "height"))
+            )
             assert tuple(pixels[y, x]) == cell.colour, cell.tooltip
 
 
-@pytest.mark.parametrize(("name", "words", "code", "says"), [
-    ("plain", ("--svg", "x", "--figure", "head"), 2, "3"), ("plain", ("--svg", "x", "--figure", "cube"), 2, "cube"),
-    ("plain", ("--figure", "grid"), 2, "--figure"), ("plain", ("--hide-sinks",), 2, "--hide-sinks"),
-    ("plain", ("--map-scale", "log"), 2, "--map-scale"), ("plain", ("--svg", "x", "--head", "7"), 2, "7"),
-    ("plain", ("--svg", "x", "--html", "./x"), 2, "--html"), ("gpt2", ("--svg", "x", "--from", "99"), 2, "--from"),
-    ("pair", ("--svg", "x", "--sequence", "0,1"), 2, "--sequence"), ("pair", ("--svg", "x", "--sequence", "3"), 2, "3"),
-    ("bare", ("--svg", "x"), 1, "pattern"), ("gpt2", ("--svg", "x", "--figure", "effects"), (1, 2), "effect"),
-    ("plain", ("--svg", "kept"), 1, "--force"), ("plain", ("--png", "folder"), 1, "folder"),
-], ids=lambda value: " ".join(value) if isinstance(value, tuple) and str in map(type, value) else None)  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words", "code", "says"),
+    [
+        ("plain", ("--svg", "x", "--figure", "head"), 2, "3"),
+        ("plain", ("--svg", "x", "--figure", "cube"), 2, "cube"),
+        ("plain", ("--figure", "grid"), 2, "--figure"),
+        ("plain", ("--hide-sinks",), 2, "--hide-sinks"),
+        ("plain", ("--map-scale", "log"), 2, "--map-scale"),
+        ("plain", ("--svg", "x", "--head", "7"), 2, "7"),
+        ("plain", ("--svg", "x", "--html", "./x"), 2, "--html"),
+        ("gpt2", ("--svg", "x", "--from", "99"), 2, "--from"),
+        ("pair", ("--svg", "x", "--sequence", "0,1"), 2, "--sequence"),
+        ("pair", ("--svg", "x", "--sequence", "3"), 2, "3"),
+        ("bare", ("--svg", "x"), 1, "pattern"),
+        ("gpt2", ("--svg", "x", "--figure", "effects"), (1, 2), "effect"),
+        ("plain", ("--svg", "kept"), 1, "--force"),
+        ("plain", ("--png", "folder"), 1, "folder"),
+    ],
+    ids=lambda value: (
+        " ".join(value) if isinstance(value, tuple) and str in map(type, value) else None
+    ),
+)
 def test_what_cannot_be_drawn_is_refused_and_no_file_changes(
     mha: Run, tmp_path: Path, name: str, words: tuple[str, ...], code: int, says: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""What Python and a notebook get of a record: tables, patterns and displays, all with the numbers of the record."""
+"""What Python and a notebook get of a record: tables, patterns and displays, all with the numbers
+of the record.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def displayed(shown: Any) -> Html:
     return Html(shown._repr_html_())
 
 
-# -------------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 
 
 @pytest.mark.parametrize("name", ["plain", "gpt2", "blocks"])
@@ -43,21 +45,29 @@ def test_heads_are_a_tuple_and_a_table_with_the_names_and_numbers_of_the_json(na
     assert len(heads) == len(tuple(heads)) == len(rows) == len(held)
     for row, printed in zip(rows, held, strict=True):
         assert row == {column: printed[column] for column in row}
-        assert {"layer", "head", "kind", "entropy", "previous", "offset", "learned_sink"} <= set(row)
+        assert {"layer", "head", "kind", "entropy", "previous", "offset", "learned_sink"} <= set(
+            row
+        )
     assert heads[1].entropy == held[1]["entropy"]
 
 
 def test_effects_are_a_table_too() -> None:
     effects = record("effects").effects
     for row, printed in zip(effects.to_dicts(), document("effects")["effects"], strict=True):
-        assert all(row[column] == value for column, value in printed.items() if not isinstance(value, list))
+        assert all(
+            row[column] == value for column, value in printed.items() if not isinstance(value, list)
+        )
     assert effects[3].d_logit == document("effects")["effects"][3]["d_logit"]
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas", "pyarrow"])
 def test_libraries_get_every_column_with_its_type_and_missing_values(library: str) -> None:
     pytest.importorskip(library)
-    for table in (record("plain").heads, record("gpt2").pattern(layer=1), record("effects").effects):
+    for table in (
+        record("plain").heads,
+        record("gpt2").pattern(layer=1),
+        record("effects").effects,
+    ):
         rows = table.to_dicts()
         if library == "polars":
             frame = table.to_polars()
@@ -70,7 +80,10 @@ def test_libraries_get_every_column_with_its_type_and_missing_values(library: st
 
             frame = table.to_pandas()
             names = list(frame.columns)
-            values = [[None if pandas.isna(value) else value for value in row] for row in frame.itertuples(index=False)]
+            values = [
+                [None if pandas.isna(value) else value for value in row]
+                for row in frame.itertuples(index=False)
+            ]
             parsed = [dict(zip(names, row, strict=True)) for row in values]
         assert names == list(rows[0])
         assert parsed == rows
@@ -79,12 +92,19 @@ def test_libraries_get_every_column_with_its_type_and_missing_values(library: st
 def test_types_of_columns_are_numbers_where_values_are_missing() -> None:
     polars = pytest.importorskip("polars")
     schema = record("plain").heads.to_polars().schema
-    kinds = {name: schema[name] for name in ("head", "kind", "entropy", "window_50", "learned_sink")}
-    assert kinds == {"head": polars.Int64, "kind": polars.String, "entropy": polars.Float64, "window_50": polars.Int64,
-                     "learned_sink": polars.Float64}  # fmt: skip
+    kinds = {
+        name: schema[name] for name in ("head", "kind", "entropy", "window_50", "learned_sink")
+    }
+    assert kinds == {
+        "head": polars.Int64,
+        "kind": polars.String,
+        "entropy": polars.Float64,
+        "window_50": polars.Int64,
+        "learned_sink": polars.Float64,
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------ patterns
+# ----------------------------------------------------------------------------------------- patterns
 
 
 def test_a_pattern_is_an_array_with_its_tokens() -> None:
@@ -125,17 +145,30 @@ def test_the_array_of_xarray_has_names_and_tokens() -> None:
 def test_kinds_of_attention_are_chosen_and_keys_are_those_of_their_text() -> None:
     kinds = [(layer["kind"], layer["layer"]) for layer in document("t5")["layers"]]
     cross = record("t5").pattern(layer=1, head=0, kind="cross")
-    assert np.array_equal(cross.values, pattern("t5", kinds.index(("cross", 1)))[0, 0].astype(np.float32))
+    assert np.array_equal(
+        cross.values, pattern("t5", kinds.index(("cross", 1)))[0, 0].astype(np.float32)
+    )
     assert cross.key_tokens == tuple(document("t5")["context"][0]["tokens"])
     assert record("t5").pattern(kind="encoder").values.shape[:2] == (2, 6)
 
 
-@pytest.mark.parametrize(("name", "choice", "says"), [
-    ("gpt2", {"layer": 7}, "7"), ("gpt2", {"layer": 0, "head": 9}, "9"), ("gpt2", {"layer": 0, "kind": "cross"}, "cross"),
-    ("gpt2", {"batch": 1}, "1"), ("t5", {"layer": 1}, "1"), ("t5", {}, "layer"), ("bare", {"head": 0}, "pattern"),
-    ("blocks", {"head": 0}, "--keep pattern"),
-], ids=str)  # fmt: skip
-def test_a_pattern_that_is_not_there_is_an_error_that_names_it(name: str, choice: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "choice", "says"),
+    [
+        ("gpt2", {"layer": 7}, "7"),
+        ("gpt2", {"layer": 0, "head": 9}, "9"),
+        ("gpt2", {"layer": 0, "kind": "cross"}, "cross"),
+        ("gpt2", {"batch": 1}, "1"),
+        ("t5", {"layer": 1}, "1"),
+        ("t5", {}, "layer"),
+        ("bare", {"head": 0}, "pattern"),
+        ("blocks", {"head": 0}, "--keep pattern"),
+    ],
+    ids=str,
+)
+def test_a_pattern_that_is_not_there_is_an_error_that_names_it(
+    name: str, choice: dict[str, Any], says: str
+) -> None:
     with pytest.raises(mhacli.MhaError) as caught:
         record(name).pattern(**choice)
     assert says in f"{caught.value.message} {caught.value.hint}"
@@ -154,12 +187,16 @@ def test_a_record_is_saved_and_loaded_and_has_its_steps(tmp_path: Path) -> None:
     assert (caught.value.code, "force" in str(caught.value.hint)) == ("exists", True)
 
 
-# ------------------------------------------------------------------------------------------------------------------ displays
+# ----------------------------------------------------------------------------------------- displays
 
 
 def test_a_repr_is_one_line_that_says_what_it_is() -> None:
     heads, one = record("gpt2").heads, record("gpt2").pattern(layer=1, head=2)
-    for shown, numbers in ((record("gpt2"), ("18", "13")), (heads, ("18", "3")), (one, ("1", "2", "13"))):
+    for shown, numbers in (
+        (record("gpt2"), ("18", "13")),
+        (heads, ("18", "3")),
+        (one, ("1", "2", "13")),
+    ):
         words = repr(shown)
         assert "\n" not in words
         assert words.startswith("<")
@@ -173,7 +210,11 @@ def test_a_pattern_is_displayed_as_a_table_of_its_weights() -> None:
     weights = pattern("plain")[0, 2]
     assert cells[0][1:] == [row[0] for row in cells[1:]] == tokens("plain")
     assert [row[1:] for row in cells[1:]] == [[short(weight) for weight in row] for row in weights]
-    colours = [re.search("background:#([0-9a-f]{6})", style)[1] for row in parsed.styles[0][1:] for style in row[1:]]
+    colours = [
+        re.search("background:#([0-9a-f]{6})", style)[1]
+        for row in parsed.styles[0][1:]
+        for style in row[1:]
+    ]
     light = [np.dot([*bytes.fromhex(colour)], (0.2126, 0.7152, 0.0722)) for colour in colours]
     assert (np.diff(np.array(light)[np.argsort(weights.ravel())]) > -1.5).all()
 
@@ -201,7 +242,8 @@ def test_many_tokens_are_displayed_as_means_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "gpt2", "t5", "blocks", "effects", "edges", "decoded", "traced", "bare", "hostile"]
+    "name",
+    ["plain", "gpt2", "t5", "blocks", "effects", "edges", "decoded", "traced", "bare", "hostile"],
 )
 def test_a_display_is_small_and_static(name: str) -> None:
     html = record(name)._repr_html_()
@@ -214,12 +256,16 @@ def test_a_display_is_small_and_static(name: str) -> None:
 
 def test_a_record_displays_the_head_that_stands_out_most() -> None:
     html = record("sinks")._repr_html_()
-    best = max(document("sinks")["heads"], key=lambda head: head["certainty"] if head["kind"] != "mixed" else 0)
+    best = max(
+        document("sinks")["heads"],
+        key=lambda head: head["certainty"] if head["kind"] != "mixed" else 0,
+    )
     assert f"head {best['head']}" in unescape(html)
     printed = [row[1:] for row in Html(html).tables[-1][1:]]
     weights = pattern("sinks")[0, best["head"]]
     assert printed == [
-        [short(w) if key <= query else "0" for key, w in enumerate(row)] for query, row in enumerate(weights)
+        [short(w) if key <= query else "0" for key, w in enumerate(row)]
+        for query, row in enumerate(weights)
     ]
 
 
@@ -240,7 +286,10 @@ def test_rich_prints_what_show_prints(tmp_path: Path) -> None:
     with (tmp_path / "printed").open("w") as file:
         Console(width=100, file=file).print(record("plain"))
     shown = run(tmp_path, "show", saved("plain"), env={"COLUMNS": "100"}).stdout
-    lines = [[line.rstrip() for line in text.splitlines()] for text in (shown, (tmp_path / "printed").read_text())]
+    lines = [
+        [line.rstrip() for line in text.splitlines()]
+        for text in (shown, (tmp_path / "printed").read_text())
+    ]
     assert lines[0] == lines[1]
 
 
@@ -262,27 +311,38 @@ def test_a_comparison_is_displayed_as_the_command_prints_it(tmp_path: Path) -> N
     assert difference.summary in html
     assert len(html.encode()) < LIMIT
     assert not re.search(r"<script|<iframe|<img|<link|https?:", html)
-    document_of_command = run(tmp_path, "diff", saved("plain"), saved("bare"), "--json", code=3).json
+    document_of_command = run(
+        tmp_path, "diff", saved("plain"), saved("bare"), "--json", code=3
+    ).json
     assert (difference.verdict, document_of_command["verdict"]) == ("differ", "differ")
     assert json.loads(json.dumps(difference.to_dict())).keys() == document_of_command.keys()
     with (tmp_path / "printed").open("w") as file:
         Console(width=100, file=file).print(difference)
     printed = (tmp_path / "printed").read_text()
-    command = run(tmp_path, "diff", saved("plain"), saved("bare"), env={"COLUMNS": "100"}, code=3).stdout
+    command = run(
+        tmp_path, "diff", saved("plain"), saved("bare"), env={"COLUMNS": "100"}, code=3
+    ).stdout
     assert printed.splitlines()[-1].rstrip() == command.splitlines()[-1].rstrip()
 
 
-# ----------------------------------------------------------------------------------------------------------------- in a browser
+# ------------------------------------------------------------------------------------- in a browser
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_notebook_reads_in_both_schemes_whatever_its_rules_for_tables(tmp_path: Path, scheme: str) -> None:
+def test_a_notebook_reads_in_both_schemes_whatever_its_rules_for_tables(
+    tmp_path: Path, scheme: str
+) -> None:
     stripes = {"light": "#111", "dark": "white"}[scheme]
-    rules = f"<style>.jp tbody tr:nth-child(odd), .jp tr:nth-child(even), .jp pre {{ background: {stripes}; }}</style>"
+    rules = (
+        "<style>.jp tbody tr:nth-child(odd), .jp tr:nth-child(even), .jp pre { background:"
+        f" {stripes}; }}</style>"
+    )
     displays = [record("gpt2"), record("sinks"), record("plain").pattern(head=1), record("effects")]
     html = f'<div class="jp">{"".join(shown._repr_html_() for shown in displays)}{rules}</div>'
-    with opened(tmp_path, f'<!doctype html><meta charset="utf-8"><body>{html}', scheme=scheme) as tab:
+    with opened(
+        tmp_path, f'<!doctype html><meta charset="utf-8"><body>{html}', scheme=scheme
+    ) as tab:
         contrasts = contrasts_of(tab, "p, p span, td, th, pre, pre span, b")
         assert len(contrasts) > 100
         assert min(contrasts) > 4
@@ -292,7 +352,10 @@ def test_a_notebook_reads_in_both_schemes_whatever_its_rules_for_tables(tmp_path
 def test_a_display_without_its_style_sheet_takes_the_colours_of_its_page(tmp_path: Path) -> None:
     bare = re.sub("<style>.*?</style>", "", record("sinks")._repr_html_(), flags=re.DOTALL)
     for ground, ink in (("white", "black"), ("#111", "white")):
-        page = f'<!doctype html><meta charset="utf-8"><body style="background: {ground}; color: {ink}">{bare}'
+        page = (
+            f'<!doctype html><meta charset="utf-8"><body style="background: {ground}; color:'
+            f' {ink}">{bare}'
+        )
         with opened(tmp_path, page) as tab:
             assert min(contrasts_of(tab, "p, td, th")) > 4
 

@@ -1,4 +1,6 @@
-"""The page of `--html`: its numbers are the record's, it runs nothing but its own script, and its controls do what they say."""
+"""The page of `--html`: its numbers are the record's, it runs nothing but its own script, and its
+controls do what they say.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def page_of(folder: Path, name: str, *words: str) -> str:
     return (folder / "page.html").read_text()
 
 
-# ------------------------------------------------------------------------------------------------------ without a browser
+# -------------------------------------------------------------------------------- without a browser
 
 
 @pytest.mark.parametrize("name", ["sinks", "pair", "gpt2", "t5", "hostile", "blocks"])
@@ -37,10 +39,15 @@ def test_the_data_in_a_page_are_those_of_the_record(tmp_path: Path, name: str) -
     page, held = Html(page_of(tmp_path, name)), document(name)
     assert page.data["schema"] == "mha.page/1"
     expected = [[SHOWN.get(token, token) for token in side["tokens"]] for side in held["sequences"]]
-    assert all([label.replace("␣", " ").strip() for label in text] in page.data["texts"] or text in page.data["texts"]
-               or [token.replace(" ", "␣") for token in text] in page.data["texts"] for text in expected)  # fmt: skip
+    assert all(
+        [label.replace("␣", " ").strip() for label in text] in page.data["texts"]
+        or text in page.data["texts"]
+        or [token.replace(" ", "␣") for token in text] in page.data["texts"]
+        for text in expected
+    )
     shown, heads = (
-        [(head["head"], head["kind"], head["entropy"]) for head in side["heads"]] for side in (page.data, held)
+        [(head["head"], head["kind"], head["entropy"]) for head in side["heads"]]
+        for side in (page.data, held)
     )
     assert shown == heads
 
@@ -48,20 +55,30 @@ def test_the_data_in_a_page_are_those_of_the_record(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["plain", "gpt2", "blocks"])
 def test_statistics_are_readable_without_a_script(tmp_path: Path, name: str) -> None:
     tables = Html(page_of(tmp_path, name)).tables
-    (table,) = (table for table in tables if {"H", "prev", "self"} <= {cell.strip() for cell in table[0]})
+    (table,) = (
+        table for table in tables if {"H", "prev", "self"} <= {cell.strip() for cell in table[0]}
+    )
     columns = [cell.strip() for cell in table[0]]
     rows = [row for row in table[1:] if row[columns.index("head")].strip().isdigit()]
-    by_head = {(int(row[0]) if "layer" in columns else 0, int(row[columns.index("head")])): row for row in rows}
+    by_head = {
+        (int(row[0]) if "layer" in columns else 0, int(row[columns.index("head")])): row
+        for row in rows
+    }
     assert len(by_head) == len(document(name)["heads"])
     for head in document(name)["heads"]:
         row = by_head[head["layer"], head["head"]]
         for column, statistic, error in (
-            ("H", "entropy", 0.0051), ("self", "diagonal", 5.1e-4), ("prev", "previous", 5.1e-4), ("|i−j|", "distance", 0.051)
-        ):  # fmt: skip
+            ("H", "entropy", 0.0051),
+            ("self", "diagonal", 5.1e-4),
+            ("prev", "previous", 5.1e-4),
+            ("|i−j|", "distance", 0.051),
+        ):
             assert float(row[columns.index(column)]) == pytest.approx(head[statistic], abs=error)
 
 
-def test_steps_effects_and_decoding_are_tables_with_the_numbers_of_the_record(tmp_path: Path) -> None:
+def test_steps_effects_and_decoding_are_tables_with_the_numbers_of_the_record(
+    tmp_path: Path,
+) -> None:
     steps = Html(page_of(tmp_path, "traced"))
     cells = [[cell.strip() for cell in row] for table in steps.tables for row in table]
     for step in document("traced")["trace"]:
@@ -72,10 +89,16 @@ def test_steps_effects_and_decoding_are_tables_with_the_numbers_of_the_record(tm
         for row in table
         if re.fullmatch(r"\d\.\d", row[0].strip())
     ]
-    held = {f"{effect['layer']}.{effect['head']}": effect["d_logit"] for effect in document("effects")["effects"]}
+    held = {
+        f"{effect['layer']}.{effect['head']}": effect["d_logit"]
+        for effect in document("effects")["effects"]
+    }
     assert len(ranked) >= 5
-    assert all(float(next(cell for cell in row[1:] if re.fullmatch(r"[-+]\d+\.\d+", cell.strip())))
-               == pytest.approx(held[row[0].strip()], abs=6e-5) for row in ranked)  # fmt: skip
+    assert all(
+        float(next(cell for cell in row[1:] if re.fullmatch(r"[-+]\d+\.\d+", cell.strip())))
+        == pytest.approx(held[row[0].strip()], abs=6e-5)
+        for row in ranked
+    )
     decoded = Html(page_of(tmp_path, "decoded"))
     assert (
         sum("decode" in " ".join(row) for table in decoded.tables for row in table)
@@ -89,9 +112,17 @@ def test_hostile_tokens_are_text_and_only_our_script_runs(tmp_path: Path) -> Non
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
     assert sorted(attributes.get("type", "") for attributes in scripts) == ["", "application/json"]
     names = [name for _, attributes in page.elements for name in attributes]
-    assert not [name for name in names if name.startswith("on") or name in ("src", "srcset", "action")]
-    assert not [a for _, a in page.elements if "://" in a.get("href", "") or "javascript:" in str(a.get("href"))]
-    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert not [
+        name for name in names if name.startswith("on") or name in ("src", "srcset", "action")
+    ]
+    assert not [
+        a
+        for _, a in page.elements
+        if "://" in a.get("href", "") or "javascript:" in str(a.get("href"))
+    ]
+    policy = next(
+        a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
     assert not {"img", "iframe", "object", "link", "b"} & {tag for tag, _ in page.elements}
@@ -110,7 +141,19 @@ def test_a_page_says_what_made_it_and_what_it_lacks(tmp_path: Path, name: str) -
 @pytest.mark.real
 def test_a_large_page_stays_below_a_mebibyte_unless_all_is_requested(tmp_path: Path) -> None:
     words = " ".join(f"w{place}" for place in range(512))
-    options = ["--heads", "16", "--causal", "--repeat", "1", "--view", "none", "--save", "r", "--html", "small.html"]
+    options = [
+        "--heads",
+        "16",
+        "--causal",
+        "--repeat",
+        "1",
+        "--view",
+        "none",
+        "--save",
+        "r",
+        "--html",
+        "small.html",
+    ]
     run(tmp_path, "run", words, *options)
     assert (tmp_path / "small.html").stat().st_size < MEBIBYTE
     run(tmp_path, "show", "r", "--view", "none", "--full", "--html", "full.html")
@@ -123,7 +166,9 @@ def whole_numbers(text: str) -> Any:
     return np.frombuffer(content, np.uint8).reshape(2, -1).T.copy().view("<u2").astype(int)
 
 
-def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(tmp_path: Path) -> None:
+def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(
+    tmp_path: Path,
+) -> None:
     html, weights = page_of(tmp_path, "many"), pattern("many")[0].astype(np.float32)
     data = Html(html).data
     assert len(html.encode()) < MEBIBYTE
@@ -132,20 +177,29 @@ def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(
     strongest = "the 8 strongest keys of every query with weights to 3 digits"
     assert f"the mean of {block} × {block} tokens, and {strongest}" in Html(html).text
     for head, held in enumerate(data["maps"]):
-        keys, codes = (whole_numbers(held["strongest"][name]).reshape(300, 8) for name in ("keys", "shares"))
+        keys, codes = (
+            whole_numbers(held["strongest"][name]).reshape(300, 8) for name in ("keys", "shares")
+        )
         is_key = np.arange(8) <= np.arange(300)[:, None]  # the first queries see fewer
         assert ((keys > 0) == is_key).all()
         codes = (2 * codes[:, :1] - np.cumsum(codes, axis=1))[is_key] - 3
         shares = [float(f"{100 + code % 900}e{code // 900 - 42}") for code in codes.tolist()]
-        assert shares == [float(f"{weight:.2e}") for weight in -np.sort(-weights[head])[:, :8][is_key]]
-        assert shares == [float(f"{weight:.2e}") for weight in np.take_along_axis(weights[head], keys - 1, 1)[is_key]]
+        assert shares == [
+            float(f"{weight:.2e}") for weight in -np.sort(-weights[head])[:, :8][is_key]
+        ]
+        assert shares == [
+            float(f"{weight:.2e}")
+            for weight in np.take_along_axis(weights[head], keys - 1, 1)[is_key]
+        ]
 
 
 @pytest.mark.real
 def test_cells_that_fit_into_a_page_only_to_three_digits_have_three(tmp_path: Path) -> None:
     words = " ".join(f"w{place % 37}" for place in range(200))
     options = ("--heads", "8", "--repeat", "1", "--html", "page.html", "--json")
-    weights = np.array(run(tmp_path, "run", words, *options).json["pattern"], np.float32)[0, 3].ravel()
+    weights = np.array(run(tmp_path, "run", words, *options).json["pattern"], np.float32)[
+        0, 3
+    ].ravel()
     html = (tmp_path / "page.html").read_text()
     assert len(html.encode()) < MEBIBYTE
     assert "every cell to 3 digits" in Html(html).text
@@ -154,7 +208,7 @@ def test_cells_that_fit_into_a_page_only_to_three_digits_have_three(tmp_path: Pa
     assert rounded == [float(f"{weight:.2e}") for weight in weights]
 
 
-# ------------------------------------------------------------------------------------------------------------ in a browser
+# ------------------------------------------------------------------------------------- in a browser
 
 
 @dataclass(frozen=True)
@@ -182,7 +236,10 @@ class Tab:
 
     def place_of(self, row: float, column: float) -> dict[str, float]:
         """Where a place among the cells lies in the matrix."""
-        held = {name: float(number) for name, number in self.matrix.evaluate("(e) => ({...e.dataset})").items()}
+        held = {
+            name: float(number)
+            for name, number in self.matrix.evaluate("(e) => ({...e.dataset})").items()
+        }
         x = held["left"] + (column - held["column"]) * held["wide"]
         return {"x": x, "y": held["top"] + (row - held["row"]) * held["high"]}
 
@@ -192,7 +249,9 @@ class Tab:
 
     def wait_for_picture(self) -> None:
         """Waits for what a move or a choice draws with the next picture."""
-        self.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.tab.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -206,7 +265,10 @@ class Tab:
     def tokens(self, side: str) -> list[list[str]]:
         """The words of each line of the list of queries or keys."""
         return [
-            text.split() for text in self.tab.get_by_role("listbox", name=side).get_by_role("option").all_inner_texts()
+            text.split()
+            for text in (
+                self.tab.get_by_role("listbox", name=side).get_by_role("option").all_inner_texts()
+            )
         ]
 
     def option(self, side: str, place: int) -> Any:
@@ -256,8 +318,14 @@ def test_the_pointer_and_the_arrow_keys_show_the_weight_of_the_record(show: Open
             assert np.float32(page.number) == weights[query, key]
         page.matrix.click(position=page.place_of(2.5, 3.5))
         page.tab.mouse.move(1, 1)
-        for press, query, key in (("ArrowUp", 1, 3), ("ArrowLeft", 1, 2), ("ArrowDown", 2, 2), ("End", 2, 6),
-                                  ("ArrowRight", 2, 6), ("Home", 2, 0)):  # fmt: skip
+        for press, query, key in (
+            ("ArrowUp", 1, 3),
+            ("ArrowLeft", 1, 2),
+            ("ArrowDown", 2, 2),
+            ("End", 2, 6),
+            ("ArrowRight", 2, 6),
+            ("Home", 2, 0),
+        ):
             page.press(press)
             assert is_named(page.said, query, key)
             assert np.float32(page.number) == weights[query, key]
@@ -337,9 +405,15 @@ def test_a_head_is_chosen_by_its_picture_its_buttons_and_its_row(show: Open) -> 
 
 @pytest.mark.real
 def test_statistics_sort_by_their_columns(show: Open) -> None:
-    entropies = {(head["layer"], head["head"]): head["entropy"] for head in document("gpt2")["heads"]}
+    entropies = {
+        (head["layer"], head["head"]): head["entropy"] for head in document("gpt2")["heads"]
+    }
     with show("gpt2") as page:
-        button = page.tab.get_by_role("columnheader").get_by_role("button").filter(has_text=re.compile(r"^\s*H\s*$"))
+        button = (
+            page.tab.get_by_role("columnheader")
+            .get_by_role("button")
+            .filter(has_text=re.compile(r"^\s*H\s*$"))
+        )
         for is_down in (True, False):
             button.click()
             rows = [text.split() for text in page.tab.locator("tbody tr").all_inner_texts()]
@@ -358,8 +432,13 @@ def test_a_token_shows_what_it_attends_to_and_a_click_keeps_it(show: Open) -> No
     with show("sinks", at="#head=0") as page:
         page.option("queries", 4).hover()
         page.wait_for_picture()
-        assert [words[-1] for words in page.tokens("keys")] == [short(weight) for weight in weights[4, :5]] + ["–"] * 8
-        left, right = (page.tab.get_by_role("listbox", name=side).bounding_box() for side in ("queries", "keys"))
+        assert [words[-1] for words in page.tokens("keys")] == [
+            short(weight) for weight in weights[4, :5]
+        ] + ["–"] * 8
+        left, right = (
+            page.tab.get_by_role("listbox", name=side).bounding_box()
+            for side in ("queries", "keys")
+        )
         rows, columns = (
             slice(round(left["y"]), round(left["y"] + 300)),
             slice(round(left["x"] + left["width"]), round(right["x"])),
@@ -370,7 +449,9 @@ def test_a_token_shows_what_it_attends_to_and_a_click_keeps_it(show: Open) -> No
         page.option("queries", 2).click()
         page.tab.mouse.move(1, 1)
         page.wait_for_picture()
-        assert [words[-1] for words in page.tokens("keys")][:3] == [short(weight) for weight in weights[2, :3]]
+        assert [words[-1] for words in page.tokens("keys")][:3] == [
+            short(weight) for weight in weights[2, :3]
+        ]
         assert page.address["query"] == "2"
         page.option("keys", 11).hover()
         page.wait_for_picture()
@@ -425,7 +506,10 @@ def test_hostile_tokens_are_read_and_not_run_on_a_narrow_screen(show: Open) -> N
 @pytest.mark.real
 def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
     with show("gpt2") as page:
-        name = "(e => (e.closest('[role=group], fieldset, [role=listbox], table') ?? e).getAttribute('aria-label') ?? e.tagName)"
+        name = (
+            "(e => (e.closest('[role=group], fieldset, [role=listbox], table') ??"
+            " e).getAttribute('aria-label') ?? e.tagName)"
+        )
         reached: list[str] = []
         for _ in range(60):
             page.tab.keyboard.press("Tab")
@@ -435,7 +519,11 @@ def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
             assert any(part in known for known in reached), reached
         assert page.tab.get_by_role("application").evaluate("e => e.tabIndex") == 0
         page.press("?")
-        dialog = page.tab.get_by_text("Arrow", exact=False).or_(page.tab.get_by_text("arrow keys", exact=False)).first
+        dialog = (
+            page.tab.get_by_text("Arrow", exact=False)
+            .or_(page.tab.get_by_text("arrow keys", exact=False))
+            .first
+        )
         assert dialog.is_visible()
         page.press("Escape")
         assert not dialog.is_visible()
@@ -443,7 +531,9 @@ def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_can_be_read_in_both_schemes_and_one_can_be_chosen(show: Open, scheme: str) -> None:
+def test_every_text_can_be_read_in_both_schemes_and_one_can_be_chosen(
+    show: Open, scheme: str
+) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     with show("sinks", at="#sinks=hidden", scheme=scheme) as page:
         contrasts = contrasts_of(page.tab, "body *:not(script):not(style)")
@@ -483,7 +573,9 @@ def test_zooming_and_dragging_keep_the_cell_under_the_pointer(show: Open) -> Non
         page.tab.mouse.move(box["x"] + before["x"] - 60, box["y"] + before["y"] - 30, steps=3)
         page.tab.mouse.up()
         after = page.place_of(60.5, 20.5)
-        assert (after["x"], after["y"]) == pytest.approx((before["x"] - 60, before["y"] - 30), abs=1)
+        assert (after["x"], after["y"]) == pytest.approx(
+            (before["x"] - 60, before["y"] - 30), abs=1
+        )
         page.tab.get_by_role("button", name=re.compile("fit")).click()
         page.wait_for_picture()
         page.point_at(96, 3)
@@ -492,13 +584,18 @@ def test_zooming_and_dragging_keep_the_cell_under_the_pointer(show: Open) -> Non
 
 @pytest.mark.real
 def test_the_weight_of_a_cell_is_computed_step_by_step(show: Open) -> None:
-    held = {name: np.array(document("plain")[name], float)[0, 1] for name in ("qk", "scores", "pattern", "v", "z")}
+    held = {
+        name: np.array(document("plain")[name], float)[0, 1]
+        for name in ("qk", "scores", "pattern", "v", "z")
+    }
 
     def written(number: float) -> str:
         return f"{float(f'{number:.4g}'):.10g}".replace("-", "−")
 
     with show("plain", at="#head=1&query=5&key=2") as page:
-        product, score, weight, output = page.tab.get_by_role("main").locator("ol:not([role]) li").all_inner_texts()[:4]
+        product, score, weight, output = (
+            page.tab.get_by_role("main").locator("ol:not([role]) li").all_inner_texts()[:4]
+        )
         assert written(held["qk"][5, 2]) in product
         assert written(held["scores"][5, 2]) in score
         assert written(np.exp(held["scores"][5] - held["scores"][5].max()).sum()) in weight
@@ -521,11 +618,16 @@ def test_the_weight_of_a_cell_is_computed_step_by_step(show: Open) -> None:
 
 @pytest.mark.real
 def test_blocks_of_a_long_text_show_their_mean(show: Open) -> None:
-    block, weights = document("blocks")["survey"]["block"], np.array(document("blocks")["map"], float)[0, 0]
+    block, weights = (
+        document("blocks")["survey"]["block"],
+        np.array(document("blocks")["map"], float)[0, 0],
+    )
     with show("blocks", at="#head=0") as page:
         for row, column in ((9, 4), (40, 0), (57, 57)):
             page.point_at(row, column)
-            first, last, left, right = (place // block for place in map(int, re.findall(r"\d+", page.said)[:4]))
+            first, last, left, right = (
+                place // block for place in map(int, re.findall(r"\d+", page.said)[:4])
+            )
             mean = weights[first : last + 1, left : right + 1].sum(axis=1).mean()
             assert first > 0
             assert page.number == pytest.approx(mean, abs=1e-3, rel=0.02)
@@ -539,8 +641,13 @@ def test_a_block_names_its_strongest_weight_and_tokens_their_strongest_keys(show
         strongest = page.tab.get_by_role("status").locator("strong").last
         assert f"query 200 “w6” → key {by_weight[0]} “" in page.said
         assert float(strongest.inner_text()) == float(f"{weights[200].max():.2e}")
-        assert "8 strongest keys of every query, their weights to 3 digits" in page.tab.get_by_role("main").inner_text()
-        shown = {int(words[0]): words[-1] for words in page.tokens("keys") if words[-1].startswith(".")}
+        assert (
+            "8 strongest keys of every query, their weights to 3 digits"
+            in page.tab.get_by_role("main").inner_text()
+        )
+        shown = {
+            int(words[0]): words[-1] for words in page.tokens("keys") if words[-1].startswith(".")
+        }
         assert shown == {int(key): short(weights[200, key]) for key in by_weight[:8]}
         block = int(re.findall(r"(\d+) × ", page.tab.get_by_role("main").inner_text())[0])
         cell = (200 // block, int(by_weight[0]) // block)

@@ -1,4 +1,6 @@
-"""`mha view` on a real terminal: what the keys and the mouse do, and that every number on the screen is the record's."""
+"""`mha view` on a real terminal: what the keys and the mouse do, and that every number on the
+screen is the record's.
+"""
 
 from __future__ import annotations
 
@@ -47,25 +49,40 @@ def copied(screen: Terminal, times: int = 1) -> dict[str, Any]:
     return dict(json.loads(base64.b64decode(screen.until_written(COPIED, times)[-1])))
 
 
-# --------------------------------------------------------------------------------------------------------------- one head
+# ----------------------------------------------------------------------------------------- one head
 
 
 @pytest.mark.real
-def test_the_cursor_moves_over_the_cells_and_each_has_the_weight_of_the_record(tmp_path: Path) -> None:
+def test_the_cursor_moves_over_the_cells_and_each_has_the_weight_of_the_record(
+    tmp_path: Path,
+) -> None:
     weights = pattern("sinks")[0, 0]
     steps = [
-        (("ctrl+home", "home"), (0, 0)), (("down", "down"), (2, 0)), (("right",), (2, 1)), (("left", "left"), (2, 0)),
-        (("up", "up", "up", "down"), (1, 0)), (("end",), (1, 1)), (("ctrl+end",), (12, 1)), (("end",), (12, 12)),
-        (("right", "down", "left"), (12, 11)), (("pageup",), (0, 11)), (("shift+pageup",), (0, 0)),
+        (("ctrl+home", "home"), (0, 0)),
+        (("down", "down"), (2, 0)),
+        (("right",), (2, 1)),
+        (("left", "left"), (2, 0)),
+        (("up", "up", "up", "down"), (1, 0)),
+        (("end",), (1, 1)),
+        (("ctrl+end",), (12, 1)),
+        (("end",), (12, 12)),
+        (("right", "down", "left"), (12, 11)),
+        (("pageup",), (0, 11)),
+        (("shift+pageup",), (0, 0)),
         (("pagedown", "shift+pagedown"), (12, 12)),
-    ]  # fmt: skip
+    ]
     with viewing(tmp_path, saved("sinks"), "--head", "0", size=WIDE) as screen:
         begin = screen.cell()
-        assert begin.place == (12, int(weights[12].argmax())), "the last query and its strongest key"
+        assert begin.place == (12, int(weights[12].argmax())), (
+            "the last query and its strongest key"
+        )
         for keys, place in steps:
             screen.press(*keys)
             cell = screen.until_at(*place)
-            assert (cell.query_token, cell.key_token) == (tokens("sinks")[place[0]], tokens("sinks")[place[1]])
+            assert (cell.query_token, cell.key_token) == (
+                tokens("sinks")[place[0]],
+                tokens("sinks")[place[1]],
+            )
             if place[1] > place[0]:
                 assert cell.weight == "masked"
             else:
@@ -74,7 +91,9 @@ def test_the_cursor_moves_over_the_cells_and_each_has_the_weight_of_the_record(t
         require_clean(screen.end())
 
 
-def test_the_matrix_has_the_pattern_and_the_list_the_strongest_keys_of_the_row(tmp_path: Path) -> None:
+def test_the_matrix_has_the_pattern_and_the_list_the_strongest_keys_of_the_row(
+    tmp_path: Path,
+) -> None:
     weights = pattern("sinks")[0, 0]
     with viewing(tmp_path, saved("sinks"), "--head", "0", size=(180, 40)) as screen:
         screen.until("row sum 1.0000")
@@ -92,8 +111,12 @@ def test_the_matrix_has_the_pattern_and_the_list_the_strongest_keys_of_the_row(t
         order = np.argsort(-weights[12])
         assert float(rest) == pytest.approx(weights[12][order[5:]].sum(), abs=6e-6)
         listed = re.findall(r" (\d+) (\w+) +(\.\d{5})", "\n".join(screen.lines))[:5]
-        assert [(int(place), token) for place, token, _ in listed] == [(key, tokens("sinks")[key]) for key in order[:5]]
-        assert [float(weight) for *_, weight in listed] == pytest.approx(weights[12][order[:5]], abs=6e-6)
+        assert [(int(place), token) for place, token, _ in listed] == [
+            (key, tokens("sinks")[key]) for key in order[:5]
+        ]
+        assert [float(weight) for *_, weight in listed] == pytest.approx(
+            weights[12][order[:5]], abs=6e-6
+        )
         screen.press("t")
         screen.until("top 8 of 13 keys")
 
@@ -162,7 +185,9 @@ def test_cells_grow_and_shrink_and_small_ones_are_means_of_blocks(tmp_path: Path
     with viewing(tmp_path, saved("long"), "--head", "0", NO_COLOR="1") as screen:
         factor, mean = screen.until(block).groups()
         row, column = (place // int(factor) * int(factor) for place in screen.cell().place)
-        mean_of_block = weights[row : row + int(factor), column : column + int(factor)].sum(axis=1).mean()
+        mean_of_block = (
+            weights[row : row + int(factor), column : column + int(factor)].sum(axis=1).mean()
+        )
         assert int(factor) > 1
         assert float(mean) == pytest.approx(mean_of_block, abs=6e-5)
         screen.press("-", "+")
@@ -188,7 +213,7 @@ def test_the_scale_changes_with_a_key_and_begins_as_it_is_given(tmp_path: Path) 
         screen.until(rf"scale linear, 0 … {weights.max():.4g}")
 
 
-# ------------------------------------------------------------------------------------------------------- sinks and copies
+# --------------------------------------------------------------------------------- sinks and copies
 
 
 @pytest.mark.real
@@ -201,8 +226,14 @@ def test_sinks_are_taken_out_and_put_back_and_a_copied_row_says_which(tmp_path: 
         assert screen.until_at(12, 7).weight == pytest.approx(weights[12, 7] / left, rel=1e-4)
         screen.press("y")
         row = copied(screen)
-        assert row["sinks"] == {"places": [2, 4], "share": pytest.approx(1 - left, rel=1e-4), "removed": True}
-        assert [key["place"] for key in row["keys"]] == [key for key in range(13) if key not in (2, 4)]
+        assert row["sinks"] == {
+            "places": [2, 4],
+            "share": pytest.approx(1 - left, rel=1e-4),
+            "removed": True,
+        }
+        assert [key["place"] for key in row["keys"]] == [
+            key for key in range(13) if key not in (2, 4)
+        ]
         expected = np.delete(weights[12], [2, 4]) / left
         assert [key["share"] for key in row["keys"]] == pytest.approx(expected, rel=1e-4)
         find(screen, "4", axis="key")
@@ -215,7 +246,9 @@ def test_sinks_are_taken_out_and_put_back_and_a_copied_row_says_which(tmp_path: 
         assert (row["schema"], row["head"], row["sequence"]) == ("mha.row/1", 2, 0)
         assert row["query"] == {"place": 12, "token": "home"}
         assert [key["token"] for key in row["keys"]] == tokens("sinks")
-        assert [np.float32(key["share"]) for key in row["keys"]] == [np.float32(weight) for weight in weights[12]]
+        assert [np.float32(key["share"]) for key in row["keys"]] == [
+            np.float32(weight) for weight in weights[12]
+        ]
         screen.press("x")
         screen.until("weight taken out")
 
@@ -230,15 +263,25 @@ def test_without_sinks_nothing_is_taken_out(tmp_path: Path) -> None:
         screen.until("no effects")
 
 
-# ---------------------------------------------------------------------------------------------- heads, layers, sequences
+# ------------------------------------------------------------------------- heads, layers, sequences
 
 
 @pytest.mark.real
 def test_heads_and_layers_are_walked_and_each_shows_its_pattern(tmp_path: Path) -> None:
     steps = [
-        ("h", (1, 3)), ("]", (1, 4)), ("H", (1, 3)), ("[", (1, 2)), ("l", (2, 2)), ("l", (2, 2)), ("L", (1, 2)), ("{", (0, 2)),
-        ("L", (0, 2)), ("}", (1, 2)), ("hhhh", (2, 0)), ("HHHHHHH", (0, 5)),
-    ]  # fmt: skip
+        ("h", (1, 3)),
+        ("]", (1, 4)),
+        ("H", (1, 3)),
+        ("[", (1, 2)),
+        ("l", (2, 2)),
+        ("l", (2, 2)),
+        ("L", (1, 2)),
+        ("{", (0, 2)),
+        ("L", (0, 2)),
+        ("}", (1, 2)),
+        ("hhhh", (2, 0)),
+        ("HHHHHHH", (0, 5)),
+    ]
     with viewing(tmp_path, saved("gpt2"), size=(120, 40)) as screen:
         screen.until("18 heads|Enter")
         screen.press("down", "right", "right", "enter")
@@ -260,10 +303,14 @@ def test_the_overview_has_a_number_in_each_cell_and_moves_from_head_to_head(tmp_
     weights = pattern("plain")[0]
     with viewing(tmp_path, saved("plain"), size=(170, 40)) as screen:
         for query in range(7):
-            screen.until(" +".join(re.escape(short(weight)) for head in weights for weight in head[query]))
+            screen.until(
+                " +".join(re.escape(short(weight)) for head in weights for weight in head[query])
+            )
         heads = document("plain")["heads"]
         for head, key in ((0, "right"), (1, "right"), (2, "left")):
-            entropy, uniform = (f"{held['entropy']:.2f}" for held in (heads[head], heads[head]["uniform"]))
+            entropy, uniform = (
+                f"{held['entropy']:.2f}" for held in (heads[head], heads[head]["uniform"])
+            )
             screen.until(rf"head {head} .*[^§]*entropy +{entropy} nats.*{uniform}")
             screen.press(key)
         screen.press("enter")
@@ -298,12 +345,14 @@ def test_keys_of_another_text_have_its_tokens(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_a_scan_of_a_corpus_is_explored(mha: Any, tmp_path: Path) -> None:
     shown = mha("run", EXAMPLE, "--model", checkpoints.folder("gpt2"), "--json").json["layers"][1]
-    with viewing(tmp_path, scanned() / "summary.safetensors", "--layer", "1", "--head", "3") as screen:
+    with viewing(
+        tmp_path, scanned() / "summary.safetensors", "--layer", "1", "--head", "3"
+    ) as screen:
         screen.until(r"^layer 1 · head 3\b")
         require_weight(screen, np.array(shown["pattern"])[0, 3])
 
 
-# -------------------------------------------------------------------------------------------------------------- effects
+# ------------------------------------------------------------------------------------------ effects
 
 
 @pytest.mark.real
@@ -313,7 +362,11 @@ def test_effects_of_heads_are_chosen_and_have_the_numbers_of_the_record(tmp_path
     by_keys = [((), order[0]), (("end",), order[-1]), (("home",), order[0])]
 
     def require_effect(screen: Terminal, place: tuple[int, int]) -> None:
-        screen.until(rf"^─ {place[0]}\.{place[1]} [^§]*Δlogit {held[place]['d_logit']:+.4f}".replace("+", r"\+"))
+        screen.until(
+            rf"^─ {place[0]}\.{place[1]} [^§]*Δlogit {held[place]['d_logit']:+.4f}".replace(
+                "+", r"\+"
+            )
+        )
 
     with viewing(tmp_path, saved("effects")) as screen:
         screen.until("e effects")
@@ -321,7 +374,11 @@ def test_effects_of_heads_are_chosen_and_have_the_numbers_of_the_record(tmp_path
         for keys, place in by_keys:
             screen.press(*keys)
             require_effect(screen, place)
-        grid = [re.findall(r"-?\d?\.\d\d", line) for line in screen.lines if re.match(r" +\d  .*\.\d\d", line)]
+        grid = [
+            re.findall(r"-?\d?\.\d\d", line)
+            for line in screen.lines
+            if re.match(r" +\d  .*\.\d\d", line)
+        ]
         expected = [[held[layer, head]["d_logit"] for head in range(6)] for layer in range(3)]
         assert np.array(grid, float) == pytest.approx(np.array(expected), abs=0.0051)
         row = screen.row_of(r"^ +2  ")
@@ -348,7 +405,7 @@ def test_effects_of_weights_stand_on_the_tokens(tmp_path: Path) -> None:
         screen.until(rf"→ 4 .*\nΔlogit {held[4]:+.4f}".replace("+", r"\+"))
 
 
-# ---------------------------------------------------------------------------------------------------- texts of the viewer
+# ------------------------------------------------------------------------------ texts of the viewer
 
 
 @pytest.mark.real
@@ -386,10 +443,12 @@ def test_a_record_without_its_pattern_says_how_to_keep_it(tmp_path: Path) -> Non
         require_clean(screen.end())
 
 
-# ------------------------------------------------------------------------------------------------------- special numbers
+# ---------------------------------------------------------------------------------- special numbers
 
 
-def test_what_is_no_number_is_marked_and_null_and_a_row_without_keys_says_so(tmp_path: Path) -> None:
+def test_what_is_no_number_is_marked_and_null_and_a_row_without_keys_says_so(
+    tmp_path: Path,
+) -> None:
     with viewing(tmp_path, saved("nan"), "--head", "0") as screen:
         screen.press("up", "up", "home")
         screen.until(r"query 4 .*weight nan")
@@ -405,7 +464,9 @@ def test_what_is_no_number_is_marked_and_null_and_a_row_without_keys_says_so(tmp
 def test_a_learned_sink_takes_its_part_of_the_row(tmp_path: Path) -> None:
     totals = np.stack([pattern("gpt_oss", layer)[0, :, -1].sum(-1) for layer in range(3)])
     layer, head = np.unravel_index(totals.argmin(), totals.shape)
-    with viewing(tmp_path, saved("gpt_oss"), "--layer", str(layer), "--head", str(head), size=WIDE) as screen:
+    with viewing(
+        tmp_path, saved("gpt_oss"), "--layer", str(layer), "--head", str(head), size=WIDE
+    ) as screen:
         sink, total = map(float, screen.until(r"sink logit (\S+)  row sum (\S+)").groups())
         assert total == pytest.approx(totals.min(), abs=6e-5)
         assert sink == pytest.approx(1 - totals.min(), abs=2e-4)
@@ -431,7 +492,10 @@ def test_hostile_tokens_are_shown_as_escapes(tmp_path: Path) -> None:
         for place, token in enumerate(tokens("hostile")):
             cell = screen.until_at(place, screen.cell().key)
             named = SHOWN.get(token, token)
-            assert cell.query_token.rstrip("…").replace(" ", "") == named[: len(cell.query_token.rstrip("…"))]
+            assert (
+                cell.query_token.rstrip("…").replace(" ", "")
+                == named[: len(cell.query_token.rstrip("…"))]
+            )
             screen.press("down")
         screen.press("ctrl+home", "Q")
         written = screen.end().written
@@ -439,7 +503,7 @@ def test_hostile_tokens_are_shown_as_escapes(tmp_path: Path) -> None:
     assert b"\x1b[31m" not in written
 
 
-# -------------------------------------------------------------------------------------------------------- mouse and sizes
+# ---------------------------------------------------------------------------------- mouse and sizes
 
 
 @pytest.mark.real
@@ -454,13 +518,19 @@ def test_clicks_choose_heads_cells_tokens_and_keys_and_the_wheel_moves(tmp_path:
         screen.until(r"^head 1\b")
         screen.press("0")
         row = screen.row_of("^2 sat ")
-        screen.click(next(line for line in screen.lines if line.startswith("query")).index(" on ") + 2, row)
+        screen.click(
+            next(line for line in screen.lines if line.startswith("query")).index(" on ") + 2, row
+        )
         screen.until_at(2, 3)
         require_weight(screen, weights)
         listed = screen.row_of(r"top \d+ of 7 keys") + 2
         screen.click(screen.lines[listed - 1].rindex("."), listed)
         screen.until_at(2, int(np.argsort(-weights[2])[1]))
-        texts = [number for number, line in enumerate(screen.lines) if "the cat sat" in line.replace("▸", " ")]
+        texts = [
+            number
+            for number, line in enumerate(screen.lines)
+            if "the cat sat" in line.replace("▸", " ")
+        ]
         place = screen.lines[texts[0]].rindex("mat") + 1
         screen.click(place, texts[0])
         assert 5 in screen.until_at(2, 5).place
@@ -484,7 +554,9 @@ def test_the_cursor_stays_on_its_tokens_while_the_terminal_changes_its_size(tmp_
 
 @pytest.mark.real
 @pytest.mark.parametrize("size", [(24, 6), pytest.param((250, 70), marks=pytest.mark.real)])
-def test_any_size_shows_the_heads_and_the_row_of_the_cursor(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_any_size_shows_the_heads_and_the_row_of_the_cursor(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
     with viewing(tmp_path, saved("plain"), size=size, NO_COLOR="1") as screen:
         screen.until(r"0.*1.*2")
         screen.press("enter")
@@ -494,14 +566,20 @@ def test_any_size_shows_the_heads_and_the_row_of_the_cursor(tmp_path: Path, size
         require_clean_quit(screen)
 
 
-# ------------------------------------------------------------------------------------------------- colours, beginning, end
+# -------------------------------------------------------------------------- colours, beginning, end
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("words", "env", "has_colours"), [
-    ((), {}, True), ((), {"NO_COLOR": "1"}, False), pytest.param(("--color", "never"), {}, False, marks=pytest.mark.real),
-    pytest.param((), {"TERM": "vt100", "COLORTERM": None}, False, marks=pytest.mark.real),
-], ids=["colours", "NO_COLOR", "--color never", "vt100"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "env", "has_colours"),
+    [
+        ((), {}, True),
+        ((), {"NO_COLOR": "1"}, False),
+        pytest.param(("--color", "never"), {}, False, marks=pytest.mark.real),
+        pytest.param((), {"TERM": "vt100", "COLORTERM": None}, False, marks=pytest.mark.real),
+    ],
+    ids=["colours", "NO_COLOR", "--color never", "vt100"],
+)
 def test_without_colours_no_code_of_a_colour_is_written(
     tmp_path: Path, words: tuple[str, ...], env: dict[str, str], has_colours: bool
 ) -> None:
@@ -515,10 +593,18 @@ def test_without_colours_no_code_of_a_colour_is_written(
     assert bool(re.search(COLOUR_CODES, session.written)) is has_colours or "TERM" in env
 
 
-@pytest.mark.parametrize(("number", "code"), [
-    (0, 0), (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.real),
-], ids=["Ctrl-C", "SIGINT", "SIGTERM"])  # fmt: skip
-def test_the_terminal_is_given_back_however_the_viewer_ends(tmp_path: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (0, 0),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.real),
+    ],
+    ids=["Ctrl-C", "SIGINT", "SIGTERM"],
+)
+def test_the_terminal_is_given_back_however_the_viewer_ends(
+    tmp_path: Path, number: int, code: int
+) -> None:
     with viewing(tmp_path, saved("plain"), "--head", "0") as screen:
         screen.until("row sum")
         screen.signal(number) if number else screen.press("ctrl+c")
@@ -551,12 +637,18 @@ def test_keys_that_arrive_in_one_piece_act_in_their_order(tmp_path: Path) -> Non
         require_clean_quit(screen)
 
 
-@pytest.mark.parametrize(("words", "env", "code", "says"), [
-    (("--heads", "3"), {}, 2, "--heads"), (("--head", "7"), {}, 2, "7"), ((), {"TERM": "dumb"}, 1, "dumb"),
-    pytest.param(("--layer", "3"), {}, 2, "3", marks=pytest.mark.real),
-    pytest.param(("--sequence", "2"), {}, 2, "2", marks=pytest.mark.real),
-    pytest.param(("a text",), {}, 2, "record", marks=pytest.mark.real),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "env", "code", "says"),
+    [
+        (("--heads", "3"), {}, 2, "--heads"),
+        (("--head", "7"), {}, 2, "7"),
+        ((), {"TERM": "dumb"}, 1, "dumb"),
+        pytest.param(("--layer", "3"), {}, 2, "3", marks=pytest.mark.real),
+        pytest.param(("--sequence", "2"), {}, 2, "2", marks=pytest.mark.real),
+        pytest.param(("a text",), {}, 2, "record", marks=pytest.mark.real),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_shown_is_refused_before_the_screen_is_taken(
     tmp_path: Path, words: tuple[str, ...], env: dict[str, str], code: int, says: str
 ) -> None:
@@ -570,7 +662,9 @@ def test_files_that_are_no_records_are_refused(tmp_path: Path, name: str, code: 
     require_refusal(tmp_path, (name,), {}, code, name)
 
 
-def require_refusal(folder: Path, words: tuple[str | Path, ...], env: dict[str, str], code: int, says: str) -> None:
+def require_refusal(
+    folder: Path, words: tuple[str | Path, ...], env: dict[str, str], code: int, says: str
+) -> None:
     with viewing(folder, *words, **env) as screen:
         session = screen.end()
     assert session.code == code
@@ -587,7 +681,14 @@ def test_a_text_and_a_checkpoint_are_computed_explored_and_saved(tmp_path: Path)
         require_clean_quit(screen)
     assert (tmp_path / "cat.safetensors").is_file()
     with viewing(
-        tmp_path, "the cat", "--model", checkpoints.folder("t5"), "--context", "on the mat", "--head", "3"
+        tmp_path,
+        "the cat",
+        "--model",
+        checkpoints.folder("t5"),
+        "--context",
+        "on the mat",
+        "--head",
+        "3",
     ) as screen:
         screen.until(r"\bhead 3\b")
         require_clean_quit(screen)

@@ -1,4 +1,6 @@
-"""Attentions for `mha check` and `mha trace`: a right one, three wrong ones, and what is no attention."""
+"""Attentions for `mha check` and `mha trace`: a right one, three wrong ones, and what is no
+attention.
+"""
 
 import math
 
@@ -17,7 +19,10 @@ class Right(nn.Module):
 
     def forward(self, x):
         """The output of the layer."""
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         return self.out(self.z(q, k, v).transpose(1, 2).flatten(2))
 
     def z(self, q, k, v):
@@ -56,7 +61,9 @@ class Squares(Right):
 
     def z(self, q, k, v):
         """The outputs of the heads."""
-        return torch.softmax(-(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1), dim=-1) @ v
+        return (
+            torch.softmax(-(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1), dim=-1) @ v
+        )
 
 
 class Feedforward(nn.Module):

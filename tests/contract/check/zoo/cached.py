@@ -24,7 +24,9 @@ def apply_rotary_emb(xq, xk, freqs_cis):
     q = torch.view_as_complex(xq.reshape(*xq.shape[:-1], -1, 2))
     k = torch.view_as_complex(xk.reshape(*xk.shape[:-1], -1, 2))
     freqs_cis = reshape_for_broadcast(freqs_cis, q)
-    return torch.view_as_real(q * freqs_cis).flatten(3), torch.view_as_real(k * freqs_cis).flatten(3)
+    return torch.view_as_real(q * freqs_cis).flatten(3), torch.view_as_real(k * freqs_cis).flatten(
+        3
+    )
 
 
 @dataclass
@@ -38,15 +40,23 @@ class ModelArgs:
 
 
 class LlamaAttention(nn.Module):
-    """Rotary attention with buffers for all keys and values; the caller gives the rotations of its positions and the mask."""
+    """Rotary attention with buffers for all keys and values; the caller gives the rotations of its
+    positions and the mask.
+    """
 
     def __init__(self, args: ModelArgs):
         super().__init__()
         self.n_heads = args.n_heads
         self.head_dim = args.dim // args.n_heads
-        self.wq, self.wk, self.wv, self.wo = (nn.Linear(args.dim, args.dim, bias=False) for _ in range(4))
-        self.cache_k = torch.zeros((args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim))
-        self.cache_v = torch.zeros((args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim))
+        self.wq, self.wk, self.wv, self.wo = (
+            nn.Linear(args.dim, args.dim, bias=False) for _ in range(4)
+        )
+        self.cache_k = torch.zeros(
+            (args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim)
+        )
+        self.cache_v = torch.zeros(
+            (args.max_batch_size, args.max_seq_len, args.n_heads, self.head_dim)
+        )
 
     def forward(self, x, start_pos: int, freqs_cis: torch.Tensor, mask: torch.Tensor | None):
         bsz, seqlen, _ = x.shape
@@ -74,14 +84,21 @@ class OwnRotations(nn.Module):
     def __init__(self, d_model=24, n_heads=3, max_batch=6, max_len=32):
         super().__init__()
         self.n_heads, self.head_dim = n_heads, d_model // n_heads
-        self.wq, self.wk, self.wv, self.wo = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.wq, self.wk, self.wv, self.wo = (
+            nn.Linear(d_model, d_model, bias=False) for _ in range(4)
+        )
         angles = torch.outer(
-            torch.arange(max_len).float(), 10000.0 ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim)
+            torch.arange(max_len).float(),
+            10000.0 ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim),
         )
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
-        self.register_buffer("cache_k", torch.zeros(max_batch, max_len, n_heads, self.head_dim), persistent=False)
-        self.register_buffer("cache_v", torch.zeros(max_batch, max_len, n_heads, self.head_dim), persistent=False)
+        self.register_buffer(
+            "cache_k", torch.zeros(max_batch, max_len, n_heads, self.head_dim), persistent=False
+        )
+        self.register_buffer(
+            "cache_v", torch.zeros(max_batch, max_len, n_heads, self.head_dim), persistent=False
+        )
 
     def rotate(self, x, cos, sin):
         a, b = x.chunk(2, dim=-1)
@@ -89,7 +106,9 @@ class OwnRotations(nn.Module):
 
     def forward(self, x, start_pos: int = 0):
         b, t, _ = x.shape
-        q, k, v = (w(x).view(b, t, self.n_heads, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            w(x).view(b, t, self.n_heads, self.head_dim) for w in (self.wq, self.wk, self.wv)
+        )
         cos, sin = self.cos[start_pos : start_pos + t], self.sin[start_pos : start_pos + t]
         q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         self.cache_k[:b, start_pos : start_pos + t] = k
@@ -102,14 +121,19 @@ class OwnRotations(nn.Module):
 
 
 class PastAttention(nn.Module):
-    """Causal self-attention; with use_cache it returns its keys and values, for the next call's past_kv."""
+    """Causal self-attention; with use_cache it returns its keys and values, for the next call's
+    past_kv.
+    """
 
     def __init__(self, n_embd=24, n_head=3, block_size=32):
         super().__init__()
         self.n_head = n_head
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
         self.c_proj = nn.Linear(n_embd, n_embd)
-        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
+        self.register_buffer(
+            "bias",
+            torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size),
+        )
 
     def forward(self, x, past_kv=None, use_cache=False):
         B, T, C = x.size()
@@ -132,7 +156,9 @@ class PastAttention(nn.Module):
 
 
 class RotaryPast(nn.Module):
-    """Causal rotary attention that returns its keys and values; positions follow from how many were given."""
+    """Causal rotary attention that returns its keys and values; positions follow from how many were
+    given.
+    """
 
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
@@ -142,10 +168,14 @@ class RotaryPast(nn.Module):
 
     def rope(self, x, start):
         place = torch.arange(start, start + x.size(2), dtype=x.dtype, device=x.device)
-        freq = 10000.0 ** (-torch.arange(0, self.d_head, 2, dtype=x.dtype, device=x.device) / self.d_head)
+        freq = 10000.0 ** (
+            -torch.arange(0, self.d_head, 2, dtype=x.dtype, device=x.device) / self.d_head
+        )
         angle = place[:, None] * freq
         a, b = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
+        turned = torch.stack(
+            [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1
+        )
         return turned.flatten(-2)
 
     def forward(self, x, layer_past=None):
@@ -182,7 +212,11 @@ class HubAttention(nn.Module):
 
     def __init__(self, hidden_size=24, num_heads=6, num_key_value_heads=2, layer_idx=0):
         super().__init__()
-        self.num_heads, self.num_key_value_heads, self.layer_idx = num_heads, num_key_value_heads, layer_idx
+        self.num_heads, self.num_key_value_heads, self.layer_idx = (
+            num_heads,
+            num_key_value_heads,
+            layer_idx,
+        )
         self.head_dim = hidden_size // num_heads
         self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim)
         self.k_proj = nn.Linear(hidden_size, num_key_value_heads * self.head_dim)
@@ -190,7 +224,12 @@ class HubAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size)
 
     def forward(
-        self, hidden_states, position_embeddings, attention_mask=None, past_key_value=None, cache_position=None
+        self,
+        hidden_states,
+        position_embeddings,
+        attention_mask=None,
+        past_key_value=None,
+        cache_position=None,
     ):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         q = self.q_proj(hidden_states).view(shape).transpose(1, 2)
@@ -258,7 +297,9 @@ class SeparateCaches(nn.Module):
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
         self.n_heads = n_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
 
     def forward(self, x, past_k=None, past_v=None):
         b, t, d = x.shape
@@ -283,13 +324,19 @@ class PositionIds(nn.Module):
     def __init__(self, hidden_size=24, num_heads=3):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, hidden_size // num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(hidden_size, hidden_size) for _ in range(4)
+        )
 
     def rotary(self, x, position_ids):
-        freq = 10000.0 ** (-torch.arange(0, self.head_dim, 2, dtype=x.dtype, device=x.device) / self.head_dim)
+        freq = 10000.0 ** (
+            -torch.arange(0, self.head_dim, 2, dtype=x.dtype, device=x.device) / self.head_dim
+        )
         angle = (position_ids[..., None].to(x.dtype) * freq).unsqueeze(1)
         a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+        return torch.cat(
+            [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1
+        )
 
     def forward(self, hidden_states, position_ids=None, past_key_values=None, use_cache=False):
         b, t, _ = hidden_states.shape
@@ -298,20 +345,30 @@ class PositionIds(nn.Module):
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         if past_key_values is not None:
-            k, v = torch.cat([past_key_values[0], k], dim=2), torch.cat([past_key_values[1], v], dim=2)
+            k, v = (
+                torch.cat([past_key_values[0], k], dim=2),
+                torch.cat([past_key_values[1], v], dim=2),
+            )
         kept = (k, v) if use_cache else None
         if position_ids is None:
             position_ids = torch.arange(t, device=q.device)[None]
         total = k.size(2)
-        q, k = self.rotary(q, position_ids), self.rotary(k, torch.arange(total, device=q.device)[None])
+        q, k = (
+            self.rotary(q, position_ids),
+            self.rotary(k, torch.arange(total, device=q.device)[None]),
+        )
         bias = torch.zeros(t, total, dtype=q.dtype, device=q.device)
-        bias = bias.masked_fill(torch.arange(total, device=q.device) > position_ids[0][:, None], -torch.inf)
+        bias = bias.masked_fill(
+            torch.arange(total, device=q.device) > position_ids[0][:, None], -torch.inf
+        )
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.o_proj(z.transpose(1, 2).reshape(b, t, -1)), None, kept
 
 
 class OwnGrowingCache(nn.Module):
-    """Causal self-attention that keeps its keys and values itself while use_cache is set; reset_cache forgets them."""
+    """Causal self-attention that keeps its keys and values itself while use_cache is set;
+    reset_cache forgets them.
+    """
 
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
@@ -323,7 +380,10 @@ class OwnGrowingCache(nn.Module):
         self.k_cache = self.v_cache = None
 
     def forward(self, x, use_cache=False):
-        q, k, v = (f(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
         start = 0
         if use_cache:
             if self.k_cache is not None:

@@ -19,7 +19,9 @@ class VisionAttention(nn.Module):
 
     def forward(self, x):
         B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        qkv = (
+            self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        )
         q, k, v = qkv.unbind(0)
         attn = (q @ k.transpose(-2, -1)) * self.scale
         attn = attn.softmax(dim=-1)
@@ -119,7 +121,9 @@ class LengthsAttention(nn.Module):
 
 
 class FlatAttention(nn.Module):
-    """Self-attention whose batch and heads are one axis; True in the mask [batch, query, key] hides a key."""
+    """Self-attention whose batch and heads are one axis; True in the mask [batch, query, key] hides
+    a key.
+    """
 
     def __init__(self, units, num_heads):
         super().__init__()
@@ -153,7 +157,11 @@ class PerHeadAttention(nn.Module):
 
     def forward(self, x, mask=None):
         batch_size, seq_length, _ = x.size()
-        qkv = self.qkv_proj(x).reshape(batch_size, seq_length, self.num_heads, 3 * self.head_dim).permute(0, 2, 1, 3)
+        qkv = (
+            self.qkv_proj(x)
+            .reshape(batch_size, seq_length, self.num_heads, 3 * self.head_dim)
+            .permute(0, 2, 1, 3)
+        )
         q, k, v = qkv.chunk(3, dim=-1)
         logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.head_dim)
         if mask is not None:
@@ -195,8 +203,15 @@ class FusedGroups(nn.Module):
 
     def forward(self, x):
         b, t, d = x.shape
-        widths = (self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
-        q, k, v = (y.view(b, t, -1, self.d_head).transpose(1, 2) for y in self.wqkv(x).split(widths, dim=-1))
+        widths = (
+            self.n_heads * self.d_head,
+            self.n_kv_heads * self.d_head,
+            self.n_kv_heads * self.d_head,
+        )
+        q, k, v = (
+            y.view(b, t, -1, self.d_head).transpose(1, 2)
+            for y in self.wqkv(x).split(widths, dim=-1)
+        )
         groups = self.n_heads // self.n_kv_heads
         k, v = (y[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for y in (k, v))
         z = F.scaled_dot_product_attention(q, k, v)

@@ -67,7 +67,9 @@ class ValuesKeysQuery(nn.Module):
         if mask is not None:
             energy = energy.masked_fill(mask == 0, float("-1e20"))
         attention = torch.softmax(energy / (self.head_dim ** (1 / 2)), dim=3)
-        out = torch.einsum("nhql,nlhd->nqhd", [attention, values]).reshape(N, query_len, self.heads * self.head_dim)
+        out = torch.einsum("nhql,nlhd->nqhd", [attention, values]).reshape(
+            N, query_len, self.heads * self.head_dim
+        )
         return self.fc_out(out)
 
 
@@ -85,7 +87,9 @@ class BookAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+        self.register_buffer(
+            "mask", torch.triu(torch.ones(context_length, context_length), diagonal=1)
+        )
 
     def forward(self, x):
         b, num_tokens, _ = x.shape
@@ -114,7 +118,11 @@ class InnerAttention(nn.Module):
         self.attend = nn.Softmax(dim=-1)
         self.dropout = nn.Dropout(dropout)
         self.to_qkv = nn.Linear(dim, inner_dim * 3, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(inner_dim, dim), nn.Dropout(dropout)) if project_out else nn.Identity()
+        self.to_out = (
+            nn.Sequential(nn.Linear(inner_dim, dim), nn.Dropout(dropout))
+            if project_out
+            else nn.Identity()
+        )
 
     def forward(self, x):
         qkv = self.to_qkv(x).chunk(3, dim=-1)
@@ -166,7 +174,9 @@ class TransformerAttention(nn.Module):
 
 
 class DiveAttention(nn.Module):
-    """One linear layer of all heads' queries, another of their keys and values; d2l calls these W_q, W_k, W_v and W_o."""
+    """One linear layer of all heads' queries, another of their keys and values; d2l calls these
+    W_q, W_k, W_v and W_o.
+    """
 
     def __init__(self, num_hiddens, num_heads, dropout=0.1, bias=False):
         super().__init__()
@@ -183,7 +193,8 @@ class DiveAttention(nn.Module):
 
     def forward(self, queries, keys, values, valid_lens=None):
         q, k, v = (
-            self.transpose_qkv(layer(t)) for layer, t in ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
+            self.transpose_qkv(layer(t))
+            for layer, t in ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         )
         scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1])
         if valid_lens is not None:

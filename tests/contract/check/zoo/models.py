@@ -12,7 +12,10 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         z = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(z.transpose(1, 2).flatten(2))
 
@@ -25,7 +28,9 @@ class Block(nn.Module):
             nn.LayerNorm(width),
             nn.LayerNorm(width),
         )
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.before(x))
@@ -35,9 +40,21 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Its name does not say whether tokens may see later ones."""
 
-    def __init__(self, vocab_size=65, width=24, n_heads=3, n_layers=2, block_size=64, dropout=0.1, causal=True):
+    def __init__(
+        self,
+        vocab_size=65,
+        width=24,
+        n_heads=3,
+        n_layers=2,
+        block_size=64,
+        dropout=0.1,
+        causal=True,
+    ):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(block_size, width)
+        self.tokens, self.positions = (
+            nn.Embedding(vocab_size, width),
+            nn.Embedding(block_size, width),
+        )
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, n_heads, causal) for _ in range(n_layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
@@ -58,7 +75,8 @@ class Net(nn.Module):
         for block in self.blocks:
             y, attention = block.before(x), block.attention
             q, k, v = (
-                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for p in attention.qkv(y).chunk(3, dim=-1)
+                p.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
+                for p in attention.qkv(y).chunk(3, dim=-1)
             )
             x = x + attention.out(attend(q, k, v).transpose(1, 2).flatten(2))
             x = x + block.mlp(block.between(x))
@@ -70,7 +88,9 @@ class GPT(Net):
 
 
 class Shifted(GPT):
-    """It reads the ids behind a first token, so that a token changes only the outputs behind its own."""
+    """It reads the ids behind a first token, so that a token changes only the outputs behind its
+    own.
+    """
 
     def forward(self, ids):
         return super().forward(F.pad(ids, (1, -1)))[0]
@@ -97,7 +117,9 @@ class LossOnly(GPT):
 
 
 class Compared(GPT):
-    """It reads all tokens but the last, and only compares what it expects with the ids behind them."""
+    """It reads all tokens but the last, and only compares what it expects with the ids behind
+    them.
+    """
 
     def forward(self, ids):
         return super().forward(ids[:, :-1], ids[:, 1:])[1]
@@ -116,7 +138,9 @@ class Tableless(GPT):
 
 
 class ZeroHead(GPT):
-    """Its output layers begin at zero, beside a parameter of bools and a buffer whose numbers share their memory."""
+    """Its output layers begin at zero, beside a parameter of bools and a buffer whose numbers share
+    their memory.
+    """
 
     def __init__(self, **sizes):
         super().__init__(**sizes)
@@ -149,7 +173,10 @@ class PrefixModel(Net):
 
 class PrefixAttention(Attention):
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
         allowed[:8, :8] = True
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
@@ -162,7 +189,8 @@ class Padded(Encoder):
     def forward(self, ids, padding_mask=None):
         mask = None if padding_mask is None else ~padding_mask[:, None, None]
         return self.attending(
-            self.embedded(ids), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            self.embedded(ids),
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
         )
 
 

@@ -1,4 +1,6 @@
-"""Attention that differs from the ordinary on purpose, or behaves in ways that make it hard to examine."""
+"""Attention that differs from the ordinary on purpose, or behaves in ways that make it hard to
+examine.
+"""
 
 import math
 
@@ -13,7 +15,9 @@ def heads_of(t, n_heads):
 
 
 class LearnedTemperature(nn.Module):
-    """Self-attention with a learned temperature: scores are multiplied by exp(temperature), which starts at 1/√d_head."""
+    """Self-attention with a learned temperature: scores are multiplied by exp(temperature), which
+    starts at 1/√d_head.
+    """
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -51,7 +55,9 @@ class CosineAttention(Fused):
 
 
 class SlidingWindow(Fused):
-    """Causal self-attention with a window: a token sees itself and the `window` − 1 tokens before it."""
+    """Causal self-attention with a window: a token sees itself and the `window` − 1 tokens before
+    it.
+    """
 
     def __init__(self, dim, heads, window=3):
         super().__init__(dim, heads)
@@ -59,17 +65,26 @@ class SlidingWindow(Fused):
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
-        allowed = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).tril().triu(1 - self.window)
+        allowed = (
+            torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device)
+            .tril()
+            .triu(1 - self.window)
+        )
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         return self.proj(z.transpose(1, 2).flatten(2))
 
 
 class TalkingHeads(Fused):
-    """Self-attention with talking heads: the scores of the heads are mixed before the softmax, the weights after it."""
+    """Self-attention with talking heads: the scores of the heads are mixed before the softmax, the
+    weights after it.
+    """
 
     def __init__(self, dim, heads):
         super().__init__(dim, heads)
-        self.before, self.after = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
+        self.before, self.after = (
+            nn.Linear(heads, heads, bias=False),
+            nn.Linear(heads, heads, bias=False),
+        )
 
     def forward(self, x):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
@@ -90,7 +105,9 @@ class LinearAttention(Fused):
 
 
 class InterpretableAttention(nn.Module):
-    """The interpretable attention of the temporal fusion transformer: all heads share one value, and are averaged."""
+    """The interpretable attention of the temporal fusion transformer: all heads share one value,
+    and are averaged.
+    """
 
     def __init__(self, d_model, n_heads):
         super().__init__()
@@ -112,7 +129,9 @@ class SharedHeadProjections(nn.Module):
     def __init__(self, embed_size, heads):
         super().__init__()
         self.heads, self.head_dim = heads, embed_size // heads
-        self.values, self.keys, self.queries = (nn.Linear(self.head_dim, self.head_dim, bias=False) for _ in range(3))
+        self.values, self.keys, self.queries = (
+            nn.Linear(self.head_dim, self.head_dim, bias=False) for _ in range(3)
+        )
         self.fc_out = nn.Linear(heads * self.head_dim, embed_size)
 
     def forward(self, values, keys, query, mask=None):
@@ -134,11 +153,14 @@ class UnplacedQueries(nn.Module):
     def __init__(self, d_model, n_heads):
         super().__init__()
         self.n_heads = n_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
 
     def forward(self, query, key, value):
         q, k, v = (
-            heads_of(p(t), self.n_heads) for p, t in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
+            heads_of(p(t), self.n_heads)
+            for p, t in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
         z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out_proj(z.transpose(1, 2).flatten(2))
@@ -155,7 +177,9 @@ class UnseenKeyBias(UnplacedQueries):
 
 
 class GatedAttention(Fused):
-    """Self-attention whose heads pass a gate, a sigmoid of the input, before the output projection."""
+    """Self-attention whose heads pass a gate, a sigmoid of the input, before the output
+    projection.
+    """
 
     def __init__(self, dim, heads):
         super().__init__(dim, heads)
@@ -244,7 +268,9 @@ class Normalizes(Plain):
 
 
 class PixelBlock(nn.Module):
-    """Between the pixels of a map of channels, whose groups are normalised; the scores have a cap of 30."""
+    """Between the pixels of a map of channels, whose groups are normalised; the scores have a cap
+    of 30.
+    """
 
     def __init__(self, channels=24, heads=3):
         super().__init__()
@@ -253,7 +279,10 @@ class PixelBlock(nn.Module):
 
     def forward(self, x):
         b, c, h, w = x.shape
-        q, k, v = (t.reshape(b * self.heads, c // self.heads, h * w) for t in self.qkv(self.norm(x)).chunk(3, dim=1))
+        q, k, v = (
+            t.reshape(b * self.heads, c // self.heads, h * w)
+            for t in self.qkv(self.norm(x)).chunk(3, dim=1)
+        )
         scores = torch.einsum("bcn,bcm->bnm", q, k) / (c // self.heads) ** 0.5
         pattern = (30 * torch.tanh(scores / 30)).softmax(dim=-1)
         return x + self.out(torch.einsum("bnm,bcm->bcn", pattern, v).reshape(b, c, h, w))

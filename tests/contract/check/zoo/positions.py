@@ -1,4 +1,6 @@
-"""Attention with positions: biases of the scores, rotations, norms of queries and keys, sinks, caps on the scores."""
+"""Attention with positions: biases of the scores, rotations, norms of queries and keys, sinks, caps
+on the scores.
+"""
 
 import math
 
@@ -8,7 +10,9 @@ from torch import nn
 
 
 class T5Attention(nn.Module):
-    """Self-attention of T5's encoder: scores are not scaled, and get a learned bias by buckets of distance."""
+    """Self-attention of T5's encoder: scores are not scaled, and get a learned bias by buckets of
+    distance.
+    """
 
     def __init__(self, d_model=32, num_heads=4, num_buckets=32, max_distance=128):
         super().__init__()
@@ -22,7 +26,11 @@ class T5Attention(nn.Module):
         bucket = (distance > 0).long() * half
         far = distance.abs()
         exact = half // 2
-        large = torch.log(far.float().clamp(min=1) / exact) / math.log(self.max_distance / exact) * (half - exact)
+        large = (
+            torch.log(far.float().clamp(min=1) / exact)
+            / math.log(self.max_distance / exact)
+            * (half - exact)
+        )
         large = (exact + large.long()).clamp(max=half - 1)
         return bucket + torch.where(far < exact, far, large)
 
@@ -43,13 +51,17 @@ class T5Attention(nn.Module):
 
 
 class AlibiAttention(nn.Module):
-    """Causal attention whose scores fall with the distance, the mask and the penalty in one tensor."""
+    """Causal attention whose scores fall with the distance, the mask and the penalty in one
+    tensor.
+    """
 
     def __init__(self, dim, heads):
         super().__init__()
         self.heads = heads
         self.wq, self.wk, self.wv, self.wo = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.register_buffer("slopes", torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)]))
+        self.register_buffer(
+            "slopes", torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)])
+        )
 
     def penalty(self, t):
         far = torch.arange(t)[None, :] - torch.arange(t)[:, None]
@@ -66,7 +78,9 @@ class AlibiAttention(nn.Module):
 
 
 class BloomAttention(nn.Module):
-    """BLOOM's causal attention: the bias goes into the product of queries and keys, batch and heads one axis."""
+    """BLOOM's causal attention: the bias goes into the product of queries and keys, batch and heads
+    one axis.
+    """
 
     def __init__(self, hidden_size, n_head):
         super().__init__()
@@ -76,8 +90,12 @@ class BloomAttention(nn.Module):
         self.dense = nn.Linear(hidden_size, hidden_size)
 
     def build_alibi(self, batch, t, dtype):
-        slopes = torch.tensor([2 ** (-8 * (h + 1) / self.n_head) for h in range(self.n_head)], dtype=dtype)
-        alibi = slopes[None, :, None] * torch.arange(t, dtype=dtype)[None, None, :].expand(batch, 1, t)
+        slopes = torch.tensor(
+            [2 ** (-8 * (h + 1) / self.n_head) for h in range(self.n_head)], dtype=dtype
+        )
+        alibi = slopes[None, :, None] * torch.arange(t, dtype=dtype)[None, None, :].expand(
+            batch, 1, t
+        )
         return alibi.reshape(batch * self.n_head, 1, t)
 
     def forward(self, hidden_states):
@@ -98,14 +116,20 @@ class BloomAttention(nn.Module):
 
 
 class SwinWindow(nn.Module):
-    """Attention inside a window of 2 × 3 patches with a learned bias for each offset. x: [windows, 6, dim]."""
+    """Attention inside a window of 2 × 3 patches with a learned bias for each offset. x: [windows,
+    6, dim].
+    """
 
     def __init__(self, dim=24, num_heads=3, window=(2, 3)):
         super().__init__()
         self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
         high, wide = window
-        self.relative_position_bias_table = nn.Parameter(torch.randn((2 * high - 1) * (2 * wide - 1), num_heads))
-        places = torch.stack(torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")).flatten(1)
+        self.relative_position_bias_table = nn.Parameter(
+            torch.randn((2 * high - 1) * (2 * wide - 1), num_heads)
+        )
+        places = torch.stack(
+            torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+        ).flatten(1)
         offsets = (places[:, :, None] - places[:, None, :]).permute(1, 2, 0)
         index = (offsets[..., 0] + high - 1) * (2 * wide - 1) + offsets[..., 1] + wide - 1
         self.register_buffer("relative_position_index", index)
@@ -114,11 +138,15 @@ class SwinWindow(nn.Module):
 
     def forward(self, x):
         B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        qkv = (
+            self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        )
         q, k, v = qkv.unbind(0)
         q = q * self.scale
         attn = q @ k.transpose(-2, -1)
-        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(N, N, -1)
+        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(
+            N, N, -1
+        )
         bias = bias.permute(2, 0, 1).contiguous()
         attn = attn + bias.unsqueeze(0)
         attn = attn.softmax(dim=-1)
@@ -127,12 +155,16 @@ class SwinWindow(nn.Module):
 
 
 class ShiftedWindow(SwinWindow):
-    """The same with masks of shifted windows. x: [images * windows, 6, dim]; mask: 0 and −∞, [windows, 6, 6]."""
+    """The same with masks of shifted windows. x: [images * windows, 6, dim]; mask: 0 and −∞,
+    [windows, 6, 6].
+    """
 
     def forward(self, x, mask=None):
         B, N, C = x.shape
         q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(N, N, -1)
+        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(
+            N, N, -1
+        )
         attn = q @ k.transpose(-2, -1) * self.scale + bias.permute(2, 0, 1)
         if mask is not None:
             n_windows = len(mask)
@@ -142,7 +174,9 @@ class ShiftedWindow(SwinWindow):
 
 
 class SwinCosine(nn.Module):
-    """Cosine attention with a learned temperature for each head, and a learned bias, as in Swin v2."""
+    """Cosine attention with a learned temperature for each head, and a learned bias, as in Swin
+    v2.
+    """
 
     def __init__(self, dim=24, num_heads=3, max_len=16):
         super().__init__()
@@ -154,7 +188,9 @@ class SwinCosine(nn.Module):
 
     def forward(self, x):
         B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        qkv = (
+            self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        )
         q, k, v = qkv[0], qkv[1], qkv[2]
         attn = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
         logit_scale = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()
@@ -171,7 +207,11 @@ class WithSinks(nn.Module):
 
     def __init__(self, hidden_size=48, num_attention_heads=6, num_key_value_heads=2):
         super().__init__()
-        self.n_heads, self.n_kv, self.d = num_attention_heads, num_key_value_heads, hidden_size // num_attention_heads
+        self.n_heads, self.n_kv, self.d = (
+            num_attention_heads,
+            num_key_value_heads,
+            hidden_size // num_attention_heads,
+        )
         self.q_proj = nn.Linear(hidden_size, self.n_heads * self.d)
         self.k_proj = nn.Linear(hidden_size, self.n_kv * self.d)
         self.v_proj = nn.Linear(hidden_size, self.n_kv * self.d)
@@ -181,8 +221,18 @@ class WithSinks(nn.Module):
     def forward(self, x):
         b, t, _ = x.shape
         q = self.q_proj(x).view(b, t, self.n_heads, self.d).transpose(1, 2)
-        k = self.k_proj(x).view(b, t, self.n_kv, self.d).transpose(1, 2).repeat_interleave(self.n_heads // self.n_kv, 1)
-        v = self.v_proj(x).view(b, t, self.n_kv, self.d).transpose(1, 2).repeat_interleave(self.n_heads // self.n_kv, 1)
+        k = (
+            self.k_proj(x)
+            .view(b, t, self.n_kv, self.d)
+            .transpose(1, 2)
+            .repeat_interleave(self.n_heads // self.n_kv, 1)
+        )
+        v = (
+            self.v_proj(x)
+            .view(b, t, self.n_kv, self.d)
+            .transpose(1, 2)
+            .repeat_interleave(self.n_heads // self.n_kv, 1)
+        )
         scores = q @ k.transpose(2, 3) * self.d**-0.5
         scores = scores + torch.full((t, t), float("-inf")).triu(1)
         sinks = self.sinks.reshape(1, -1, 1, 1).expand(b, -1, t, -1)
@@ -286,7 +336,9 @@ class NanoChat(nn.Module):
     def __init__(self, n_embd=32, n_head=4):
         super().__init__()
         self.n_head, self.head_dim = n_head, n_embd // n_head
-        self.c_q, self.c_k, self.c_v, self.c_proj = (nn.Linear(n_embd, n_embd, bias=False) for _ in range(4))
+        self.c_q, self.c_k, self.c_v, self.c_proj = (
+            nn.Linear(n_embd, n_embd, bias=False) for _ in range(4)
+        )
         self.rotate = Rotation(self.head_dim)
 
     def forward(self, x):
@@ -305,7 +357,10 @@ class NormedGpt(NanoChat):
     """As in nGPT: queries and keys of length 1, whose scores are multiplied by √d_head."""
 
     def forward(self, x):
-        split = [layer(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2) for layer in (self.c_q, self.c_k, self.c_v)]
+        split = [
+            layer(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            for layer in (self.c_q, self.c_k, self.c_v)
+        ]
         q, k = (F.normalize(rows, dim=-1) for rows in split[:2])
         y = F.scaled_dot_product_attention(q, k, split[2], is_causal=True, scale=self.head_dim**0.5)
         return self.c_proj(y.transpose(1, 2).flatten(2))
@@ -338,7 +393,9 @@ class Qwen3(nn.Module):
         q = self.q_norm(self.q_proj(x).view(b, t, self.h, self.d)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(b, t, self.kv, self.d)).transpose(1, 2)
         v = self.v_proj(x).view(b, t, self.kv, self.d).transpose(1, 2)
-        angle = torch.outer(torch.arange(t).to(x), self.theta ** (-torch.arange(0, self.d, 2).to(x) / self.d))
+        angle = torch.outer(
+            torch.arange(t).to(x), self.theta ** (-torch.arange(0, self.d, 2).to(x) / self.d)
+        )
         c, s = torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
         q = q * c + rotate_half(q) * s
         k = k * c + rotate_half(k) * s
@@ -371,7 +428,9 @@ class ViT22B(nn.Module):
 
 
 class HandNormed(nn.Module):
-    """Queries and keys over their root mean square, with a learned gain; neighbouring columns are rotated."""
+    """Queries and keys over their root mean square, with a learned gain; neighbouring columns are
+    rotated.
+    """
 
     def __init__(self, dim=32, heads=4):
         super().__init__()
@@ -385,11 +444,15 @@ class HandNormed(nn.Module):
         d = x.shape[-1]
         angle = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
         a, b = x[..., ::2], x[..., 1::2]
-        return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
+        return torch.stack(
+            [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
+        ).flatten(-2)
 
     def forward(self, x):
         B, N, C = x.shape
-        q, k, v = (t.view(B, N, self.heads, -1).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
+        q, k, v = (
+            t.view(B, N, self.heads, -1).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1)
+        )
         q = q / q.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt() * self.q_gain
         k = k / k.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt() * self.k_gain
         q, k = self.rotated(q), self.rotated(k)
@@ -398,7 +461,9 @@ class HandNormed(nn.Module):
 
 
 class CappedAttention(nn.Module):
-    """Causal self-attention whose scores are capped at `softcap`: softcap · tanh(scores / softcap)."""
+    """Causal self-attention whose scores are capped at `softcap`: softcap · tanh(scores /
+    softcap).
+    """
 
     def __init__(self, d_model, n_heads, softcap=5.0, query_pre_attn_scalar=None):
         super().__init__()
@@ -422,7 +487,9 @@ class RotaryAttention(nn.Module):
     def __init__(self, dim, n_heads):
         super().__init__()
         self.n_heads, self.head_dim = n_heads, dim // n_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(dim, dim, bias=False) for _ in range(4)
+        )
 
     def forward(self, x):
         b, t, d = x.shape

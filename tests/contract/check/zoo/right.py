@@ -33,7 +33,9 @@ class OneHead(nn.Module):
 
     def __init__(self, n_embd, head_size, block_size, dropout):
         super().__init__()
-        self.key, self.query, self.value = (nn.Linear(n_embd, head_size, bias=False) for _ in range(3))
+        self.key, self.query, self.value = (
+            nn.Linear(n_embd, head_size, bias=False) for _ in range(3)
+        )
         self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
         self.dropout = nn.Dropout(dropout)
 
@@ -68,7 +70,9 @@ class LoopOverHeads(nn.Module):
     def __init__(self, n_embd, num_heads, block_size=32, dropout=0.2):
         super().__init__()
         head_size = n_embd // num_heads
-        self.heads = nn.ModuleList([OneHead(n_embd, head_size, block_size, dropout) for _ in range(num_heads)])
+        self.heads = nn.ModuleList(
+            [OneHead(n_embd, head_size, block_size, dropout) for _ in range(num_heads)]
+        )
         self.proj = nn.Linear(n_embd, n_embd)
         self.dropout = nn.Dropout(dropout)
 
@@ -124,7 +128,9 @@ class Unscaled(nn.Module):
         k = self.k(rows).view(b, -1, self.n_heads, self.d_kv).transpose(1, 2)
         v = self.v(rows).view(b, -1, self.n_heads, self.d_kv).transpose(1, 2)
         weights = F.softmax(torch.matmul(q, k.transpose(3, 2)), dim=-1)
-        return self.o(torch.matmul(weights, v).transpose(1, 2).reshape(b, -1, self.n_heads * self.d_kv))
+        return self.o(
+            torch.matmul(weights, v).transpose(1, 2).reshape(b, -1, self.n_heads * self.d_kv)
+        )
 
 
 class RawParameters(nn.Module):
@@ -140,13 +146,18 @@ class RawParameters(nn.Module):
 
     def forward(self, x):
         b, t, d = x.shape
-        q, k, v = ((x @ w).view(b, t, self.n_heads, -1).transpose(1, 2) for w in (self.W_q, self.W_k, self.W_v))
+        q, k, v = (
+            (x @ w).view(b, t, self.n_heads, -1).transpose(1, 2)
+            for w in (self.W_q, self.W_k, self.W_v)
+        )
         weights = (q @ k.transpose(-2, -1) / math.sqrt(d // self.n_heads)).softmax(dim=-1)
         return (weights @ v).transpose(1, 2).reshape(b, t, d) @ self.W_o
 
 
 class Kernels(nn.Module):
-    """Self-attention with a kernel [head, d_model, d_head] each, as in the interpretability literature."""
+    """Self-attention with a kernel [head, d_model, d_head] each, as in the interpretability
+    literature.
+    """
 
     def __init__(self, d_model, n_heads, d_head):
         super().__init__()
@@ -216,11 +227,14 @@ class SingleSoftmax(nn.Module):
     def __init__(self, hidden_size, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(hidden_size, hidden_size) for _ in range(4)
+        )
 
     def forward(self, x):
         q, k, v = (
-            p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+            p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.size(-1))
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
@@ -237,7 +251,10 @@ class StridedHeads(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (-1, self.n_heads)).permute(0, 3, 1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            t.unflatten(-1, (-1, self.n_heads)).permute(0, 3, 1, 2)
+            for t in self.qkv(x).chunk(3, dim=-1)
+        )
         weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(dim=-1)
         return self.out((weights @ v).permute(0, 2, 3, 1).flatten(2))
 
@@ -247,7 +264,9 @@ def self_attention(x, weights, n_heads):
     q, k, v = (F.linear(x, weights[f"{p}_weight"], weights[f"{p}_bias"]) for p in ("q", "k", "v"))
     q, k, v = (t.unflatten(-1, (n_heads, -1)).transpose(1, 2) for t in (q, k, v))
     pattern = torch.softmax(q @ k.mT / q.size(-1) ** 0.5, dim=-1)
-    return F.linear((pattern @ v).transpose(1, 2).flatten(2), weights["out_weight"], weights["out_bias"])
+    return F.linear(
+        (pattern @ v).transpose(1, 2).flatten(2), weights["out_weight"], weights["out_bias"]
+    )
 
 
 class Functional(nn.Module):
@@ -270,16 +289,23 @@ class AttentionWithoutModule:
 
     def __init__(self, d_model, n_heads):
         self.n_heads = n_heads
-        self.q, self.k, self.v, self.o = (torch.randn(d_model, d_model) / d_model**0.5 for _ in range(4))
+        self.q, self.k, self.v, self.o = (
+            torch.randn(d_model, d_model) / d_model**0.5 for _ in range(4)
+        )
 
     def __call__(self, x):
-        q, k, v = ((x @ w.to(x)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        q, k, v = (
+            (x @ w.to(x)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for w in (self.q, self.k, self.v)
+        )
         z = (q @ k.mT / math.sqrt(q.size(-1))).softmax(dim=-1) @ v
         return z.transpose(1, 2).flatten(2) @ self.o.to(x)
 
 
 class ContextAttention(nn.Module):
-    """As in x-transformers: `mask` for its rows, which alone are normed, `context_mask` for those of the context."""
+    """As in x-transformers: `mask` for its rows, which alone are normed, `context_mask` for those
+    of the context.
+    """
 
     def __init__(self, dim, heads=4):
         super().__init__()
@@ -311,7 +337,8 @@ class CausalOverOwnRows(ContextAttention):
         if context is not None:
             return super().forward(x, context, mask, context_mask)
         q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v)
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.to_q, self.to_k, self.to_v)
         )
         keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         if mask is not None:
@@ -329,7 +356,10 @@ class UnlessMasked(nn.Module):
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
     def forward(self, x, mask=None):
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(z.transpose(1, 2).flatten(2))
 
@@ -343,7 +373,10 @@ class TenThousand(nn.Module):
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
     def forward(self, x, mask):
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(mask[:, None, None] == 0, -10000.0)
         return self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
@@ -355,7 +388,10 @@ class Latent(nn.Module):
     def __init__(self, d_model, n_heads, rank=7):
         super().__init__()
         self.n_heads = n_heads
-        self.q_proj, self.kv_down = weight_norm(nn.Linear(d_model, d_model)), nn.Linear(d_model, rank)
+        self.q_proj, self.kv_down = (
+            weight_norm(nn.Linear(d_model, d_model)),
+            nn.Linear(d_model, rank),
+        )
         self.k_up, self.v_up = nn.Linear(rank, d_model), nn.Linear(rank, d_model, bias=False)
         self.out_proj = weight_norm(nn.Linear(d_model, d_model))
 
@@ -363,21 +399,30 @@ class Latent(nn.Module):
         latent = self.kv_down(x)
         rows = self.q_proj(x), self.k_up(latent), self.v_up(latent)
         q, k, v = (each.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for each in rows)
-        return self.out_proj((torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v).transpose(1, 2).flatten(2))
+        return self.out_proj(
+            (torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v).transpose(1, 2).flatten(2)
+        )
 
 
 class GatedMap(nn.Module):
-    """A fused convolution over a normalised map, heads outside, scaled on both sides; a gate that is closed at first."""
+    """A fused convolution over a normalised map, heads outside, scaled on both sides; a gate that
+    is closed at first.
+    """
 
     def __init__(self, channels, heads=4):
         super().__init__()
         self.heads, self.norm = heads, nn.GroupNorm(32, channels)
-        self.qkv, self.proj_out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+        self.qkv, self.proj_out = (
+            nn.Conv1d(channels, 3 * channels, 1),
+            nn.Conv1d(channels, channels, 1),
+        )
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x):
         b, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x.flatten(2))).reshape(b * self.heads, -1, h * w).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm(x.flatten(2))).reshape(b * self.heads, -1, h * w).chunk(3, dim=1)
+        )
         root = (c // self.heads) ** -0.25
         weights = torch.softmax(torch.einsum("bct,bcs->bts", q * root, k * root), dim=-1)
         z = torch.einsum("bts,bcs->bct", weights, v).reshape(b, c, h * w)
@@ -396,13 +441,21 @@ class Wide(nn.Module):
     def __init__(self, kind: Kind, hidden_size=4096, num_heads=32):
         super().__init__()
         self.kind, self.num_heads = Kind(kind), num_heads
-        self.qkv, self.out = nn.Linear(hidden_size, 3 * hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.qkv, self.out = (
+            nn.Linear(hidden_size, 3 * hidden_size),
+            nn.Linear(hidden_size, hidden_size),
+        )
 
-    def forward(self, x, mask=torch.ones((0, 0, 0), dtype=torch.bool)):  # noqa: B008 as people write it
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+    def forward(self, x, mask=torch.ones((0, 0, 0), dtype=torch.bool)):  # noqa: B008
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         keep = mask.unsqueeze(1) if mask.size(2) > 0 else None
         scores = torch.empty(*q.shape[:2], q.shape[2], k.shape[2], dtype=q.dtype).flatten(0, 1)
-        scores = torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=q.shape[-1] ** -0.5)
+        scores = torch.baddbmm(
+            scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=q.shape[-1] ** -0.5
+        )
         scores = scores.unflatten(0, q.shape[:2])
         scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
         return self.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))

@@ -92,14 +92,18 @@ class NewestAttention(nn.Module):
     def __init__(self, d_model, n_heads):
         super().__init__()
         self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
 
     def forward(self, query, key, value):
         b, q_len, k_len = query.size(0), query.size(1), key.size(1)
         q = self.q_proj(query).view(b, q_len, self.n_heads, self.d_head).transpose(1, 2)
         k = self.k_proj(key).view(b, k_len, self.n_heads, self.d_head).transpose(1, 2)
         v = self.v_proj(value).view(b, k_len, self.n_heads, self.d_head).transpose(1, 2)
-        allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril(k_len - q_len)
+        allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril(
+            k_len - q_len
+        )
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_head)
         scores = scores.masked_fill(~allowed, float("-inf"))
         z = scores.softmax(dim=-1) @ v
@@ -112,7 +116,9 @@ class PaddedAttention(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim) for _ in range(4)
+        )
 
     def forward(self, x, key_padding_mask=None):
         def split(t):
@@ -135,8 +141,13 @@ class ChatAttention(nn.Module):
         self.wq, self.wk, self.wv, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
 
     def forward(self, x, key_padding_mask=None):
-        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer in (self.wq, self.wk, self.wv))
-        hide = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).triu(1)[None, None]
+        q, k, v = (
+            layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for layer in (self.wq, self.wk, self.wv)
+        )
+        hide = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).triu(1)[
+            None, None
+        ]
         if key_padding_mask is not None:
             hide = hide | key_padding_mask[:, None, None, :]
         scores = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).masked_fill(hide, -1e9)

@@ -27,11 +27,16 @@ class Projections(nn.Module):
         return rows.view(rows.size(0), rows.size(1), self.n_heads, -1).transpose(1, 2)
 
     def run(self, q, k, v, change=lambda scores: scores):
-        z, pattern = attend(self.split(self.q_proj(q)), self.split(self.k_proj(k)), self.split(self.v_proj(v)), change)
+        z, pattern = attend(
+            self.split(self.q_proj(q)),
+            self.split(self.k_proj(k)),
+            self.split(self.v_proj(v)),
+            change,
+        )
         return self.out_proj(z.transpose(1, 2).reshape(q.size(0), q.size(1), -1)), pattern
 
 
-# ----------------------------------------------------------------------------------------------------------- which arguments
+# ---------------------------------------------------------------------------------- which arguments
 
 
 class OddName(Projections):
@@ -149,7 +154,9 @@ class NeedsNumber(Projections):
 
 
 class Gated(Projections):
-    def forward(self, x, mask=None, gate=None, sharpen=False, positions=None, output_attentions=False):
+    def forward(
+        self, x, mask=None, gate=None, sharpen=False, positions=None, output_attentions=False
+    ):
         q, k, v = (self.split(w(x)) for w in (self.q_proj, self.k_proj, self.v_proj))
         k = k if gate is None else k * gate
         q = q * 3 if sharpen else q
@@ -157,7 +164,7 @@ class Gated(Projections):
         return self.out_proj(z.transpose(1, 2).flatten(2))
 
 
-# ------------------------------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 
 
 class KeepMask(Projections):
@@ -178,14 +185,20 @@ class RequiredMask(Projections):
 class AddedMask(Projections):
     def forward(self, hidden_states, attention_mask=None):
         x = hidden_states
-        return self.run(x, x, x, lambda scores: scores if attention_mask is None else scores + attention_mask)[0]
+        return self.run(
+            x, x, x, lambda scores: scores if attention_mask is None else scores + attention_mask
+        )[0]
 
 
 class TwoMasks(Projections):
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
         def change(s):
             s = s if attn_mask is None else s + attn_mask
-            return s if key_padding_mask is None else s.masked_fill(key_padding_mask[:, None, None], -math.inf)
+            return (
+                s
+                if key_padding_mask is None
+                else s.masked_fill(key_padding_mask[:, None, None], -math.inf)
+            )
 
         return self.run(query, key, value, change)[0]
 
@@ -196,7 +209,7 @@ class TokenMask(Projections):
         return self.run(x, x, x, lambda s: s if hide is None else s + (1.0 - hide) * -1e9)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 
 class Named(NamedTuple):
@@ -234,20 +247,25 @@ class ReturnsScoresToo(Projections):
         return out, pattern.log(), pattern
 
 
-# --------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 class Conv1D(nn.Module):
     def __init__(self, d_out, d_in):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(d_in, d_out)), nn.Parameter(torch.zeros(d_out))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(d_in, d_out)),
+            nn.Parameter(torch.zeros(d_out)),
+        )
 
     def forward(self, x):
         return x @ self.weight + self.bias
 
 
 class Weights(nn.Module):
-    """Layers that differ only in how their weights lie: `heads` gives q, k and v, `out` the output."""
+    """Layers that differ only in how their weights lie: `heads` gives q, k and v, `out` the
+    output.
+    """
 
     def __init__(self, d_model=24, n_heads=3):
         super().__init__()
@@ -266,7 +284,12 @@ class ThirdsInnermost(Weights):
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
     def heads(self, x):
-        return self.qkv(x).unflatten(-1, (self.n_heads, self.d_head, 3)).permute(4, 0, 2, 1, 3).unbind(0)
+        return (
+            self.qkv(x)
+            .unflatten(-1, (self.n_heads, self.d_head, 3))
+            .permute(4, 0, 2, 1, 3)
+            .unbind(0)
+        )
 
 
 class NamedOrder(Weights):
@@ -289,12 +312,16 @@ class Transposed(Weights):
 class ListPerProjection(Weights):
     def make(self, d_model, n_heads):
         self.queries, self.keys, self.values = (
-            nn.ModuleList(nn.Linear(d_model, d_model // n_heads) for _ in range(n_heads)) for _ in range(3)
+            nn.ModuleList(nn.Linear(d_model, d_model // n_heads) for _ in range(n_heads))
+            for _ in range(3)
         )
         self.out = nn.Linear(d_model, d_model)
 
     def heads(self, x):
-        return (torch.stack([layer(x) for layer in layers], 1) for layers in (self.queries, self.keys, self.values))
+        return (
+            torch.stack([layer(x) for layer in layers], 1)
+            for layers in (self.queries, self.keys, self.values)
+        )
 
 
 class KeysAndValues(Weights):
@@ -307,7 +334,7 @@ class KeysAndValues(Weights):
         return self.split(self.q_proj(x)), k, v
 
 
-# --------------------------------------------------------------------------------------------------------------- built how
+# ---------------------------------------------------------------------------------------- built how
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Batch and heads on one axis; taken apart again in the other order, then moved as if they were not."""
+"""Batch and heads on one axis; taken apart again in the other order, then moved as if they were
+not.
+"""
 
 import torch
 from torch import nn

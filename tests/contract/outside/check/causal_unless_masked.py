@@ -14,7 +14,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, mask=None):
         batch, length, width = x.shape
         q, k, v = (
-            part.reshape(batch, length, self.n_heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+            part.reshape(batch, length, self.n_heads, -1).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
         )
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.proj(z.transpose(1, 2).reshape(batch, length, width))

@@ -1,4 +1,6 @@
-"""The default of the mask is an empty tensor that stands for none; the fused kernel takes any other."""
+"""The default of the mask is an empty tensor that stands for none; the fused kernel takes any
+other.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,17 @@ class ExportableAttention(nn.Module):
     def __init__(self, n_head, n_feat, dropout_rate=0.0):
         super().__init__()
         self.h, self.rate = n_head, dropout_rate
-        self.linear_q, self.linear_k, self.linear_v, self.linear_out = (nn.Linear(n_feat, n_feat) for _ in range(4))
+        self.linear_q, self.linear_k, self.linear_v, self.linear_out = (
+            nn.Linear(n_feat, n_feat) for _ in range(4)
+        )
 
-    def forward(self, query, key, value, mask=torch.ones((0, 0, 0), dtype=torch.bool)):  # noqa: B008
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        mask=torch.ones((0, 0, 0), dtype=torch.bool),  # noqa: B008
+    ):
         q, k, v = (
             rows.unflatten(-1, (self.h, -1)).transpose(1, 2)
             for rows in (self.linear_q(query), self.linear_k(key), self.linear_v(value))

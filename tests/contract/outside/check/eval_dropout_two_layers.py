@@ -12,7 +12,9 @@ class NoisyKernel(nn.Module):
         self.after = nn.Dropout(dropout)
 
     def forward(self, x):
-        q, k, v = (p.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            p.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for p in self.qkv(x).chunk(3, -1)
+        )
         z = F.scaled_dot_product_attention(q, k, v, dropout_p=self.rate)
         y = z.transpose(1, 2).flatten(2)
         return self.after(self.proj(y))

@@ -21,12 +21,16 @@ class AddedKeysAttention(nn.Module):
             return rows.view(batch, length, self.heads, -1).transpose(1, 2)
 
         q, k, v = split(self.to_q(x)), split(self.to_k(x)), split(self.to_v(x))
-        keep = torch.ones(batch, length, dtype=torch.bool, device=x.device) if mask is None else mask
+        keep = (
+            torch.ones(batch, length, dtype=torch.bool, device=x.device) if mask is None else mask
+        )
         if additional_key_values is not None:
             more_k, more_v = additional_key_values
             k, v = torch.cat([more_k, k], dim=2), torch.cat([more_v, v], dim=2)
             if additional_key_value_mask is None:
-                additional_key_value_mask = torch.ones(batch, more_k.shape[2], dtype=torch.bool, device=x.device)
+                additional_key_value_mask = torch.ones(
+                    batch, more_k.shape[2], dtype=torch.bool, device=x.device
+                )
             keep = torch.cat([additional_key_value_mask, keep], dim=1)
         z = F.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None, :])
         return self.to_out(z.transpose(1, 2).reshape(batch, length, dim))

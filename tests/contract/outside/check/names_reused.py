@@ -8,7 +8,9 @@ class Reusing(nn.Module):
     def __init__(self, h, d_model):
         super().__init__()
         self.h, self.d_k = h, d_model // h
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
 
     def forward(self, query, key, value):
         n = query.size(0)

@@ -12,6 +12,9 @@ class Interacting(nn.Module):
 
     def forward(self, x):
         batch, fields, width = x.shape
-        q, k, v = (w(x).view(batch, fields, self.n_heads, -1).transpose(1, 2) for w in (self.w_q, self.w_k, self.w_v))
+        q, k, v = (
+            w(x).view(batch, fields, self.n_heads, -1).transpose(1, 2)
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
         z = torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-1) @ v
         return torch.relu(z.transpose(1, 2).reshape(batch, fields, width) + x)

@@ -1,4 +1,6 @@
-"""torch's function without a state, own code with one; a mask is added to the scores, so it is a float."""
+"""torch's function without a state, own code with one; a mask is added to the scores, so it is a
+float.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,9 @@ class TwoPaths(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.embed_dim, self.num_heads, self.width = embed_dim, num_heads, embed_dim // num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim) for _ in range(4)
+        )
 
     def forward(self, query, key, value, incremental_state=None, attn_mask=None):
         """rows: [time, batch, width]; attn_mask: 0 and −∞, added to the scores"""
@@ -42,7 +46,10 @@ class TwoPaths(nn.Module):
 
         q, k, v = planes(self.q_proj(query)), planes(self.k_proj(key)), planes(self.v_proj(value))
         if "k" in incremental_state:
-            k, v = torch.cat([incremental_state["k"], k], 1), torch.cat([incremental_state["v"], v], 1)
+            k, v = (
+                torch.cat([incremental_state["k"], k], 1),
+                torch.cat([incremental_state["v"], v], 1),
+            )
         incremental_state["k"], incremental_state["v"] = k, v
         scores = q @ k.transpose(1, 2) / self.width**0.5
         if attn_mask is not None:

@@ -1,4 +1,6 @@
-"""Calls of models with several kinds of attention inside `mhacli.inspecting`: every layer is there, with its weights."""
+"""Calls of models with several kinds of attention inside `mhacli.inspecting`: every layer is there,
+with its weights.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.small_models import IMAGE, SIZE, bert_config, bert_pair, eager, filled, llama, llava, without_head
+from support.small_models import (
+    IMAGE,
+    SIZE,
+    bert_config,
+    bert_pair,
+    eager,
+    filled,
+    llama,
+    llava,
+    without_head,
+)
 
 import mhacli
 
@@ -24,12 +36,18 @@ def inspected(model: Any, **call: Any) -> Any:
 
 def image_and_question() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    return {"input_ids": torch.tensor([[3, 9, 9, 9, 9, 50, 60]]), "pixel_values": torch.randn(1, 3, 16, 16)}
+    return {
+        "input_ids": torch.tensor([[3, 9, 9, 9, 9, 50, 60]]),
+        "pixel_values": torch.randn(1, 3, 16, 16),
+    }
 
 
 def test_cross_attention_of_an_encoder_decoder_of_two_berts_is_recorded() -> None:
     model = bert_pair()
-    call = {"input_ids": torch.tensor([[2, 20, 21, 22, 3]]), "decoder_input_ids": torch.tensor([[2, 30, 31]])}
+    call = {
+        "input_ids": torch.tensor([[2, 20, 21, 22, 3]]),
+        "decoder_input_ids": torch.tensor([[2, 30, 31]]),
+    }
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(**call, output_attentions=True).cross_attentions
@@ -45,28 +63,45 @@ def test_cross_attention_of_an_encoder_decoder_of_two_berts_is_recorded() -> Non
 def test_the_words_of_a_caption_attend_to_the_patches_of_the_image() -> None:
     import transformers
 
-    text = dict(vocab_size=100, encoder_hidden_size=32, projection_dim=16, bos_token_id=3, eos_token_id=1, **SIZE)
+    text = dict(
+        vocab_size=100,
+        encoder_hidden_size=32,
+        projection_dim=16,
+        bos_token_id=3,
+        eos_token_id=1,
+        **SIZE,
+    )
     config = transformers.BlipConfig(
         text_config={**text, "pad_token_id": 0}, vision_config={**IMAGE, **SIZE}, projection_dim=16
     )
     model = filled(transformers.BlipForConditionalGeneration(config))
     torch.manual_seed(0)
-    record = inspected(model, pixel_values=torch.randn(1, 3, 16, 16), input_ids=torch.tensor([[3, 7, 8]]))
+    record = inspected(
+        model, pixel_values=torch.randn(1, 3, 16, 16), input_ids=torch.tensor([[3, 7, 8]])
+    )
     assert any("text_decoder" in layer.name and "cross" in layer.name for layer in record.layers)
 
 
 def test_a_batch_padded_on_both_sides_is_right_and_passes_its_self_check() -> None:
     model = llama(attention="eager")
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
+    mask = torch.tensor(
+        [[0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0, 0]]
+    )
     torch.manual_seed(3)
-    call = {"input_ids": torch.randint(5, 100, mask.shape).masked_fill(mask == 0, 2), "attention_mask": mask}
+    call = {
+        "input_ids": torch.randint(5, 100, mask.shape).masked_fill(mask == 0, 2),
+        "attention_mask": mask,
+    }
     with torch.no_grad():
         expected = model(**call, output_attentions=True).attentions
     record = inspected(model, **call)
     for batch in range(3):
         real = mask[batch].bool().numpy()
         for layer in range(2):
-            weights, reference = record.pattern(layer=layer, batch=batch).values, expected[layer][batch].numpy()
+            weights, reference = (
+                record.pattern(layer=layer, batch=batch).values,
+                expected[layer][batch].numpy(),
+            )
             reference = reference[:, real][:, :, real]
             if weights.shape != reference.shape:
                 weights = weights[:, real][:, :, real]
@@ -88,10 +123,16 @@ def test_the_language_layers_of_a_model_with_an_image_are_recorded() -> None:
     with torch.no_grad():
         expected = eager(model)(**call, output_attentions=True).attentions
     record = inspected(model, **call)
-    layers = [layer for layer in record.layers if "language_model" in layer.name or "text_model" in layer.name]
+    layers = [
+        layer
+        for layer in record.layers
+        if "language_model" in layer.name or "text_model" in layer.name
+    ]
     assert len(layers) == 2
     for layer, weights in zip(layers, expected, strict=True):
-        np.testing.assert_allclose(record.pattern(layer=layer.layer).values, weights[0], rtol=0, atol=ATOL)
+        np.testing.assert_allclose(
+            record.pattern(layer=layer.layer).values, weights[0], rtol=0, atol=ATOL
+        )
 
 
 def test_the_number_of_a_layer_in_a_record_is_that_of_removals() -> None:
@@ -100,11 +141,17 @@ def test_the_number_of_a_layer_in_a_record_is_that_of_removals() -> None:
 
     @torch.no_grad()
     def logits() -> torch.Tensor:
-        return model.generate(**call, **options, return_dict_in_generate=True, output_logits=True).logits[0]
+        return model.generate(
+            **call, **options, return_dict_in_generate=True, output_logits=True
+        ).logits[0]
 
     with mhacli.inspecting(model, keep=["pattern"]) as seen:
         logits()
-    (first,) = [layer for layer in seen.record.layers if layer.name.endswith("language_model.layers.0.self_attn")]
+    (first,) = [
+        layer
+        for layer in seen.record.layers
+        if layer.name.endswith("language_model.layers.0.self_attn")
+    ]
     with mhacli.removed(model, heads=[(first.layer, 1)]):
         without = logits()
     hook = without_head(model.model.language_model.layers[0].self_attn.o_proj, 1)
@@ -121,9 +168,16 @@ def paligemma() -> tuple[Any, dict[str, torch.Tensor]]:
     """A model whose image tower ends in torch's own attention."""
     import transformers
 
-    tower, text = transformers.SiglipVisionConfig(**IMAGE_TOWER), transformers.GemmaConfig(**TEXT_TOWER, head_dim=8)
+    tower, text = (
+        transformers.SiglipVisionConfig(**IMAGE_TOWER),
+        transformers.GemmaConfig(**TEXT_TOWER, head_dim=8),
+    )
     config = transformers.PaliGemmaConfig(
-        vision_config=tower, text_config=text, image_token_index=9, projection_dim=32, hidden_size=32
+        vision_config=tower,
+        text_config=text,
+        image_token_index=9,
+        projection_dim=32,
+        hidden_size=32,
     )
     call = image_and_question()
     call["token_type_ids"] = torch.zeros_like(call["input_ids"])
@@ -135,10 +189,17 @@ def mllama() -> tuple[Any, dict[str, torch.Tensor]]:
     import transformers
 
     tower = {
-        **IMAGE, "hidden_size": 32, "attention_heads": 4, "num_hidden_layers": 2, "num_global_layers": 1,
-        "intermediate_size": 48, "intermediate_layers_indices": [0, 1], "max_num_tiles": 1,
-        "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 96,
-    }  # fmt: skip
+        **IMAGE,
+        "hidden_size": 32,
+        "attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_global_layers": 1,
+        "intermediate_size": 48,
+        "intermediate_layers_indices": [0, 1],
+        "max_num_tiles": 1,
+        "supported_aspect_ratios": [[1, 1]],
+        "vision_output_dim": 96,
+    }
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     text = {
         **TEXT_TOWER,
@@ -149,10 +210,12 @@ def mllama() -> tuple[Any, dict[str, torch.Tensor]]:
     }
     config = transformers.MllamaConfig(vision_config=tower, text_config=text, image_token_index=9)
     call = {
-        "input_ids": torch.tensor([[3, 9, 50, 60]]), "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
-        "aspect_ratio_ids": torch.tensor([[1]]), "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "input_ids": torch.tensor([[3, 9, 50, 60]]),
+        "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.tensor([[1]]),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
         "cross_attention_mask": torch.ones(1, 4, 1, 1, dtype=torch.long),
-    }  # fmt: skip
+    }
     return filled(transformers.MllamaForConditionalGeneration(config)), call
 
 
@@ -163,7 +226,10 @@ def image_captioner() -> tuple[Any, dict[str, torch.Tensor]]:
     tower = transformers.ViTConfig(**IMAGE_TOWER)
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(tower, gpt2())
     config.decoder_start_token_id, config.pad_token_id = 2, 0
-    call = {"pixel_values": torch.randn(1, 3, 16, 16), "decoder_input_ids": torch.tensor([[2, 30, 31]])}
+    call = {
+        "pixel_values": torch.randn(1, 3, 16, 16),
+        "decoder_input_ids": torch.tensor([[2, 30, 31]]),
+    }
     return filled(transformers.VisionEncoderDecoderModel(config)), call
 
 
@@ -173,18 +239,29 @@ def qwen2_vl() -> tuple[Any, dict[str, torch.Tensor]]:
 
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
     tower = {
-        "depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "in_channels": 3,
-        "spatial_merge_size": 2, "temporal_patch_size": 2,
-    }  # fmt: skip
+        "depth": 3,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "patch_size": 4,
+        "in_channels": 3,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
     config = transformers.Qwen2VLConfig(
-        text_config={**TEXT_TOWER, "rope_parameters": rope}, vision_config=tower, image_token_id=9,
-        vision_start_token_id=5, vision_end_token_id=6,
-    )  # fmt: skip
+        text_config={**TEXT_TOWER, "rope_parameters": rope},
+        vision_config=tower,
+        image_token_id=9,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+    )
     ids = torch.tensor([[3, 5, 9, 9, 9, 9, 6, 60]])
     call = {
-        "input_ids": ids, "pixel_values": torch.randn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "input_ids": ids,
+        "pixel_values": torch.randn(16, 96),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": (ids == 9).long(),
-    }  # fmt: skip
+    }
     return filled(transformers.Qwen2VLForConditionalGeneration(config)), call
 
 
@@ -211,9 +288,14 @@ def gpt2(**choices: Any) -> Any:
 def bert_and_gpt2() -> tuple[Any, dict[str, torch.Tensor]]:
     import transformers
 
-    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(bert_config(num_hidden_layers=3), gpt2())
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        bert_config(num_hidden_layers=3), gpt2()
+    )
     config.decoder_start_token_id, config.pad_token_id = 2, 0
-    call = {"input_ids": torch.tensor([[2, 20, 21, 22, 3]]), "decoder_input_ids": torch.tensor([[2, 30, 31]])}
+    call = {
+        "input_ids": torch.tensor([[2, 20, 21, 22, 3]]),
+        "decoder_input_ids": torch.tensor([[2, 30, 31]]),
+    }
     return filled(transformers.EncoderDecoderModel(config)), call
 
 
@@ -221,7 +303,10 @@ def decoder_alone() -> tuple[Any, dict[str, torch.Tensor]]:
     """A decoder that is given what an encoder would give."""
     import transformers
 
-    call = {"input_ids": torch.tensor([[2, 30, 31]]), "encoder_hidden_states": torch.randn(1, 5, 32)}
+    call = {
+        "input_ids": torch.tensor([[2, 30, 31]]),
+        "encoder_hidden_states": torch.randn(1, 5, 32),
+    }
     return filled(transformers.GPT2LMHeadModel(gpt2())), call
 
 
@@ -241,11 +326,22 @@ def decoder_alone() -> tuple[Any, dict[str, torch.Tensor]]:
         (lambda: of_text(qwen2_vl), {"self": [0, 1]}),
     ],
     ids=[
-        "paligemma", "mllama", "vit + gpt2", "qwen2-vl", "two images", "bert + gpt2", "gpt2 with cross-attention",
-        "llava without image", "paligemma without image", "mllama without image", "qwen2-vl without image",
+        "paligemma",
+        "mllama",
+        "vit + gpt2",
+        "qwen2-vl",
+        "two images",
+        "bert + gpt2",
+        "gpt2 with cross-attention",
+        "llava without image",
+        "paligemma without image",
+        "mllama without image",
+        "qwen2-vl without image",
     ],
-)  # fmt: skip
-def test_each_kind_of_layer_is_numbered_as_in_the_model_and_has_its_weights(make: Any, kinds: Any) -> None:
+)
+def test_each_kind_of_layer_is_numbered_as_in_the_model_and_has_its_weights(
+    make: Any, kinds: Any
+) -> None:
     model, call = make()
     record = inspected(model, **call)
     assert record.self_check.ok
@@ -262,7 +358,9 @@ def test_each_kind_of_layer_is_numbered_as_in_the_model_and_has_its_weights(make
     with torch.no_grad():
         outputs, own = eager(model)(**call, output_attentions=True), model(**call)
     if (own[0] - outputs[0]).abs().max() > 1e-3:
-        return  # without a mask, PaliGemma has two meanings in transformers: the record shows the one that ran
+        # without a mask, PaliGemma has two meanings in transformers: the record shows the one that
+        # ran
+        return
     names = {"self": "attentions", "cross": "cross_attentions", "decoder": "decoder_attentions"}
     for index, layer in enumerate(record.layers):
         expected = getattr(outputs, names.get(layer.kind, ""), None) or ()

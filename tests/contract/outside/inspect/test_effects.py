@@ -1,4 +1,6 @@
-"""Effects in models with another head than that of a language model: its logits are measured, or the reason is said."""
+"""Effects in models with another head than that of a language model: its logits are measured, or
+the reason is said.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_models import TEXT, bert_config, filled, llama_folder, saved, without_head, word_tokenizer
+from support.small_models import (
+    TEXT,
+    bert_config,
+    filled,
+    llama_folder,
+    saved,
+    without_head,
+    word_tokenizer,
+)
 
 import mhacli
 
@@ -20,7 +30,9 @@ WIDE = {"COLUMNS": "1000"}
 
 
 def measured(model: Any, **options: Any) -> Any:
-    """The record of effects, or None where they are refused in words that name the head of the model."""
+    """The record of effects, or None where they are refused in words that name the head of the
+    model.
+    """
     try:
         return mhacli.effects(model, IDS, **options)
     except mhacli.MhaError as fault:
@@ -30,7 +42,9 @@ def measured(model: Any, **options: Any) -> Any:
 
 
 @torch.no_grad()
-def change_by_hand(model: Any, layer: int, head: int, logit: Callable[[Any], torch.Tensor]) -> float:
+def change_by_hand(
+    model: Any, layer: int, head: int, logit: Callable[[Any], torch.Tensor]
+) -> float:
     """How much a logit changes where the output projection of a layer does not see a head."""
     before = logit(model(input_ids=IDS))
     hook = without_head(model.bert.encoder.layer[layer].attention.output.dense, head)
@@ -77,10 +91,14 @@ def test_the_command_says_that_a_folder_holds_a_classifier(mha: Any, tmp_path: P
     classifier = transformers.BertForSequenceClassification(bert_config(num_labels=3))
     word_tokenizer(saved(filled(classifier), tmp_path / "folder"))
     ended = mha("effect", TEXT, "--model", "folder", code=(0, 1, 2), env=WIDE)
-    assert ended.code != 0 or re.search("classif|class logit|label|LABEL_", f"{ended.stdout} {ended.stderr}")
+    assert ended.code != 0 or re.search(
+        "classif|class logit|label|LABEL_", f"{ended.stdout} {ended.stderr}"
+    )
 
 
-def test_a_config_without_architectures_still_has_its_language_head_or_a_reason(mha: Any, tmp_path: Path) -> None:
+def test_a_config_without_architectures_still_has_its_language_head_or_a_reason(
+    mha: Any, tmp_path: Path
+) -> None:
     path = llama_folder(tmp_path / "folder") / "config.json"
     config = json.loads(path.read_text())
     del config["architectures"]

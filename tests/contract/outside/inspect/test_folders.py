@@ -1,4 +1,6 @@
-"""Folders and files that people give to `--model`: what can be run is run, and errors name the reason and a way that works."""
+"""Folders and files that people give to `--model`: what can be run is run, and errors name the
+reason and a way that works.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +49,30 @@ def test_the_way_to_convert_a_pickle_works_for_tied_weights(mha: Any, tmp_path: 
     config = transformers.GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     config.save_pretrained(folder)
     byte_tokenizer(folder)
-    torch.save(filled(transformers.GPT2LMHeadModel(config)).state_dict(), folder / "pytorch_model.bin")
+    torch.save(
+        filled(transformers.GPT2LMHeadModel(config)).state_dict(), folder / "pytorch_model.bin"
+    )
     words = words_of(mha("run", TEXT, "--model", "model", code=ANY, env=WIDE))
     is_bare = re.search(r"torch\.load.*save_file", words)
     if is_bare and not re.search("save_pretrained|save_model|clone|share", words):
-        save_file(torch.load(folder / "pytorch_model.bin", weights_only=True), folder / "model.safetensors")
+        save_file(
+            torch.load(folder / "pytorch_model.bin", weights_only=True),
+            folder / "model.safetensors",
+        )
         (folder / "pytorch_model.bin").unlink()
         mha("run", TEXT, "--model", "model")
 
 
 @pytest.mark.real
-def test_code_of_a_checkpoint_does_not_run_and_the_error_says_how_to_inspect_it(mha: Any, tmp_path: Path) -> None:
+def test_code_of_a_checkpoint_does_not_run_and_the_error_says_how_to_inspect_it(
+    mha: Any, tmp_path: Path
+) -> None:
     folder = llama_folder(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     maps = {"AutoConfig": "configuration_my.MyConfig", "AutoModel": "modeling_my.MyModel"}
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mymodel", "auto_map": maps}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "mymodel", "auto_map": maps})
+    )
     for name in ("modeling_my.py", "configuration_my.py"):
         (folder / name).write_text("open('ran', 'w')")
     words = words_of(mha("run", TEXT, "--model", "model", code=ANY, env=WIDE))
@@ -72,7 +83,9 @@ def test_code_of_a_checkpoint_does_not_run_and_the_error_says_how_to_inspect_it(
 @pytest.mark.real
 def test_doctor_does_not_read_a_file_of_weights_as_a_config(mha: Any, tmp_path: Path) -> None:
     llama_folder(tmp_path / "model")
-    words = words_of(mha("doctor", "--model", "model/model.safetensors", code=(0, 1, 2, 3), env=WIDE))
+    words = words_of(
+        mha("doctor", "--model", "model/model.safetensors", code=(0, 1, 2, 3), env=WIDE)
+    )
     assert "is not a valid JSON" not in words
 
 
@@ -80,27 +93,44 @@ def test_doctor_does_not_read_a_file_of_weights_as_a_config(mha: Any, tmp_path: 
 def test_a_file_of_weights_leads_to_its_folder(mha: Any, tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "m")
     ended = mha("run", TEXT, "--model", folder / "model.safetensors", code=ANY, env=WIDE)
-    leads = re.search(r"(folder|directory|try|--model) \S*/m\b(?!/model)|the folder that", words_of(ended))
+    leads = re.search(
+        r"(folder|directory|try|--model) \S*/m\b(?!/model)|the folder that", words_of(ended)
+    )
     assert leads or ended.code == 0
 
 
-def test_a_folder_of_llama_cpp_is_refused_by_the_name_of_its_format(mha: Any, tmp_path: Path) -> None:
+def test_a_folder_of_llama_cpp_is_refused_by_the_name_of_its_format(
+    mha: Any, tmp_path: Path
+) -> None:
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "tiny.Q4_K_M.gguf").write_bytes(b"GGUF" + b"\3\0\0\0" + bytes(64))
     ended = mha("run", TEXT, "--model", "g", code=ANY, env=WIDE)
-    assert ended.code == 0 or re.search("GGUF|llama.cpp", words_of(ended).replace("tiny.Q4_K_M.gguf", ""))
+    assert ended.code == 0 or re.search(
+        "GGUF|llama.cpp", words_of(ended).replace("tiny.Q4_K_M.gguf", "")
+    )
 
 
 @pytest.mark.real
-def test_an_adapter_without_its_base_is_named_and_the_hint_leads_on(mha: Any, tmp_path: Path) -> None:
+def test_an_adapter_without_its_base_is_named_and_the_hint_leads_on(
+    mha: Any, tmp_path: Path
+) -> None:
     base, adapter = llama_folder(tmp_path / "base"), tmp_path / "adapter"
     byte_tokenizer(adapter)
-    lora = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    lora = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+    }
     config = json.dumps({**lora, "bias": "none", "base_model_name_or_path": str(base)})
     (adapter / "adapter_config.json").write_text(config)
     prefix, shapes = "base_model.model.model.layers", {"A": (2, 32), "B": (32, 2)}
     names = [(layer, side) for layer in range(2) for side in "AB"]
-    tensors = {f"{prefix}.{i}.self_attn.q_proj.lora_{side}.weight": torch.ones(shapes[side]) for i, side in names}
+    tensors = {
+        f"{prefix}.{i}.self_attn.q_proj.lora_{side}.weight": torch.ones(shapes[side])
+        for i, side in names
+    }
     save_file(tensors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
     ended = mha("run", TEXT, "--model", "adapter", code=ANY, env=WIDE)
     words = words_of(ended)
@@ -124,20 +154,39 @@ def test_a_prefix_before_every_tensor_is_left_out(mha: Any, tmp_path: Path, pref
 def test_a_model_that_reads_images_is_refused_as_that(mha: Any, tmp_path: Path) -> None:
     import transformers
 
-    saved(filled(transformers.ViTForImageClassification(transformers.ViTConfig(**IMAGE, **SIZE))), tmp_path / "model")
-    assert re.search("image|pixel_values", words_of(mha("run", TEXT, "--model", "model", code=ANY, env=WIDE)))
+    saved(
+        filled(transformers.ViTForImageClassification(transformers.ViTConfig(**IMAGE, **SIZE))),
+        tmp_path / "model",
+    )
+    assert re.search(
+        "image|pixel_values", words_of(mha("run", TEXT, "--model", "model", code=ANY, env=WIDE))
+    )
 
 
 @pytest.mark.real
 def test_a_model_that_reads_sound_leads_to_the_public_function(mha: Any, tmp_path: Path) -> None:
     import transformers
 
-    halves = {f"{half}_{name}": n for half in ("encoder", "decoder") for name, n in
-              {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()}  # fmt: skip
+    halves = {
+        f"{half}_{name}": n
+        for half in ("encoder", "decoder")
+        for name, n in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
+    }
     config = transformers.WhisperConfig(
-        vocab_size=320, d_model=32, num_mel_bins=8, max_source_positions=20, max_target_positions=32, pad_token_id=2,
-        bos_token_id=0, eos_token_id=1, decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None,
+        vocab_size=320,
+        d_model=32,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=32,
+        pad_token_id=2,
+        bos_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=3,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
         **halves,
-    )  # fmt: skip
-    byte_tokenizer(saved(filled(transformers.WhisperForConditionalGeneration(config)), tmp_path / "model"))
+    )
+    byte_tokenizer(
+        saved(filled(transformers.WhisperForConditionalGeneration(config)), tmp_path / "model")
+    )
     assert "mhacli.inspecting" in words_of(mha("run", TEXT, "--model", "model", code=ANY, env=WIDE))
