@@ -1,8 +1,9 @@
-/* Softmax and every head statistic of a block of query rows whose scores lie in cache: see `statistics.py`, which does the same with torch.
+/* Softmax and every head statistic of a block of query rows whose scores lie in cache. It does the
+   same as `statistics.py` does with torch.
 
-   Each row is read for its largest score and made powers of two, with the sums of the row. Then some columns at a time, of which what
-   all rows share stays in the first cache, become weights, with the sums of keys, distances and equal tokens. Plain C that compilers
-   vectorise; sums are float32, as in torch. */
+   Each row is read for its largest score and made powers of two, with the sums of the row. Then the
+   powers become weights, with the sums of keys, distances and equal tokens: some columns at a time,
+   so that what rows share stays in the first cache. Compilers vectorise it; sums are float32. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -25,33 +26,34 @@
 #define COLUMNS 2048
 #define LANES 16 /* cells beside each other that are made together, hidden ones among them */
 
-/* One head of a sequence, and where its statistics are. Positions count from the beginning of the sequence. */
+/* One head of a sequence, and where its statistics are. Positions are those in the sequence. */
 typedef struct {
     int64_t low, high;                     /* query i sees the keys i + low to i + high */
-    int64_t is_self, map_block, map_keys;  /* queries and keys in a cell of the map, and its row length */
+    int64_t is_self, map_block, map_keys;  /* queries and keys per map cell, cells per map row */
     int64_t zero;                          /* the index of distance 0 in the profile */
-    int64_t n_first, n_leading;            /* how many keys are the first, or among the leading ones, of a text */
+    int64_t n_first, n_leading;            /* counts of the first and the leading keys of texts */
     const int64_t *first_keys, *leading_keys;
     const int32_t *q_tokens, *k_tokens, *before_k;
     float *mass, *entropy, *squares, *peak, *distance, *first, *leading; /* by query */
-    double *lse;                           /* by query, to base 2: added to what the scores are relative to */
-    float *received, *map, *profile;       /* by key, by cell of the map, by signed distance: added to */
+    double *lse;                           /* by query, to base 2: added to the scores' offset */
+    float *received, *map, *profile;       /* by key, map cell, signed distance: added to */
     double *duplicate, *induction;         /* added to */
     float sink;                            /* the score of the sink logit, -INFINITY for none */
 } Head;
 
 typedef struct {
     float *scores;
-    const uint8_t *hidden;                 /* 1 where a cell is masked, within the band too, or NULL */
+    const uint8_t *hidden;                 /* 1 where a cell is masked, also in the band, or NULL */
     int64_t hidden_row;                    /* the cells from one row of it to the next */
-    int64_t n_rows, n_keys, query, key;    /* the size of the block, and the positions of its first row and column */
+    int64_t n_rows, n_keys, query, key;    /* its size, and positions of its first row and column */
     float limit;                           /* the largest size of a query's largest score */
 } Block;
 
 /* 2^x for x up to 127, and 0 below -126.5: relative error below 2e-7. */
 INLINE float power_of_2(float x) {
-    const float whole = 12583039.f; /* 1.5 * 2^23 + 127: a sum with it has no room for a fraction, and ends in an exponent's bits */
-    x = x < -127.f ? -127.f : x;    /* NaN stays */
+    /* 1.5 * 2^23 + 127: a sum with it has no room for a fraction, and ends in an exponent's bits */
+    const float whole = 12583039.f;
+    x = x < -127.f ? -127.f : x; /* NaN stays */
     float shifted = x + whole, f = x - (shifted - whole);
     float p = 1.5353352839e-4f;
     p = p * f + 1.3398874526e-3f;
@@ -68,7 +70,9 @@ INLINE float power_of_2(float x) {
     return p * power;
 }
 
-INLINE int64_t within(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+INLINE int64_t within(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
 
 /* The first key of the block that a row sees, and the one after the last. */
 INLINE void keys_of(const Block *b, const Head *h, int64_t row, int64_t *from, int64_t *to) {
@@ -81,14 +85,16 @@ INLINE void hide(float *restrict x, int64_t from, int64_t to) {
     for (int64_t j = from; j < to; j++) x[j] = HIDDEN;
 }
 
-/* Hides what a row does not see. Widens the keys that it sees to whole lanes, so that compilers need no loop for the rest. */
-INLINE void hide_masked(float *restrict x, const Block *b, int64_t row, int64_t *from, int64_t *to) {
+/* Hides what a row does not see; widens what it sees to whole lanes, so that no rest is left. */
+INLINE void hide_masked(float *restrict x, const Block *b, int64_t row, int64_t *from,
+                        int64_t *to) {
     if (b->hidden) {
         const uint8_t *restrict hidden = b->hidden + row * b->hidden_row;
 #pragma omp simd
         for (int64_t j = 0; j < b->n_keys; j++) x[j] = hidden[j] ? HIDDEN : x[j];
     }
-    int64_t start = *from / LANES * LANES, stop = within((*to + LANES - 1) / LANES * LANES, 0, b->n_keys);
+    int64_t start = *from / LANES * LANES;
+    int64_t stop = within((*to + LANES - 1) / LANES * LANES, 0, b->n_keys);
     hide(x, start, *from);
     hide(x, *to, stop);
     *from = start, *to = stop;
@@ -127,12 +133,13 @@ INLINE PowerSums make_powers(float *restrict x, int32_t n, float reference, floa
 
 INLINE float sum_of_keys(const float *restrict x, const Block *b, const int64_t *keys, int64_t n) {
     float sum = 0;
-    for (int64_t a = 0; a < n; a++) sum += keys[a] >= b->key && keys[a] < b->key + b->n_keys ? x[keys[a] - b->key] : 0.f;
+    for (int64_t a = 0; a < n; a++)
+        sum += keys[a] >= b->key && keys[a] < b->key + b->n_keys ? x[keys[a] - b->key] : 0.f;
     return sum;
 }
 
-/* Makes a row powers of two and writes its statistics. Returns what they are to be multiplied with, 0 of a row without keys, and NaN
-   where scores are not finite or beyond the limit. */
+/* Makes a row powers of two and writes its statistics. Returns what they are to be multiplied with,
+   0 of a row without keys, and NaN where scores are not finite or beyond the limit. */
 INLINE float make_row(float *restrict x, const Block *b, const Head *h, int64_t row) {
     int64_t i = b->query + row, from, to;
     keys_of(b, h, row, &from, &to);
@@ -148,10 +155,12 @@ INLINE float make_row(float *restrict x, const Block *b, const Head *h, int64_t 
     memset(x, 0, (size_t)from * sizeof *x);
     memset(x + to, 0, (size_t)(b->n_keys - to) * sizeof *x);
     const float reference = top > h->sink ? top : h->sink;
-    const PowerSums sums = make_powers(x + from, (int32_t)(to - from), reference, (float)(b->key + from - i));
+    const float step = (float)(b->key + from - i);
+    const PowerSums sums = make_powers(x + from, (int32_t)(to - from), reference, step);
     if (top < NO_KEY) return 0;
     if (!(fabsf(top) <= b->limit && fabsf(sums.total + sums.bits) < INFINITY)) return NAN;
-    const float of_all = sums.total + exp2f(h->sink - reference), scale = 1.f / of_all, log_all = log2f(of_all);
+    const float of_all = sums.total + exp2f(h->sink - reference);
+    const float scale = 1.f / of_all, log_all = log2f(of_all);
     h->entropy[i] = fmaxf(0.f, (log_all * sums.total - sums.bits) * scale * LN2);
     h->squares[i] = sums.squares * scale * scale;
     h->distance[i] = sums.distance * scale;
@@ -166,8 +175,9 @@ typedef struct {
     float mass, same, after;
 } WeightSums;
 
-INLINE WeightSums make_weights(float *restrict x, int32_t n, float scale, float *restrict columns, float *restrict profile,
-                                      const int32_t *restrict k_tokens, const int32_t *restrict before_k, int32_t token) {
+INLINE WeightSums make_weights(float *restrict x, int32_t n, float scale, float *restrict columns,
+                               float *restrict profile, const int32_t *restrict k_tokens,
+                               const int32_t *restrict before_k, int32_t token) {
     float mass = 0, same = 0, after = 0;
 #pragma omp simd reduction(+ : mass, same, after)
     for (int32_t j = 0; j < n; j++) {
@@ -182,11 +192,14 @@ INLINE WeightSums make_weights(float *restrict x, int32_t n, float scale, float 
     return (WeightSums){mass, same, after};
 }
 
-/* Adds the sums of columns, and makes them 0, to what `n` keys from a position on receive and to the map's row of a query. */
-INLINE void add_columns(float *restrict columns, const Head *h, int64_t query, int64_t key, int64_t n) {
-    float *restrict cells = h->map + query / h->map_block * h->map_keys, *restrict received = h->received + key;
+/* Moves sums of columns to what `n` keys from `key` on receive, and to a query's row of the map. */
+INLINE void add_columns(float *restrict columns, const Head *h, int64_t query, int64_t key,
+                        int64_t n) {
+    float *restrict cells = h->map + query / h->map_block * h->map_keys;
+    float *restrict received = h->received + key;
     for (int64_t start = 0; start < n;) {
-        int64_t cell = (key + start) / h->map_block, stop = within((cell + 1) * h->map_block - key, 0, n);
+        int64_t cell = (key + start) / h->map_block;
+        int64_t stop = within((cell + 1) * h->map_block - key, 0, n);
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = start; j < stop; j++) {
@@ -200,7 +213,8 @@ INLINE void add_columns(float *restrict columns, const Head *h, int64_t query, i
 }
 
 /* Makes the powers of some columns weights, and adds what all rows give them. */
-INLINE void make_columns(const Block *b, const Head *h, const float *scales, int64_t first, int64_t last) {
+INLINE void make_columns(const Block *b, const Head *h, const float *scales, int64_t first,
+                         int64_t last) {
     float columns[COLUMNS] = {0};
     for (int64_t r = 0; r < b->n_rows; r++) {
         int64_t i = b->query + r, key = b->key + first, from, to, own = i - key;
@@ -212,19 +226,24 @@ INLINE void make_columns(const Block *b, const Head *h, const float *scales, int
             const int32_t token = h->q_tokens[i];
             float *profile = h->profile + (h->zero - own) + from;
             const int32_t *k_tokens = h->k_tokens + key, *before_k = h->before_k + key;
-            WeightSums sums = make_weights(x + from, (int32_t)(to - from), scales[r], columns + from, profile, k_tokens + from,
-                                           before_k + from, token);
-            if (h->is_self && own >= from && own < to && k_tokens[own] == token) sums.same -= x[own];
-            if (h->is_self && own + 1 >= from && own + 1 < to && before_k[own + 1] == token) sums.after -= x[own + 1];
+            WeightSums sums =
+                make_weights(x + from, (int32_t)(to - from), scales[r], columns + from, profile,
+                             k_tokens + from, before_k + from, token);
+            if (h->is_self && own >= from && own < to && k_tokens[own] == token)
+                sums.same -= x[own];
+            if (h->is_self && own + 1 >= from && own + 1 < to && before_k[own + 1] == token)
+                sums.after -= x[own + 1];
             h->mass[i] += sums.mass;
             *h->duplicate += sums.same;
             *h->induction += sums.after;
         }
-        if (r + 1 == b->n_rows || (i + 1) % h->map_block == 0) add_columns(columns, h, i, key, last - first);
+        if (r + 1 == b->n_rows || (i + 1) % h->map_block == 0)
+            add_columns(columns, h, i, key, last - first);
     }
 }
 
-/* Makes the weights of a block and adds its statistics. Returns 0, and adds none, where scores are not finite or beyond the limit. */
+/* Makes the weights of a block and adds its statistics. Returns 0, and adds none, where scores are
+   not finite or beyond the limit. */
 CLONES int mha_reduce(const Block *b, const Head *h) {
     float scales[b->n_rows];
     double lse[b->n_rows];
