@@ -6,14 +6,17 @@ const HEADS = RECORD.heads;
 const MASKED = -1, TAKEN = -2;
 
 // The digits of base 85 in which Python writes bytes.
-const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~";
-const VALUES = Uint8Array.from({ length: 128 }, (_, code) => Math.max(0, DIGITS.indexOf(String.fromCharCode(code))));
+const DIGITS =
+  "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~";
+const VALUES = Uint8Array.from({ length: 128 }, (_, code) =>
+  Math.max(0, DIGITS.indexOf(String.fromCharCode(code))));
 
 function bytesOf(text) {
+  const valueAt = (i) => (i < text.length ? VALUES[text.charCodeAt(i)] : 84);
   const words = new DataView(new ArrayBuffer(4 * Math.ceil(text.length / 5)));
   for (let at = 0; at < text.length; at += 5) {
     let word = 0;
-    for (let i = at; i < at + 5; i++) word = 85 * word + (i < text.length ? VALUES[text.charCodeAt(i)] : 84);
+    for (let i = at; i < at + 5; i++) word = 85 * word + valueAt(i);
     words.setUint32((4 * at) / 5, word);
   }
   return words.buffer.slice(0, Math.floor((4 * text.length) / 5));
@@ -23,9 +26,10 @@ function bytesOf(text) {
 async function numbersOf(text, Kind) {
   if (!text) return null;
   const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const parts = new Uint8Array(await new Response(stream).arrayBuffer()), size = Kind.BYTES_PER_ELEMENT;
-  const bytes = new Uint8Array(parts.length), count = parts.length / size;
-  for (let i = 0; i < bytes.length; i++) bytes[(i % count) * size + Math.floor(i / count)] = parts[i];
+  const parts = new Uint8Array(await new Response(stream).arrayBuffer());
+  const size = Kind.BYTES_PER_ELEMENT, count = parts.length / size;
+  const bytes = new Uint8Array(parts.length);
+  parts.forEach((byte, i) => { bytes[(i % count) * size + Math.floor(i / count)] = byte; });
   return new Kind(bytes.buffer);
 }
 
@@ -36,34 +40,39 @@ async function allNumbersOf(texts, Kind = Float32Array) {
 }
 
 // Weights of three digits: masked, not a number and 0, then 900 codes for every power of ten.
-const weightOf = (code) => [MASKED, NaN, 0][code] ?? Number(`${100 + ((code - 3) % 900)}e${Math.floor((code - 3) / 900) - 42}`);
+const weightOf = (code) => [MASKED, NaN, 0][code]
+  ?? Number(`${100 + ((code - 3) % 900)}e${Math.floor((code - 3) / 900) - 42}`);
 
 const packedMap = (head) => RECORD.maps[head * RECORD.numbers.length + choice.sequence];
 
 // The map of a head of the chosen sequence: cells row by row, and what sinks have of them.
 async function loadMap(head) {
-  const { numbers, rounded, ...map } = packedMap(head), cells = await numbersOf(rounded, Uint16Array);
-  return { ...map, ...(await allNumbersOf(numbers)), ...(cells && { cells: Float32Array.from(cells, weightOf) }) };
+  const { numbers, rounded, ...map } = packedMap(head);
+  const codes = await numbersOf(rounded, Uint16Array);
+  const cells = codes && { cells: Float32Array.from(codes, weightOf) };
+  return { ...map, ...(await allNumbersOf(numbers)), ...cells };
 }
 
 // The arrays behind the weights.
 const loadArrays = (head) => allNumbersOf(packedMap(head).parts);
 
-// The strongest keys of every query, -1 where it sees no more, and their weights; nothing where the page has every cell.
+// Each query's strongest keys, -1 where it sees no more, and weights; nothing if the map has all.
 async function loadStrongest(head) {
   const { keys, shares: codes } = await allNumbersOf(packedMap(head).strongest, Uint16Array);
   codes?.forEach((less, i) => { if (i % RECORD.n_keys) codes[i] = codes[i - 1] - less; });
-  return keys && { keys: Int32Array.from(keys, (key) => key - 1), weights: Float32Array.from(codes, weightOf) };
+  const weights = codes && Float32Array.from(codes, weightOf);
+  return keys && { keys: Int32Array.from(keys, (key) => key - 1), weights };
 }
 
-// The cells, or what is left of them beside sinks: Python says what is left of columns with a sink, and of each row.
+// The cells, or what is left of them beside sinks: Python says it of each row and column of a sink.
 function cellsOf(map) {
   if (!choice.hideSinks) return map.cells;
   return map.cells.map((weight, i) => {
     if (weight === MASKED) return weight;
     const row = Math.floor(i / map.columns), sink = map.sink_columns.indexOf(i % map.columns);
     if (sink >= 0 && map.block === 1) return TAKEN;
-    return (sink < 0 ? weight : map.beside_sinks[row * map.sink_columns.length + sink]) / map.left[row];
+    const left = sink < 0 ? weight : map.beside_sinks[row * map.sink_columns.length + sink];
+    return left / map.left[row];
   });
 }
 

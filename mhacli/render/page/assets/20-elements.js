@@ -9,6 +9,9 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
+const span = (kind, ...children) => make("span", { class: kind }, ...children);
+const isTextSelected = () => String(getSelection()) !== "";
+
 // Whether an element has not yet been drawn for this; it is taken to be from now on.
 function isStale(element, ...state) {
   const now = state.join();
@@ -17,7 +20,7 @@ function isStale(element, ...state) {
   return true;
 }
 
-// Text in which {words} are explained where the pointer rests on them, and options are code with their values.
+// Text whose {words} are explained where the pointer rests, and whose options are code with values.
 function marked(text) {
   return text.split(/(\{[^}]+\}|--[a-z-]+(?: [a-z_]+(?:,[a-z_]+)+)?)/).map((part, i) => {
     if (i % 2 === 0) return part;
@@ -27,7 +30,7 @@ function marked(text) {
   });
 }
 
-// A token, with a direction of its own, so that one of another script does not reorder its neighbours.
+// A token, with a direction of its own: one of another script does not reorder its neighbours.
 const tokenElement = (word) => make("bdi", { class: "token" }, word);
 
 // A weight without its leading zero: `.17`, `1.00`, `nan`.
@@ -37,7 +40,7 @@ function shortWeight(weight, digits = 2) {
 
 // The shortest text that reads back as the same number of 32 bits.
 function exactText(weight) {
-  const digits = [1, 2, 3, 4, 5, 6, 7, 8].find((n) => Math.fround(weight.toPrecision(n)) === weight) ?? 9;
+  const digits = range(1, 8).find((n) => Math.fround(weight.toPrecision(n)) === weight) ?? 9;
   return String(Number(weight.toPrecision(digits)));
 }
 

@@ -1,13 +1,13 @@
 // The selection. Whatever changes it draws everything anew; the pointer draws what depends on it.
 
-// `query` and `key` are places in the text, -1: to be chosen from the map. `side` says whose lines are drawn.
+// `query` and `key` are places, -1: to be chosen from the map. `side` says whose lines are drawn.
 const choice = {
   head: RECORD.begin, sequence: 0, query: -1, key: -1, side: "query",
   scale: RECORD.scale, hideSinks: RECORD.hide_sinks,
 };
 // The map of the chosen head, what is known beside it, and the words of its axes.
 const chosen = { head: -1, sequence: -1, map: null, words: { query: [], key: [] } };
-// Where the pointer rests: a place of a text {side, place}, or a cell of the matrix {side: "cell", row, column}.
+// Where the pointer rests: a place {side, place}, or a cell {side: "cell", row, column}.
 let pointed = null;
 let zoom = 1;
 
@@ -16,7 +16,8 @@ async function choose(changes) {
   Object.assign(choice, changes);
   const { head, sequence } = choice, turn = ++turns;
   if (chosen.head !== head || chosen.sequence !== sequence) {
-    const [map, strongest, arrays] = await Promise.all([loadMap(head), loadStrongest(head), loadArrays(head)]);
+    const loads = [loadMap(head), loadStrongest(head), loadArrays(head)];
+    const [map, strongest, arrays] = await Promise.all(loads);
     if (turn !== turns) return;
     if (map.rows !== chosen.map?.rows || map.columns !== chosen.map?.columns) zoom = 1;
     Object.assign(map, strongest);
@@ -27,7 +28,7 @@ async function choose(changes) {
   drawAll();
 }
 
-// At first the last query is chosen, which has most keys to choose from; and of a query the strongest key.
+// At first the last query is chosen, which has most keys to choose from, and its strongest key.
 function stayInside() {
   const { query, key } = chosen.words;
   if (!(choice.query in query)) choice.query = query.length - 1;
@@ -44,14 +45,16 @@ function point(next) {
 
 const stepHead = (by) => choose({ head: between(0, HEADS.length - 1, choice.head + by) });
 // A token that is kept: its lines stay, and a query's strongest key is the cell that is explained.
-const keepToken = (side, place) => choose({ side, [side]: place, ...(side === "query" && { key: strongestKey(place) }) });
+const keepToken = (side, place) =>
+  choose({ side, [side]: place, ...(side === "query" && { key: strongestKey(place) }) });
 
 // The address, so that a colleague opens the same view.
 function writeAddress() {
-  const { layer, head } = HEADS[choice.head], { query, key, side, scale } = choice;
-  const parts = { layer: RECORD.layers[layer].name, head, sequence: RECORD.numbers[choice.sequence], query, key, side, scale };
+  const { query, key, side, scale } = choice, sinks = choice.hideSinks ? "hidden" : "shown";
+  const { head } = HEADS[choice.head], sequence = RECORD.numbers[choice.sequence];
+  const parts = { layer: layerNow().name, head, sequence, query, key, side, scale, sinks };
   if (!parts.layer) delete parts.layer;
-  const next = `#${new URLSearchParams({ ...parts, sinks: choice.hideSinks ? "hidden" : "shown" })}`;
+  const next = `#${new URLSearchParams(parts)}`;
   try {
     if (next !== location.hash) history.replaceState(null, "", next);
   } catch {
@@ -64,7 +67,8 @@ function readAddress() {
   const parts = new URLSearchParams(location.hash.slice(1));
   const number = (name) => (/^\d{1,9}$/.test(parts.get(name)) ? Number(parts.get(name)) : -1);
   const layerOf = (head) => RECORD.layers[head.layer].name;
-  const isMeant = (one) => one.head === number("head") && layerOf(one) === (parts.get("layer") ?? layerOf(one));
+  const isMeant = (one) =>
+    one.head === number("head") && layerOf(one) === (parts.get("layer") ?? layerOf(one));
   const head = HEADS.findIndex(isMeant), sequence = RECORD.numbers.indexOf(number("sequence"));
   return {
     head: head < 0 ? choice.head : head,

@@ -3,12 +3,12 @@
 let drag = null;
 
 function listenToMatrix() {
-  const plot = byId("plot");
+  const plot = byId("plot"), zoomButtons = document.querySelector(".zoom");
   plot.addEventListener("pointermove", moveOver);
   plot.addEventListener("pointerleave", () => point(null));
   plot.addEventListener("pointerdown", ({ clientX, clientY, pointerType }) => {
-    const { scrollLeft, scrollTop } = plot;
-    drag = pointerType === "mouse" ? { x: clientX + scrollLeft, y: clientY + scrollTop, isMoved: false } : null;
+    const start = { x: clientX + plot.scrollLeft, y: clientY + plot.scrollTop, isMoved: false };
+    drag = pointerType === "mouse" ? start : null;
   });
   plot.addEventListener("click", (event) => {
     const cell = cellAt(event);
@@ -16,18 +16,20 @@ function listenToMatrix() {
     drag = null;
   });
   plot.addEventListener("keydown", (event) => {
-    if (!event.ctrlKey && !event.metaKey && !event.altKey && press(event.key)) event.preventDefault();
+    const isPlain = !event.ctrlKey && !event.metaKey && !event.altKey;
+    if (isPlain && press(event.key)) event.preventDefault();
   });
   plot.addEventListener("wheel", zoomByWheel, { passive: false });
   plot.addEventListener("scroll", drawNumbers);
-  document.querySelector(".zoom").addEventListener("click", ({ target }) => press(target.dataset.key));
+  zoomButtons.addEventListener("click", ({ target }) => press(target.dataset.key));
 }
 
 // The cell under the pointer, null beside the plot and on the names that hide cells.
 function cellAt({ target, clientX, clientY }) {
   const cells = byId("cells"), box = cells.getBoundingClientRect();
   if (!cells.contains(target)) return null;
-  const row = Math.floor((clientY - box.top) / layout.high), column = Math.floor((clientX - box.left) / layout.wide);
+  const row = Math.floor((clientY - box.top) / layout.high);
+  const column = Math.floor((clientX - box.left) / layout.wide);
   const isInside = row >= 0 && column >= 0 && row < chosen.map.rows && column < chosen.map.columns;
   return isInside ? { side: "cell", row, column } : null;
 }
@@ -44,14 +46,15 @@ function moveOver(event) {
   drawNumbers();
 }
 
-// Larger or smaller around a place of the window, which stays where it is: under the pointer, or the chosen cell.
+// Larger or smaller around a place of the window that stays: under the pointer, or the chosen cell.
 function zoomBy(by, at) {
   const { wide, high } = layout, cells = byId("cells"), before = cells.getBoundingClientRect();
   const row = (at.y - before.top) / high, column = (at.x - before.left) / wide;
-  zoom = between(1, Math.max(1, (LARGEST_CELL * zoom) / wide), zoom * by);
+  zoom = between(1, Math.max(1, (MAX_CELL * zoom) / wide), zoom * by);
   drawPlot();
   const after = cells.getBoundingClientRect();
-  byId("plot").scrollBy(after.left + column * layout.wide - at.x, after.top + row * layout.high - at.y);
+  const left = after.left + column * layout.wide - at.x, top = after.top + row * layout.high - at.y;
+  byId("plot").scrollBy(left, top);
   drawNumbers();
 }
 
@@ -69,7 +72,8 @@ function zoomAtCursor(by) {
 
 // A zoomed plot follows the chosen cell.
 function followCursor() {
-  const plot = byId("plot"), frame = plot.getBoundingClientRect(), cell = byId("cursor").getBoundingClientRect();
+  const plot = byId("plot"), frame = plot.getBoundingClientRect();
+  const cell = byId("cursor").getBoundingClientRect();
   const beyond = (start, end, from, to) => Math.min(0, start - from) + Math.max(0, end - to);
   const left = frame.left + layout.left + strips().length * STRIP;
   plot.scrollBy(
@@ -79,8 +83,8 @@ function followCursor() {
 }
 
 const STEPS = {
-  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0],
-  Home: [0, -Infinity], End: [0, Infinity],
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+  PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
 };
 const KEYS = {
   Enter: () => choose({ key: strongestKey(choice.query), side: "query" }),

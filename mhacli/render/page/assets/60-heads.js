@@ -1,27 +1,31 @@
-// All heads at a glance: one small picture each, on one scale; and the table of their statistics, which Python wrote.
+// All heads at a glance: a small picture each, on one scale; and Python's table of statistics.
 
 function buildThumbnails() {
-  const group = byId("thumbnails"), layers = RECORD.layers.map((layer) => layer.label), isTable = layers.length > 1;
+  const group = byId("thumbnails"), { layers } = RECORD, isTable = layers.length > 1;
   const numbers = [...new Set(HEADS.map((head) => head.head))].sort((a, b) => a - b);
   group.classList.toggle("table", isTable);
   group.style.setProperty("--layers", layers.length);
   group.style.setProperty("--heads", numbers.length);
   if (isTable) {
-    layers.forEach((name, row) => group.append(placed(make("span", { class: "row-name" }, name), row + 2, 1)));
-    numbers.forEach((number, column) => group.append(placed(make("span", { class: "column-name" }, String(number)), 1, column + 2)));
+    const add = (kind, name, row, column) => group.append(placed(span(kind, name), row, column));
+    layers.forEach((layer, row) => add("row-name", layer.label, row + 2, 1));
+    numbers.forEach((number, column) => add("column-name", String(number), 1, column + 2));
   }
   HEADS.forEach(({ layer, head, label: name, about, sign }, index) => {
-    const words = [name, about].filter(Boolean).join(" · "), caption = isTable ? sign : `head ${head} ${sign}`;
-    const button = make("button", { type: "button", "data-head": index, "aria-label": words, title: words }, make("canvas"));
+    const words = [name, about].filter(Boolean).join(" · ");
+    const caption = isTable ? sign : `head ${head} ${sign}`;
+    const attributes = { type: "button", "data-head": index, "aria-label": words, title: words };
+    const button = make("button", attributes, make("canvas"));
     button.append(make("span", { class: "name", "aria-hidden": "true" }, caption));
     group.append(isTable ? placed(button, layer + 2, numbers.indexOf(head) + 2) : button);
   });
   const types = new Map(HEADS.filter((head) => head.type).map((head) => [head.sign, head.type]));
-  byId("signs").append(...[...types].map(([sign, type]) => make("span", {}, `${sign} `, ...marked(`{${type}}`))));
+  const signWords = ([sign, type]) => make("span", {}, `${sign} `, ...marked(`{${type}}`));
+  byId("signs").append(...[...types].map(signWords));
   group.addEventListener("keydown", pressOnThumbnail);
   document.addEventListener("click", ({ target }) => {
     const { head } = target.closest?.("[data-head]")?.dataset ?? {};
-    if (head !== undefined && !String(getSelection())) choose({ head: Number(head) });
+    if (head !== undefined && !isTextSelected()) choose({ head: Number(head) });
   });
 }
 
@@ -48,12 +52,12 @@ function pressOnThumbnail(event) {
 
 // Pictures are made one after another, so that the page answers meanwhile.
 async function drawThumbnails() {
-  const group = byId("thumbnails"), { scale, hideSinks, sequence } = choice, buttons = group.querySelectorAll("button");
+  const group = byId("thumbnails"), buttons = group.querySelectorAll("button");
   buttons.forEach((button, head) => {
     button.setAttribute("aria-pressed", head === choice.head);
     button.tabIndex = head === choice.head ? 0 : -1;
   });
-  if (!isStale(group, scale, hideSinks, sequence)) return;
+  if (!isStale(group, choice.scale, choice.hideSinks, choice.sequence)) return;
   const drawn = group.dataset.drawn;
   delete document.documentElement.dataset.drawn;
   for (const [head, button] of buttons.entries()) {
@@ -64,15 +68,16 @@ async function drawThumbnails() {
   document.documentElement.dataset.drawn = "true";
 }
 
-// A click on a heading sorts the table: Python says in which order rows stand, those without a value last.
+// A click on a heading sorts the table. Python says in which order: rows without a value come last.
 function buildStatistics() {
   const table = document.querySelector("#statistics table");
   if (!table) return;
+  const [body] = table.tBodies;
   [...table.tHead.rows[0].cells].forEach((heading, column) => {
     asButton(heading);
-    heading.addEventListener("click", () => sortRows(table.tBodies[0], heading, RECORD.orders[column]));
+    heading.addEventListener("click", () => sortRows(body, heading, RECORD.orders[column]));
   });
-  [...table.tBodies[0].rows].forEach((row, place) => {
+  [...body.rows].forEach((row, place) => {
     row.dataset.place = place;
     if (row.dataset.head) asButton([...row.cells].findLast((cell) => cell.tagName === "TH"));
   });
@@ -82,11 +87,13 @@ const asButton = (cell) => cell.append(make("button", { type: "button" }, ...cel
 
 function sortRows(body, heading, { first, places }) {
   const other = { ascending: "descending", descending: "ascending" };
-  const way = other[heading.getAttribute("aria-sort")] ?? first, order = way === first ? places : places.toReversed();
+  const way = other[heading.getAttribute("aria-sort")] ?? first;
+  const order = way === first ? places : places.toReversed();
   for (const cell of heading.parentElement.cells) cell.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", way);
   const rows = [...body.rows].sort((a, b) => a.dataset.place - b.dataset.place);
-  body.append(...order.map((place) => rows[place]), ...rows.filter((_, place) => !order.includes(place)));
+  const rest = rows.filter((_, place) => !order.includes(place));
+  body.append(...order.map((place) => rows[place]), ...rest);
 }
 
 function markStatistics() {
@@ -99,6 +106,7 @@ function markStatistics() {
 
 // Within the table's own frame: the page itself stays where it is.
 function showRow(row) {
-  const frame = row.closest(".scroll"), top = row.offsetTop - frame.scrollTop, height = row.offsetHeight;
-  if (top < height || top > frame.clientHeight - height) frame.scrollTop = row.offsetTop - frame.clientHeight / 2;
+  const frame = row.closest(".scroll"), { offsetTop, offsetHeight } = row;
+  const top = offsetTop - frame.scrollTop, last = frame.clientHeight - offsetHeight;
+  if (top < offsetHeight || top > last) frame.scrollTop = offsetTop - frame.clientHeight / 2;
 }

@@ -23,10 +23,11 @@ function drawPointed() {
 
 function listenToControls() {
   const sequences = byId("sequence");
-  const words = (at) => RECORD.texts[RECORD.layers[0].queries[at]].slice(0, 8).join(" ");
-  sequences.append(...RECORD.numbers.map((number, at) => new Option(`${number}: ${words(at)}`, at)));
+  const text = (at) => RECORD.texts[RECORD.layers[0].queries[at]].slice(0, 8).join(" ");
+  sequences.append(...RECORD.numbers.map((number, at) => new Option(`${number}: ${text(at)}`, at)));
   sequences.parentElement.hidden = RECORD.numbers.length < 2;
-  sequences.addEventListener("change", () => choose({ sequence: Number(sequences.value), query: -1, key: -1 }));
+  const follow = () => choose({ sequence: Number(sequences.value), query: -1, key: -1 });
+  sequences.addEventListener("change", follow);
   byId("scale").addEventListener("change", ({ target }) => choose({ scale: target.value }));
   byId("sinks").addEventListener("change", ({ target }) => choose({ hideSinks: target.checked }));
   byId("previous").addEventListener("click", () => stepHead(-1));
@@ -48,7 +49,8 @@ function listenToWindow() {
 async function start() {
   const root = document.documentElement;
   root.dataset.script = "true";
-  root.style.setProperty("--ramp", RECORD.ramp.filter((_, level) => level % 17 === 0).map((colour) => `rgb(${colour})`).join());
+  const colours = RECORD.ramp.filter((_, level) => level % 17 === 0);
+  root.style.setProperty("--ramp", colours.map((colour) => `rgb(${colour})`).join());
   buildStatistics();
   if (HEADS.length) {
     buildThumbnails();
@@ -62,7 +64,7 @@ async function start() {
   root.dataset.ready = "true";
 }
 
-start().catch((fault) => {
-  const message = `The picture could not be drawn: ${fault.message}. It needs a browser of 2024 or later.`;
-  document.querySelector("main").prepend(make("p", { class: "warning", role: "alert" }, message));
+start().catch(({ message }) => {
+  const text = `The picture could not be drawn: ${message}. It needs a browser of 2024 or later.`;
+  document.querySelector("main").prepend(make("p", { class: "warning", role: "alert" }, text));
 });
