@@ -123,19 +123,26 @@ def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
 LIMIT_BYTES = 200_000
 """The largest output. A notebook stores every output."""
 _STYLE = """
-.mha-repr { color-scheme: light dark; background: light-dark(#fff, #161d25); color: light-dark(#17202b, #e4e9ef);
-border: 1px solid light-dark(#d5dbe3, #2b3642); border-radius: 8px; padding: 10px 14px; font: 13px/1.45 system-ui, sans-serif; }
-.mha-repr .dim { color: light-dark(#566273, #9ba8b7); } .mha-repr .ok { color: light-dark(#1d6b3a, #7fd09b); }
-.mha-repr .sink { color: light-dark(#a8127d, #ff86d6); } .mha-repr .warning { color: light-dark(#8a5a00, #e8b85c); }
-.mha-repr .failed { color: light-dark(#b3261e, #ff8a80); font-weight: 600; } .mha-repr .bold { font-weight: 600; }
+.mha-repr { color-scheme: light dark; background: light-dark(#fff, #161d25);
+color: light-dark(#17202b, #e4e9ef); border: 1px solid light-dark(#d5dbe3, #2b3642);
+border-radius: 8px; padding: 10px 14px; font: 13px/1.45 system-ui, sans-serif; }
+.mha-repr .dim { color: light-dark(#566273, #9ba8b7); }
+.mha-repr .ok { color: light-dark(#1d6b3a, #7fd09b); }
+.mha-repr .sink { color: light-dark(#a8127d, #ff86d6); }
+.mha-repr .warning { color: light-dark(#8a5a00, #e8b85c); }
+.mha-repr .failed { color: light-dark(#b3261e, #ff8a80); font-weight: 600; }
+.mha-repr .bold { font-weight: 600; }
 .mha-repr .name { color: light-dark(#0d6270, #6cc5d1); }
 .mha-repr.mha-repr.mha-repr p { margin: 0 0 4px; } .mha-repr > div { overflow-x: auto; }
 .mha-repr.mha-repr.mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
 font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
-.mha-repr.mha-repr.mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px; color: inherit; background: none; }
+.mha-repr.mha-repr.mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px;
+color: inherit; background: none; }
 .mha-repr.mha-repr.mha-repr tr:nth-child(n) { background: none; color: inherit; }
-.mha-repr table th, .mha-repr table td { padding: 1px 6px; text-align: right; font-weight: 400; border: 0; white-space: nowrap; }
-.mha-repr table .word { text-align: left; } .mha-repr caption { text-align: left; caption-side: top; color: inherit; }
+.mha-repr table th, .mha-repr table td { padding: 1px 6px; text-align: right; font-weight: 400;
+border: 0; white-space: nowrap; }
+.mha-repr table .word { text-align: left; }
+.mha-repr caption { text-align: left; caption-side: top; color: inherit; }
 """
 
 

@@ -69,10 +69,14 @@ def _listed(
     return table(pairs(rows, style="bold cyan", title=title), width)
 
 
-_EXPLAINED = """A click chooses a head, a cell, a token or a key of the list; the wheel scrolls, with Shift sideways.
-
-A row of the matrix is a query, a column a key, a cell the attention weight between them; where not all fit, a cell stands for a
-block: the attention that its queries give, on average, to all its keys. The texts are shaded as the cursor's row and column."""
+_EXPLAINED = (
+    "A click chooses a head, a cell, a token or a key of the list; "
+    "the wheel scrolls, with Shift sideways.\n\n"
+    "A row of the matrix is a query, a column a key, a cell the attention weight between them; "
+    "where not all fit, a cell stands for a\n"
+    "block: the attention that its queries give, on average, to all its keys. "
+    "The texts are shaded as the cursor's row and column."
+)
 
 
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
@@ -102,7 +106,9 @@ class Viewer(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen, Footer, FooterKey, FooterKey .footer-key--description, Words, Pane { background: ansi_default; color: ansi_default; }
+    Screen, Footer, FooterKey, FooterKey .footer-key--description, Words, Pane {
+        background: ansi_default; color: ansi_default;
+    }
     FooterKey .footer-key--key { background: ansi_default; color: ansi_cyan; }
     Screen { overflow: hidden; }
     TextScreen {
@@ -115,9 +121,13 @@ class Viewer(App[None]):
     #about { height: 4; }
     #signs, #numbers, #effects { max-height: 50%; }
     #pictures, #body { height: 1fr; }
-    #body { layout: grid; grid-size: 2 2; grid-columns: 1fr 28; grid-rows: 2fr 1fr; grid-gutter: 0 1; }
+    #body {
+        layout: grid; grid-size: 2 2; grid-columns: 1fr 28; grid-rows: 2fr 1fr; grid-gutter: 0 1;
+    }
     #body Pane { width: 1fr; height: 100%; }
-    .-wide #body { grid-size: 2 3; grid-columns: 5fr 3fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2; }
+    .-wide #body {
+        grid-size: 2 3; grid-columns: 5fr 3fr; grid-rows: 1fr 1fr 1fr; grid-gutter: 0 2;
+    }
     .-wide #body Matrix { row-span: 3; }
     .-flat #pictures, .-flat #list, .-flat #query, .-flat #key, .-flat #numbers { display: none; }
     .-flat #about { height: 1; }
