@@ -336,6 +336,22 @@ def test_layers_are_chosen_by_their_number_and_kind(
     assert {layer["pattern"] for layer in document["layers"]} == {None}
 
 
+@pytest.mark.parametrize("reducer", ["torch", "c"])
+def test_a_sink_logit_far_above_all_scores_gets_all_attention(
+    reducer: str, mha: Any, tmp_path: Path
+) -> None:
+    def raise_sink(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.self_attn.sinks"][2] = 92.0
+
+    place = checkpoints.change(checkpoints.copy_of("gpt_oss", tmp_path / "m"), raise_sink)
+    document = mha(
+        "heads", "--model", place, TEXT, "--layer", "1", "--json", env={"MHA_BLOCK": reducer}
+    ).json
+    head = document["heads"][2]
+    assert (head["learned_sink"], head["participation"]) == (1, 1)
+    assert head["entropy"] == pytest.approx(0, abs=1e-30)
+
+
 @pytest.mark.real
 def test_a_head_alone_has_the_statistics_that_it_has_among_all(mha: Any) -> None:
     words = ("heads", "--model", checkpoints.folder("gpt_oss"), TEXT, "--json")

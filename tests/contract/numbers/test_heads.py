@@ -188,23 +188,50 @@ def profile_of(pattern: np.ndarray, distance: np.ndarray, steps: list[int]) -> n
     return np.stack([(pattern * inside).sum(axis=(2, 3)) / total for inside in bins], axis=-1)
 
 
-def require_cells(document: Any, right: Expected) -> None:
+def require_cells(document: Any, right: Expected, tolerance: float = 1e-11) -> None:
     """The rows and keys of `--rows` and `--keys`, and the strongest keys of `--query`."""
     pattern, allowed = right.layer.attention.pattern, right.allowed
     corner, part = cells(document["corner"]), np.s_[:, :, 1:4, 0:4]
     assert np.array_equal(np.isfinite(corner), allowed[part])
-    require_near(np.nan_to_num(corner), pattern[part], 1e-11, "corner")
+    require_near(np.nan_to_num(corner), pattern[part], tolerance, "corner")
     shares, keys = cells(document["top_shares"]), np.array(document["top_keys"])
     chosen = pattern[:, :, [0, 3, 1]]
-    require_near(shares, -np.sort(-chosen, axis=-1)[..., :3], 1e-11, "top")
+    require_near(shares, -np.sort(-chosen, axis=-1)[..., :3], tolerance, "top")
     assert np.array_equal(keys >= 0, shares > 0)
-    require_near(
-        np.where(keys >= 0, np.take_along_axis(chosen, np.maximum(keys, 0), axis=-1), 0),
-        shares,
-        1e-11,
-    )
+    of_keys = np.take_along_axis(chosen, np.maximum(keys, 0), axis=-1)
+    require_near(np.where(keys >= 0, of_keys, 0), shares, tolerance)
     for row in keys.reshape(-1, 3):
         assert len(set(row[row >= 0])) == (row >= 0).sum()
+
+
+def test_a_causal_text_without_padding_has_the_numbers_of_its_pattern(
+    mha: Any, tmp_path: Path
+) -> None:
+    words = [
+        "a cat sat on the mat a cat sat",
+        *layer_file(tmp_path, len(WORDS)).split(),
+        "--causal",
+    ]
+    document, right = heads_and_formula(mha, tmp_path, [*words, "--positions", "none"])
+    require_heads(document["heads"], right, 1e-11)
+    require_arrays(document, right)
+
+
+def test_chosen_cells_of_huge_scores_are_those_of_the_pattern(mha: Any, tmp_path: Path) -> None:
+    words = ["a cat sat on the mat a", *layer_file(tmp_path, len(WORDS)).split(), "--scale", "1e9"]
+    chosen = [
+        "--query",
+        "0,3,1",
+        "--top",
+        "3",
+        "--rows",
+        "1:4",
+        "--keys",
+        "0:4",
+        "--positions",
+        "none",
+    ]
+    require_cells(*heads_and_formula(mha, tmp_path, [*words, *chosen]), 1e-5)
 
 
 def test_some_heads_have_the_numbers_that_they_have_among_all(mha: Any, tmp_path: Path) -> None:
@@ -503,6 +530,14 @@ def test_sinks_are_keys_that_get_several_times_their_part_from_most_queries(
         assert np.allclose(computed, right, rtol=0, atol=1e-6) or not right
         n_sinks += len(right)
     assert n_sinks >= 2
+
+
+@pytest.mark.parametrize(("n", "n_sinks"), [(7, 0), (8, 1)])
+def test_a_key_is_a_sink_from_8_queries_on(n: int, n_sinks: int, mha: Any, tmp_path: Path) -> None:
+    save_file({"bias": torch.tensor([9.0, *[0.0] * (n - 1)]).repeat(n, 1)}, tmp_path / "b.st")
+    words = [" ".join(f"w{i}" for i in range(n)), "--scale", "1e-12", "--score-bias", "b.st"]
+    for head in mha("heads", *words, "--json").json["heads"]:
+        assert len(head["sinks"]) == n_sinks
 
 
 def test_first_tokens_are_counted_together(mha: Any, tmp_path: Path) -> None:
