@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -128,6 +129,35 @@ def test_any_module_has_the_effects_of_its_heads_on_its_output_or_a_metric() -> 
     given = mhacli.effects(model, {"x": x}, metric=lambda output: output[0, 2, 3])
     assert given.effects[1].d_logit == pytest.approx(float((after - before)[0, 2, 3]), abs=1e-5)
     assert (given.effect.measured, given.effect.verified.n) == ("metric", 3)
+
+
+class OfTorch(torch.nn.Module):
+    """torch's own multi-head attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.fixture
+def slow_path() -> Iterator[None]:
+    """Attention of torch as it can be inspected in evaluation."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.usefixtures("slow_path")
+def test_torchs_own_attention_has_its_weights_after_the_verification() -> None:
+    torch.manual_seed(0)
+    model, x = OfTorch().eval(), torch.randn(1, 5, 12)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    record = mhacli.effects(model, x)
+    assert record.effect.verified.n == 3
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForQuestionAnswering"])

@@ -175,7 +175,9 @@ def test_an_edge_of_a_head_that_is_gone_does_not_bring_it_back() -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.real)])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", pytest.param("gemma2", marks=pytest.mark.real)]
+)
 def test_generation_with_a_cache_runs_without_the_head_and_the_edge(family: str) -> None:
     model, ids = model_of(family), ids_of(1)
     with mhacli.removed(model, heads=[(1, 2)], edges=[(2, 1, N + 1, N)]):
