@@ -103,6 +103,8 @@ for has_unnamed, exists, name in itertools.product((True, False), (True, False),
         assert set(os.listdir(".")) <= {"file"}, (name, n, os.listdir("."))
         if fault is None:
             break
+        if name == "fsync" and n == 1:
+            assert there == ("old" if exists else None), "the bytes are synced before they have the name"
         counts[name] = counts.get(name, 0) + 1
     assert there == "new", (name, n)
 print(json.dumps(counts))

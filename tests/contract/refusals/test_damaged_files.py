@@ -164,6 +164,12 @@ def test_a_damaged_container_is_refused_by_every_reader(
         require_bad_file(mha, words, "made.safetensors")
 
 
+def test_a_name_that_occurs_twice_is_why_a_file_is_refused(mha: Mha, tmp_path: Path) -> None:
+    (tmp_path / "made.safetensors").write_bytes(HEADERS["names that occur twice"])
+    for words in (*READERS, ["weights", "info"]):
+        require_bad_file(mha, words, "made.safetensors", "twin", "twice")
+
+
 def test_an_error_in_the_json_of_a_header_has_the_path_of_its_file(
     mha: Mha, tmp_path: Path
 ) -> None:
