@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -160,10 +161,31 @@ def test_a_large_page_stays_below_a_mebibyte_unless_all_is_requested(tmp_path: P
     assert (tmp_path / "full.html").stat().st_size > 4 * MEBIBYTE
 
 
+def unpacked(text: str, dtype: str) -> Any:
+    """Numbers as a page packs them, in digits that need no escape in HTML."""
+    assert not {*"<>&"} & {*text}
+    content = zlib.decompress(base64.b85decode(text.translate(str.maketrans(",./", "<>&"))))
+    by_byte = np.frombuffer(content, np.uint8).reshape(np.dtype(dtype).itemsize, -1)
+    return by_byte.T.copy().view(dtype).ravel()
+
+
 def whole_numbers(text: str) -> Any:
     """Numbers of 16 bits as a page packs them."""
-    content = zlib.decompress(base64.b85decode(text.translate(str.maketrans(",./", "<>&"))))
-    return np.frombuffer(content, np.uint8).reshape(2, -1).T.copy().view("<u2").astype(int)
+    return unpacked(text, "<u2").astype(int)
+
+
+def test_the_arrays_in_a_page_are_those_of_each_text_without_its_padding(tmp_path: Path) -> None:
+    layer = ("--d-model", "8", "--heads", "4", "--kv-heads", "2", "--padding", "left")
+    kept = ("--keep", "pattern,qk,scores,v,z", "--repeat", "1", "--html", "page.html", "--json")
+    held = run(tmp_path, "run", "the cat sat on", "a dog ran", *layer, *kept).json
+    maps = Html((tmp_path / "page.html").read_text()).data["maps"]
+    for shown, (head, text) in zip(maps, itertools.product(range(4), range(2)), strict=True):
+        own = slice(text, None)  # the second text is shorter by one token
+        for name in ("pattern", "qk", "scores", "v", "z"):
+            array = np.array(held[name], np.float32)[text, head // 2 if name == "v" else head, own]
+            packed = shown["numbers"]["cells"] if name == "pattern" else shown["parts"][name]
+            of_page = unpacked(packed, "<f4")
+            assert np.array_equal(of_page, (array if name in "vz" else array[:, own]).ravel()), name
 
 
 def test_a_page_of_blocks_has_the_strongest_keys_of_every_query_to_three_digits(
