@@ -9,6 +9,7 @@ import os
 import signal
 from typing import NoReturn
 
+from mhacli.errors import missing_library
 from mhacli.io import long_work
 from mhacli.io.files import remove_temporary_folders
 from mhacli.io.memory import gc_paused
@@ -22,16 +23,29 @@ def main() -> NoReturn:
     try:
         long_work.install()
         gc.freeze()  # what is loaded stays
-        with gc_paused():
-            from mhacli.cli import app as cli
-
-        code = cli.main()
+        code = _run()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except long_work.Terminated:
         code = 128 + signal.SIGTERM
     remove_temporary_folders()
     os._exit(code)  # nothing is left to flush, and torch takes its time to leave
+
+
+def _run() -> int:
+    """Runs the command line and returns its exit code, also where a library is missing that its
+    modules import."""
+    try:
+        with gc_paused():
+            from mhacli.cli import app as cli
+    except ModuleNotFoundError as fault:
+        from mhacli.cli.console import print_error
+
+        missing = missing_library(fault)
+        if missing is None:
+            raise
+        return print_error(missing)
+    return cli.main()
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ that is not an `MhaError` is a bug of ours.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
 """The code of what went wrong in one of several processes alone, and which each of them must say of
@@ -100,22 +102,47 @@ def first_names(names: Iterable[str], most: int = 8) -> str:
 
 def needed_ranges() -> dict[str, str]:
     """The range that mha's own metadata names for each library; nothing where it is run without
-    being installed.
-    """
-    from importlib import metadata
+    being installed."""
+    ranges: dict[str, str] = {}
+    for name, needed, _ in _requirements():
+        if needed:
+            ranges.setdefault(name, needed)
+    return ranges
 
-    from packaging.requirements import Requirement
+
+def missing_library(fault: ModuleNotFoundError) -> MhaError | None:
+    """The error for a library that every installation of mha needs, with the command that installs
+    all of those that are missing; None for any other module."""
+    name = (fault.name or "").partition(".")[0]
+    needed = [library for library, _, extra in _requirements() if not extra]
+    if name not in needed:
+        return None
+    missing = [library for library in needed if library == name or find_spec(library) is None]
+    hint = f"{installing(*missing)} installs what is missing"
+    return MhaError(f"mha needs {name}, which is not installed", hint=hint, code="missing-library")
+
+
+class _Requirement(NamedTuple):
+    """A library that mha's metadata names, its range, and whether only an extra needs it."""
+
+    library: str
+    range: str
+    is_extra: bool
+
+
+def _requirements() -> Iterator[_Requirement]:
+    """What mha's metadata names. It is read without `packaging`, which may be what is missing."""
+    from importlib import metadata  # only for an error
 
     try:
         lines = metadata.requires("mhacli") or []
     except metadata.PackageNotFoundError:
-        return {}
-    found: dict[str, str] = {}
+        return
     for line in lines:
-        requirement = Requirement(line)
-        if requirement.specifier:
-            found.setdefault(requirement.name.lower(), str(requirement.specifier))
-    return found
+        requirement, _, condition = line.partition(";")
+        match = re.fullmatch(r"([\w.-]+)(?:\[[^]]*])? *(.*)", requirement.strip())
+        if match:
+            yield _Requirement(match[1].lower(), match[2], "extra" in condition)
 
 
 def installing(*libraries: str) -> str:

@@ -6,23 +6,22 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
+import inspect
 import os
+import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import typer
-import typer.core
 
 import mhacli
-from mhacli.cli.console import discard_stdout, flush, require_stdout, stderr_line, write
-from mhacli.cli.help import HelpCommand, add_help_options, help_text
-from mhacli.errors import MhaError, UsageError
-from mhacli.io.long_work import raise_received
+from mhacli.cli.console import discard_stdout, flush, print_error, require_stdout, write
+from mhacli.cli.help import Answer, answering_flag, command_help, help_flags, program_help
+from mhacli.cli.parameters import Command, read_by_typer, with_signature
+from mhacli.errors import MhaError, UsageError, missing_library
 from mhacli.io.memory import gc_paused
-from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
     "run": (
@@ -63,29 +62,6 @@ COMMANDS: Mapping[str, str] = {
 or, of a folder of that name, in its `command`."""
 
 
-def _application(needed: str | None) -> Any:
-    """The group of all commands. Only the module of the `needed` one is imported; the others have a
-    name and a help.
-    """
-    app = typer.Typer(name="mha", pretty_exceptions_enable=False)
-    app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
-    if needed is not None and needed in COMMANDS:
-        with gc_paused():
-            module = importlib.import_module(f"mhacli.commands.{needed}")
-            if hasattr(module, "__path__"):  # a folder
-                module = importlib.import_module(f"mhacli.commands.{needed}.command")
-        command: Any = getattr(module, needed)
-        app.command(needed, cls=HelpCommand, help=COMMANDS[needed], epilog=command.examples)(
-            command
-        )
-    group: Any = typer.main.get_command(app)
-    loaded = group.commands
-    group.commands = {
-        name: loaded.get(name) or HelpCommand(name, help=text) for name, text in COMMANDS.items()
-    }
-    return add_help_options(group)
-
-
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _GONE = {
     "--compile": "mha bench",
@@ -97,77 +73,116 @@ _GONE = {
     "convert": "mha run TEXT --model DIR --layer N",
 }
 """Options and commands that an earlier version had, and what to type in their place."""
-_EXAMPLES = (
-    'mha run "the cat sat on the mat" --heads 4\n'
-    'mha run "the cat sat on the mat" --model MiniLM --layer 5\n'
-    "mha check my_attention.py:MultiHeadAttention"
-)
-
-
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True)
-    ] = False,
-) -> None:
-    """The attention inspector for the terminal: every head, every shape, every number."""
-    if version:
-        print(f"mha {mhacli.__version__}")
-    elif context.invoked_subcommand is None:
-        write(help_text(context))
-    else:
-        return
-    raise typer.Exit
+_COMPLETION = "_MHA_COMPLETE"
+"""The variable with which the scripts that Typer installs ask for the words that fit."""
 
 
 def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
-    words, completes, code = sys.argv[1:], "_MHA_COMPLETE" in os.environ, 0
-    if (
-        completes
-    ):  # bash gives the typed words in the first variable, zsh and fish in the second one
-        words = (
-            os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-        ).split()[1:]
-    elif words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
+    if _COMPLETION in os.environ:
+        _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
+    words, code = sys.argv[1:], 0
+    if words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
         words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
-    needed = next((word for word in words if not word.startswith("-")), None)
-    if completes:
-        _application(needed).main(prog_name="mha")
     try:
         require_stdout()
-        app = _application(needed)
-        try:
-            with app.make_context(
-                "mha", words
-            ) as context:  # app.main would return 1 for a broken pipe
-                app.invoke(context)
-        except typer.Exit as end:
-            code = end.exit_code
+        code = _run(words)
         flush()  # the interpreter's flush at exit would report a full disk too late
     except MhaError as fault:
-        code = _print_error(fault)
+        code = print_error(fault)
     except BrokenPipeError:  # the reader closed the pipe, such as head
         discard_stdout()
     except Exception as fault:
-        code = _print_error(_as_error(fault))
+        code = print_error(_as_error(fault, words))
     return code
 
 
-def _as_error(fault: Exception) -> MhaError:
+def _run(words: Sequence[str]) -> int:
+    """Does what the words ask for, and returns the exit code.
+
+    Typer only reads the words and returns what performs the command: in its own call it would end
+    the process itself for a closed pipe, and take the end of stdin for an interrupt.
+    """
+    needed = next((word for word in words if not word.startswith("-")), "")
+    app = _typer_app({needed}, with_completion=words[:1] != [needed])
+    try:
+        perform = app(args=words, prog_name="mha", standalone_mode=False)
+        if isinstance(perform, int):  # Typer has caught an interrupt
+            return perform
+        perform()
+    except Answer as answer:
+        write(answer.text)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+# ------------------------------------------------------------------------------------------- Typer
+
+
+def _typer_app(
+    loaded: Collection[str], *, with_completion: bool = True, with_other_names: bool = True
+) -> typer.Typer:
+    """The Typer app of all commands. Only the modules of those that are `loaded` are imported; the
+    others have a name alone. While words are completed, options have no other names.
+
+    A command cannot follow the options that install completion, so a line that begins with a
+    command does without them. It is answered sooner: Typer 0.29 imports pydantic for each option
+    that is not typed, unless its default is False, but only after it has refused a wrong option.
+    """
+    app = typer.Typer(add_completion=with_completion, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, add_help_option=False)(_program())
+    for name, text in COMMANDS.items():
+        function = _not_loaded
+        if name in loaded:
+            with gc_paused():
+                function = _function(name, with_other_names=with_other_names)
+        app.command(name, help=text, add_help_option=False)(function)
+    return app
+
+
+def _program() -> Callable[..., None]:
+    """The function that Typer calls with the options of mha itself."""
+
+    def program(context: typer.Context, **_: Any) -> None:
+        if context.invoked_subcommand is None:
+            raise Answer(program_help(COMMANDS))
+
+    def version() -> str:
+        return f"mha {mhacli.__version__}\n"
+
+    text = partial(program_help, COMMANDS)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter("context", kind, annotation=typer.Context),
+        answering_flag("version", "--version", text="Print the version.", answer=version),
+        *help_flags(short=text, whole=text),
+    ]
+    return with_signature(program, parameters)
+
+
+def _function(name: str, *, with_other_names: bool) -> Callable[..., Callable[[], None]]:
+    """The function that Typer calls with the options of a command, whose module is imported."""
+    module = importlib.import_module(f"mhacli.commands.{name}")
+    if hasattr(module, "__path__"):  # a folder
+        module = importlib.import_module(f"mhacli.commands.{name}.command")
+    command: Command = getattr(module, name)
+    text = partial(command_help, name, COMMANDS[name], command)
+    flags = help_flags(short=partial(text, everything=False), whole=partial(text, everything=True))
+    return read_by_typer(command, flags, with_other_names=with_other_names)
+
+
+def _not_loaded() -> Callable[[], None]:
+    raise AssertionError("a command is loaded before Typer calls it")
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def _as_error(fault: Exception, words: Sequence[str]) -> MhaError:
     """The error to print for an exception of a library or a bug of mha."""
-    if isinstance(
-        fault, typer.TyperException
-    ):  # an option or argument that Typer rejected, in Typer's words
-        message = " ".join(fault.format_message().split())
-        option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
-        hint = context and f"{context.command_path} --help shows what there is"
-        if option[1:2].isdigit():
-            hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
-        for old, new in _GONE.items():
-            if old == option or f"'{old}'" in message or sys.argv[1:3] == ["weights", old]:
-                hint = f"it is gone; {new} takes its place"
-        return UsageError(message, hint=hint)
+    if isinstance(fault, typer.TyperException):
+        return _usage_error(" ".join(fault.format_message().split()), words)
     if (
         isinstance(fault, MemoryError)
         or "can't allocate memory" in str(fault)
@@ -189,32 +204,22 @@ def _as_error(fault: Exception) -> MhaError:
         )
     if os.environ.get("MHA_DEBUG"):
         raise fault
+    if isinstance(fault, ModuleNotFoundError) and (missing := missing_library(fault)):
+        return missing
     hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
     return MhaError(f"internal error: {type(fault).__name__}: {fault}", hint=hint, code="internal")
 
 
-def _print_error(fault: MhaError) -> int:
-    """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit
-    code. After a signal it is the interrupt, which a library took for a failure.
-    """
-    raise_received()
-    words = sys.argv[1:]
-    if "--json" in words[: words.index("--") if "--" in words else None]:
-        texts = {
-            "code": fault.code,
-            "message": fault.message,
-            "hint": fault.hint,
-            "path": fault.path,
-        }
-        error = {name: text and without_surrogates(text) for name, text in texts.items()}
-        lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
-    else:
-        lines = [f"mha: error: {message_text(fault.message)}"]
-        lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
-    try:
-        flush()  # output comes before the error
-    except OSError:
-        discard_stdout()
-    with suppress(OSError):
-        stderr_line("\n".join(lines))
-    return fault.exit_code
+def _usage_error(message: str, words: Sequence[str]) -> UsageError:
+    """The error for an option or argument that Typer rejected, in Typer's words, with what to type
+    in its place."""
+    match = re.search(r"option[^-]*(-[\w-]+)", message, flags=re.IGNORECASE)
+    option = match[1] if match else ""
+    program = f"mha {words[0]}" if words and words[0] in COMMANDS else "mha"
+    hint = f"{program} --help shows what there is"
+    if option[1:2].isdigit():
+        hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
+    for old, new in _GONE.items():
+        if old == option or f"'{old}'" in message or [*words[:2]] == ["weights", old]:
+            hint = f"it is gone; {new} takes its place"
+    return UsageError(message, hint=hint)

@@ -5,17 +5,18 @@ separately, by the same rule.
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from mhacli.errors import MhaError
-from mhacli.io.long_work import Progress, no_progress
+from mhacli.io.long_work import Progress, no_progress, raise_received
 from mhacli.io.memory import gc_paused
-from mhacli.text.escape import message_text, visible
+from mhacli.text.escape import message_text, visible, without_surrogates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -137,6 +138,33 @@ def stderr_line(text: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def print_error(fault: MhaError) -> int:
+    """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit
+    code. After a signal it is the interrupt, which a library took for a failure.
+    """
+    raise_received()
+    words = sys.argv[1:]
+    if "--json" in words[: words.index("--") if "--" in words else None]:
+        texts = {
+            "code": fault.code,
+            "message": fault.message,
+            "hint": fault.hint,
+            "path": fault.path,
+        }
+        error = {name: text and without_surrogates(text) for name, text in texts.items()}
+        lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
+    else:
+        lines = [f"mha: error: {message_text(fault.message)}"]
+        lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+    try:
+        flush()  # output comes before the error
+    except OSError:
+        discard_stdout()
+    with suppress(OSError):
+        stderr_line("\n".join(lines))
+    return fault.exit_code
 
 
 def is_interactive() -> bool:

@@ -1,121 +1,194 @@
-"""The help of a command: a sentence, examples and the common options; with `--help-all`, every
-option in its panel.
+"""The help of mha and of its commands: a sentence, examples and the common options; with
+`--help-all`, every option in its panel.
+
+It is made from the declarations of the settings, and not from what Typer makes of them: Typer has
+no public name for its options, and changes their attributes from version to version.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from mhacli.cli.console import stdout_width, wants_colour, write
+from mhacli.cli.console import stdout_width, wants_colour
+from mhacli.cli.parameters import Command, Declaration, choices_of, help_of, option_names
 
 SHORT_LIST = 15
 """The number of options up to which the short help lists all options of a command."""
-_MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH = 40, 100, 26
-
-
-def _help_option(*names: str, text: str, everything: bool = False) -> TyperOption:
-    def show(context: Any, option: Any, is_given: bool) -> None:
-        if is_given and not context.resilient_parsing:
-            write(help_text(context, everything=everything))
-            raise typer.Exit
-
-    return TyperOption(
-        param_decls=[*names],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
-        default=False,
-        help=text,
-    )
-
-
-_HELP_OPTIONS = (
-    _help_option("--help", "-h", text="Show examples and the most common options."),
-    _help_option("--help-all", text="List every option.", everything=True),
+PROGRAM = "The attention inspector for the terminal: every head, every shape, every number."
+EXAMPLES = (
+    'mha run "the cat sat on the mat" --heads 4',
+    'mha run "the cat sat on the mat" --model MiniLM --layer 5',
+    "mha check my_attention.py:MultiHeadAttention",
 )
+"""The examples of the help of mha itself."""
+_MIN_WIDTH, _MAX_WIDTH = 40, 100
+_NAME_WIDTH = 26
+"""Columns of the longest name that has its text beside it, and not below it."""
 
 
-def add_help_options(command: Any) -> Any:
-    """The command or group, with the two options of help in it and in its subcommands."""
-    command.params += _HELP_OPTIONS
-    command.add_help_option = False
-    for subcommand in getattr(command, "commands", {}).values():
-        add_help_options(subcommand)
-    return command
+class HelpRow(NamedTuple):
+    """The name of an option, an argument or a command, as it is typed, and what it does."""
+
+    name: str
+    text: str
 
 
-class HelpCommand(TyperCommand):
-    """A command with this help. The first long name of an option is in the help; others work as
-    well.
-    """
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The words that fit, without other names of options."""
-        others = {
-            name
-            for p in self.params
-            for name in (*p.opts[1:], *p.secondary_opts[1:])
-            if name.startswith("--")
-        }
-        return [
-            word for word in super().shell_complete(ctx, incomplete) if word.value not in others
-        ]
+_PROGRAM_OPTIONS = [
+    HelpRow("--version", "Print the version."),
+    HelpRow("--install-completion", "Install completion for the current shell."),
+    HelpRow(
+        "--show-completion",
+        "Show completion for the current shell, to copy it or customize the installation.",
+    ),
+]
+"""The options of mha itself. Typer adds the last two."""
 
 
-def help_text(context: Any, *, everything: bool = False) -> str:
-    """The help of a context's command, as wide as stdout, in colour if stdout has colour."""
-    command = context.command
-    bold = "\x1b[1m{}\x1b[0m" if wants_colour("auto", sys.stdout) else "{}"
-    page = context.formatter_class(width=max(_MIN_WIDTH, min(_MAX_WIDTH, stdout_width())))
-    usage = " ".join(command.collect_usage_pieces(context))
-    page.write_usage(context.command_path, usage, bold.format("Usage:") + " ")
-    page.write_paragraph()
-    page.write_text(command.help)
-    with page.section(bold.format("Examples")):
-        page.write("".join(f"  {line}\n" for line in command.epilog.split("\n")))
-    options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
-    options = [option for option in options if option not in _HELP_OPTIONS]
-    is_short = not everything and len(options) > SHORT_LIST
-    common = (
-        getattr(command.callback, "common_options", ())
-        if is_short
-        else {option.name for option in options}
+@dataclass(frozen=True)
+class HelpPage:
+    """The content of a help. `usage` follows the name of the program; `tables` are by title."""
+
+    program: str
+    usage: str
+    sentence: str
+    examples: tuple[str, ...]
+    tables: Mapping[str, list[HelpRow]]
+    last_line: str | None
+
+
+# ------------------------------------------------------------------------------------------ asking
+
+
+class Answer(Exception):
+    """The text that a command line asks for in place of running a command: a help, the version."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def answering_flag(
+    field: str, *names: str, text: str, answer: Callable[[], str]
+) -> inspect.Parameter:
+    """Typer's parameter of an option that raises `Answer`, before any other option is looked at.
+    `text` is its help while words are completed."""
+
+    def show(context: typer.Context, is_given: bool) -> None:
+        if is_given and not context.resilient_parsing:  # which is True while words are completed
+            raise Answer(answer())
+
+    default = typer.Option(
+        False, *names, is_eager=True, expose_value=False, callback=show, help=text
     )
-    commands = getattr(command, "commands", {})
-    rows = {
-        "Commands": [(name, each.help or "") for name, each in commands.items()],
-        "Arguments": [],
-    }
-    for each in command.params:
-        if isinstance(each, TyperArgument):
-            rows["Arguments"].append((each.make_metavar(ctx=context), each.help or ""))
-        elif each in options and each.name in common:
-            panel = (everything and each.rich_help_panel) or "Options"
-            rows.setdefault(panel, []).append(_row(each, context))
-    for title in filter(rows.get, rows):
-        with page.section(bold.format(title)):
-            page.write_dl(rows[title], col_max=_NAME_WIDTH)
-    if commands:
-        page.write(
-            f"\n{context.command_path} COMMAND --help shows the examples and options of a"
-            " command.\n"
-        )
-    elif is_short:
-        page.write(f"\n{context.command_path} --help-all lists all {len(options)} options.\n")
-    return str(page.getvalue())
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(field, kind, default=default, annotation=bool)
 
 
-def _row(option: TyperOption, context: Any) -> tuple[str, str]:
-    """The short and the first long name of an option with its metavar, and its help."""
-    names = ", ".join([name for name in option.opts if len(name) == 2] + option.opts[:1])
-    if option.secondary_opts:
-        names += f" / {option.secondary_opts[0]}"
-    if not option.is_flag:
-        value = option.make_metavar(ctx=context).strip("<>")
-        names += f" {'TEXT' if value == 'str' else value}"
-    return names, option.help or ""
+def help_flags(short: Callable[[], str], whole: Callable[[], str]) -> list[inspect.Parameter]:
+    """The two options of help, which answer with the short help and with the whole one."""
+    show_short = "Show examples and the most common options."
+    return [
+        answering_flag("show_help", "--help", "-h", text=show_short, answer=short),
+        answering_flag("show_help_all", "--help-all", text="List every option.", answer=whole),
+    ]
+
+
+# ----------------------------------------------------------------------------------------- content
+
+
+def program_help(commands: Mapping[str, str]) -> str:
+    """The help of mha itself; `commands` are the names of the commands with what they do."""
+    rows = [HelpRow(name, text) for name, text in commands.items()]
+    tables = {"Commands": rows, "Options": _PROGRAM_OPTIONS}
+    end = "mha COMMAND --help shows the examples and options of a command."
+    return _drawn(HelpPage("mha", "[OPTIONS] COMMAND [ARGS]...", PROGRAM, EXAMPLES, tables, end))
+
+
+def command_help(name: str, sentence: str, command: Command, *, everything: bool) -> str:
+    """The help of a command, in short or with `everything`."""
+    shown = [each for each in command.settings if not each.option.hidden]
+    arguments = [each for each in shown if each.option.argument]
+    options = [each for each in shown if not each.option.argument]
+    is_short = not everything and len(options) > SHORT_LIST
+    tables = {"Arguments": [HelpRow(_metavar(each), help_of(each)) for each in arguments]}
+    for each in options:
+        if each.option.common or not is_short:
+            panel = each.option.panel if everything and each.option.panel else "Options"
+            tables.setdefault(panel, []).append(_option_row(each))
+    end = f"mha {name} --help-all lists all {len(options)} options." if is_short else None
+    usage = " ".join(["[OPTIONS]", *map(_usage_word, arguments)])
+    return _drawn(HelpPage(f"mha {name}", usage, sentence, command.examples, tables, end))
+
+
+def _option_row(declared: Declaration) -> HelpRow:
+    """The short names and the first long name of an option with its metavar, and its help."""
+    names = option_names(declared)
+    first, _, off = names[0].partition("/")
+    name = ", ".join([*(name for name in names if len(name) == len("-f")), first])
+    if off:
+        name += f" / {off}"
+    if bool not in {declared.hint, *get_args(declared.hint)}:
+        name += f" {_metavar(declared)}"
+    return HelpRow(name, help_of(declared))
+
+
+def _usage_word(argument: Declaration) -> str:
+    """An argument in the usage line: in braces where it is required, else in brackets."""
+    word = _metavar(argument)
+    if word.startswith("["):
+        return word
+    return f"{{{word}}}" if argument.default == "" else f"[{word}]"
+
+
+def _metavar(declared: Declaration) -> str:
+    """What stands for the value: a word, N for a number, or the choices."""
+    if declared.option.metavar is not None:
+        return declared.option.metavar
+    if declared.option.low is not None:
+        return "N"
+    return "|".join(choices_of(declared.hint)) or "TEXT"
+
+
+# ----------------------------------------------------------------------------------------- drawing
+
+
+def _drawn(page: HelpPage) -> str:
+    """A help as wide as stdout, in colour if stdout has colour."""
+    width = max(_MIN_WIDTH, min(_MAX_WIDTH, stdout_width()))
+    title = "\x1b[1m{}\x1b[0m" if wants_colour("auto", sys.stdout) else "{}"
+    before = f"Usage: {page.program} "
+    usage = textwrap.fill(
+        page.usage, width, initial_indent=before, subsequent_indent=" " * len(before)
+    )
+    lines = [usage.replace("Usage:", title.format("Usage:"), 1)]
+    lines += ["", textwrap.fill(page.sentence, width)]
+    lines += ["", title.format("Examples") + ":", *(f"  {example}" for example in page.examples)]
+    for name, rows in page.tables.items():
+        if rows:
+            lines += ["", title.format(name) + ":", *_table_lines(rows, width)]
+    if page.last_line is not None:
+        lines += ["", page.last_line]
+    return "\n".join(lines) + "\n"
+
+
+def _table_lines(rows: list[HelpRow], width: int) -> list[str]:
+    """Lines with names in the first column and texts in the second; the text of a long name begins
+    on the next line."""
+    names_width = min(_NAME_WIDTH, max(len(row.name) for row in rows))
+    indent = " " * (2 + names_width + 2)
+    lines = []
+    for row in rows:
+        texts = textwrap.wrap(row.text, width - len(indent)) or [""]
+        if len(row.name) > names_width:
+            lines.append(f"  {row.name}")
+        else:
+            lines.append(f"  {row.name:<{names_width}}  {texts.pop(0)}".rstrip())
+        lines += [indent + text for text in texts]
+    return lines

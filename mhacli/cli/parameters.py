@@ -1,10 +1,10 @@
 """From declared settings to the options of a command, and back.
 
 A command takes groups of settings as parameters: dataclasses whose fields `mhacli.settings.setting`
-declares. `command` spreads their fields into the signature that Typer reads, and fills the groups
-with what was typed. A parameter annotated with `Annotated[Mapping[str, Any], Group]` receives only
-the settings that the command line gives. A parameter whose default is a `setting` is an option of
-this command alone.
+declares. `command` collects their fields, `read_by_typer` makes of them the signature that Typer
+reads, and what was typed fills the groups. A parameter annotated with
+`Annotated[Mapping[str, Any], Group]` receives only the settings that the command line gives.
+A parameter whose default is a `setting` is an option of this command alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import Field, fields, is_dataclass, replace
-from functools import partial, wraps
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
@@ -26,8 +35,8 @@ from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the
 groups."""
-_Parameter = tuple[Option, inspect.Parameter]
 _Caller = Callable[[Mapping[str, Any]], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _OBSTACLES: Mapping[Mode, str] = {
     "model": "--model, which brings its own",
     "record": "a record, which is already computed",
@@ -35,6 +44,26 @@ _OBSTACLES: Mapping[Mode, str] = {
 }
 """By mode, why it lacks an option."""
 _REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"
+
+
+class Declaration(NamedTuple):
+    """A setting as a command declares it: the name of its field, and the type and the default of
+    its value."""
+
+    field: str
+    option: Option
+    hint: Any
+    default: Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: the lines of its help that can be typed as they are, its settings in the order of
+    its help, and a function that performs it with the settings that the command line gives."""
+
+    examples: tuple[str, ...]
+    settings: tuple[Declaration, ...]
+    perform: Callable[[Mapping[str, Any]], None]
 
 
 def layer_or_model(given: Mapping[str, Any]) -> Mode:
@@ -57,48 +86,33 @@ def offers(*names: str, **texts: str) -> dict[str, str | None]:
 
 def command(
     *examples: str, modes: Callable[[Mapping[str, Any]], Mode] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes the settings of a function, and the fields of its groups, its options.
-    Options that the command line gives and that do not fit each other are refused; with `modes`,
-    which tells what the command inspects, also those that this mode does not have. `examples` are
-    the lines of its help that can be typed as they are.
-    """
+) -> Callable[[Callable[..., None]], Command]:
+    """A decorator that makes a function a command: its settings, and the fields of its groups, are
+    its options. Options that the command line gives and that do not fit each other are refused;
+    with `modes`, which tells what the command inspects, also those that this mode does not have.
+    `examples` are the lines of its help that can be typed as they are."""
 
-    def spread(function: Callable[..., None]) -> Callable[..., None]:
-        declared: list[_Parameter] = []
+    def spread(function: Callable[..., None]) -> Command:
+        declared: list[Declaration] = []
         call = _spread(function, declared)
-        options = {parameter.name: option for option, parameter in declared}
+        options = {each.field: each.option for each in declared}
 
-        @wraps(function)
-        def run(click_context: typer.Context, **values: Any) -> None:
-            given = {}
-            for name, value in values.items():
-                source = click_context.get_parameter_source(name)
-                if source is not None and source.name == "COMMANDLINE":
-                    given[name] = tuple(value) if isinstance(value, list) else value
+        def perform(given: Mapping[str, Any]) -> None:
             _require_fitting(given, options, None if modes is None else modes(given))
             call(given)
 
-        declared.sort(
-            key=lambda each: (
-                LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0
-            )
-        )
-        context = inspect.Parameter(
-            "click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-        )
-        parameters = [context, *(parameter for _, parameter in declared)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.examples = "\n".join(examples)  # type: ignore[attr-defined]
-        common = [name for name, option in options.items() if option.common]
-        run.common_options = common  # type: ignore[attr-defined]
-        return run
+        return Command(examples, tuple(sorted(declared, key=_place_of_panel)), perform)
 
     return spread
 
 
-def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
+def _place_of_panel(declared: Declaration) -> int:
+    """The place of a setting's panel among those that end the help, and 0 for others."""
+    panel = declared.option.panel
+    return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
+
+
+def _spread(of: Any, declared: list[Declaration]) -> _Caller:
     """Adds the settings of a function or a group, and of the groups that it takes, to `declared`.
     Returns what calls it with the settings that are given: others have their defaults, or are left
     out of a mapping.
@@ -124,7 +138,7 @@ def _spread(of: Any, declared: list[_Parameter]) -> _Caller:
         elif offered is None or name in offered:
             text = offered and offered[name]
             changed = option if text is None else replace(option, help=text, default="")
-            declared.append(_setting(name, changed, hint, setting.default))
+            declared.append(Declaration(name, changed, hint, setting.default))
             defaults[name] = setting.default
 
     def call(given: Mapping[str, Any]) -> Any:
@@ -178,45 +192,96 @@ def _require_fitting(
 # ------------------------------------------------------------------------------- Typer's parameters
 
 
-def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
-    """A setting and its parameter; `default` is for the help. None is always possible: it is "not
-    given".
-    """
-    shown = option.default
+def read_by_typer(
+    command: Command, before: Sequence[inspect.Parameter], *, with_other_names: bool
+) -> Callable[..., Callable[[], None]]:
+    """A function whose signature Typer reads: first the parameters `before`, which are not given to
+    the command. It returns what performs the command with the settings that were typed."""
+
+    def read(**values: Any) -> Callable[[], None]:
+        given = {}
+        for declared in command.settings:
+            value = values[declared.field]
+            if value is not None:  # every default is None
+                given[declared.field] = tuple(value) if isinstance(value, list) else value
+        return partial(command.perform, given)
+
+    settings = (_parameter(each, with_other_names=with_other_names) for each in command.settings)
+    return with_signature(read, [*before, *settings])
+
+
+def with_signature(function: _Function, parameters: Sequence[inspect.Parameter]) -> _Function:
+    """The function with a signature that Typer reads."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return function
+
+
+def option_names(declared: Declaration) -> tuple[str, ...]:
+    """All names of an option; one of a switch also switches it off: `--bias/--no-bias`."""
+    return declared.option.names or (declared.option.name(declared.field),)
+
+
+def help_of(declared: Declaration) -> str:
+    """The help of a setting with its default."""
+    default, shown = declared.default, declared.option.default
     if shown is None:
         shown = "" if default in (None, ()) or default is False else str(default)
-    text = option.help + (f" (default: {shown})" if shown else "")
-    metavar = "N" if option.metavar is None and option.low is not None else option.metavar
+    return declared.option.help + (f" (default: {shown})" if shown else "")
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The words of a `Literal`, also of one that may be None; nothing for other types."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return next(filter(None, map(choices_of, get_args(hint))), ())
+
+
+def _parameter(declared: Declaration, *, with_other_names: bool) -> inspect.Parameter:
+    """Typer's parameter of a setting. Its default is None, which means that it is not given."""
+    option, kinds = declared.option, {declared.hint, *get_args(declared.hint)}
     how: dict[str, Any] = {
-        "help": text,
-        "metavar": metavar,
+        "help": help_of(declared),
+        "metavar": option.metavar,
         "hidden": option.hidden,
-        "show_default": False,
     }
-    kinds, annotation = {hint, *get_args(hint)}, hint | None
-    if option.is_number or option.parse is not None:
-        annotation = str | None
-        parse = option.parse or partial(_number, option, is_real=float in kinds)
-
-        def parsed(word: str) -> Any:
-            try:
-                return parse(word)
-            except ValueError as fault:
-                raise UsageError(f"{option.name(name)} {fault}") from None
-
-        how["parser"] = parsed
+    annotation: Any = bool | None if bool in kinds else str | None
     if option.many:
         annotation = list[str] | None
-    if option.words:
-        how["autocompletion"] = lambda: list(option.words)
+    choices = choices_of(declared.hint)
+    if option.is_number or option.parse is not None:
+        name, parse = option.name(declared.field), option.parse
+        how["parser"] = partial(
+            _parsed, name, parse or partial(_number, option, is_real=float in kinds)
+        )
+    elif choices:
+        how["parser"] = partial(_choice, choices)
+    if option.words or choices:
+        how["autocompletion"] = lambda: list(option.words or choices)
     if option.argument:
-        declared = typer.Argument(... if default == "" else None, **how)
+        default = typer.Argument(... if declared.default == "" else None, **how)
     else:
-        names = option.names or ((option.name(name),) if bool in kinds else ())
-        declared = typer.Option(None, *names, rich_help_panel=option.panel, **how)
-    return option, inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=annotation
-    )
+        names = option_names(declared)
+        if not with_other_names:
+            names = tuple(name for name in names if name == names[0] or len(name) == len("-f"))
+        default = typer.Option(None, *names, **how)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(declared.field, kind, default=default, annotation=annotation)
+
+
+def _parsed(name: str, parse: Callable[[str], Any], word: str) -> Any:
+    """The value of a word for the option of this name. Raises `UsageError` with what is wrong."""
+    try:
+        return parse(word)
+    except ValueError as fault:
+        raise UsageError(f"{name} {fault}") from None
+
+
+def _choice(choices: Sequence[str], word: str) -> str:
+    """The word, if it is one of the choices. Typer adds the name of the option to the error."""
+    if word not in choices:
+        raise typer.BadParameter(f"{word!r} is not one of {', '.join(map(repr, choices))}.")
+    return word
 
 
 def _number(option: Option, word: str, *, is_real: bool) -> float:

@@ -272,10 +272,6 @@ def _entry() -> Callable[[], Any]:
     with tempfile.TemporaryDirectory() as folder:
         mhacli.inspect("a b", mhacli.Config(n_heads=2, d_model=8)).save(f"{folder}/record")
         mhacli.load(f"{folder}/record")._repr_html_()
-    app = importlib.import_module("mhacli.cli.app")
-    app._application = functools.cache(
-        app._application
-    )  # what Typer makes of the same declarations
     gc.freeze()
     gc.enable()
     return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,3 +58,26 @@ def test_tests_of_the_outside_import_what_users_import(folder: str) -> None:
         for path in (ROOT / "tests" / folder).rglob("*.py")
     }
     assert {path: names for path, names in inside.items() if names} == {}
+
+
+def typer_names(path: Path) -> Iterator[str]:
+    """Each name of Typer or click that a file uses: `typer.Exit`, `typer.core`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            yield from (name for name in names if name.startswith(("typer.", "click")))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.partition(".")[0] in ("typer", "click"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "typer":
+            yield f"typer.{node.attr}"
+
+
+def test_typer_is_used_by_its_public_names_alone() -> None:
+    """What is not public changes with any version, and has changed."""
+    import typer
+
+    public = {f"typer.{name}" for name, value in vars(typer).items() if not inspect.ismodule(value)}
+    used = {name for path in (ROOT / "mhacli").rglob("*.py") for name in typer_names(path)}
+    assert used - public == set()
+    assert "typer.Option" in used

@@ -104,7 +104,8 @@ for has_unnamed, exists, name in itertools.product((True, False), (True, False),
         if fault is None:
             break
         if name == "fsync" and n == 1:
-            assert there == ("old" if exists else None), "the bytes are synced before they have the name"
+            # the bytes are synced before they have the name
+            assert there == ("old" if exists else None), (name, n)
         counts[name] = counts.get(name, 0) + 1
     assert there == "new", (name, n)
 print(json.dumps(counts))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,21 +127,44 @@ def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> No
     run(folder, "run", "the cat", code=99, modules=NO_TORCH)
 
 
-@pytest.mark.real
-def test_a_library_that_an_option_needs_is_named_before_any_work(folder: Path) -> None:
-    """Three modules are missing, as they are where their extras are not installed."""
-    hidden = """
+def without(*libraries: str) -> dict[str, str]:
+    """Modules that hide libraries from a cold process, as if they were not installed."""
+    hidden = f"""
 import sys
 from importlib.machinery import PathFinder
 class Without(PathFinder):
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in {names}:
-            return None
-        return PathFinder.find_spec(name, path, target)
+        is_hidden = name.partition(".")[0] in {libraries}
+        return None if is_hidden else PathFinder.find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
-    modules = {"sitecustomize": hidden.format(names=("transformers", "resvg_py", "textual"))}
+    return {"sitecustomize": hidden}
+
+
+@pytest.mark.parametrize("library", ["torch", "msgspec", "typer", "rich"])
+def test_a_missing_library_is_named_with_the_line_that_installs_it(
+    folder: Path, library: str
+) -> None:
+    """`pip install --no-deps mhacli`, or an installation that was interrupted."""
+    ended = run(folder, "run", "the cat", code=1, modules=without(library))
+    assert library in ended.error["message"]
+    assert re.fullmatch(rf'pip install "{library}[<>=0-9.,]+" .*', ended.error["hint"])
+    several = without(library, "torch")
+    as_json = run(folder, "run", "the cat", "--json", code=1, modules=several)
+    assert as_json.error["code"] == "missing-library"
+    assert {*re.findall('"([a-z]+)[<>]', as_json.error["hint"])} == {library, "torch"}
+
+
+def test_without_torch_what_needs_none_still_answers(folder: Path) -> None:
+    for words in (["--help"], ["run", "--help-all"], ["vocab", "the cat"], ["show", "r"]):
+        run(folder, *words, modules=without("torch"))
+
+
+@pytest.mark.real
+def test_a_library_that_an_option_needs_is_named_before_any_work(folder: Path) -> None:
+    """Three modules are missing, as they are where their extras are not installed."""
+    modules = without("transformers", "resvg_py", "textual")
     for words, package in (
         (["show", "r", "--png", "q.png"], "resvg"),
         (["run", "a", "--model", "org/name"], "transformers"),
@@ -153,6 +177,16 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
         os.close(theirs)
         assert package in done.stdout + done.stderr
         assert "pip install" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("--help", 0), ("run --help", 0), ("run --help-all", 0), ("run --nope", 2), ("--version", 0)],
+)
+def test_help_and_a_wrong_option_do_without_what_typer_imports_for_values(
+    folder: Path, words: str, code: int
+) -> None:
+    run(folder, *words.split(), code=code, modules={"pydantic": NO_TORCH["torch"]})
 
 
 def test_the_module_is_the_program(folder: Path) -> None:

@@ -66,6 +66,36 @@ def test_the_whole_help_has_every_option_of_the_short_one(mha: Mha, command: str
     assert "--color" in whole
 
 
+@pytest.mark.parametrize("word", ["--help", "-h", "--help-all"])
+def test_help_is_shown_whatever_else_is_typed(mha: Mha, word: str) -> None:
+    """Also beside a value that would be refused."""
+    assert mha("run", "a", "--heads", "none", word).stdout == mha("run", word).stdout
+    assert mha(word, "run", "a").stdout == mha("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "program"),
+    [
+        (["run", "a", "--haeds", "2"], "--heads", "mha run --help"),
+        (["show", "--nope"], "--nope", "mha show --help"),
+        (["--nope", "run"], "--nope", "mha --help"),
+        (["run", "a", "--view", "pie"], "heatmap", "mha run --help"),
+        (["run", "a", "--view"], "--view", "mha run --help"),
+        (["show"], "RECORD", "mha show --help"),
+        (["rum"], "'run'", "mha --help"),
+        (["run", "-5 degrees"], "-5", "mha run -- "),
+        (["run", "a", "--compile"], "--compile", "mha bench takes its place"),
+    ],
+)
+def test_what_typer_refuses_is_answered_with_what_to_type(
+    mha: Mha, words: list[str], named: str, program: str
+) -> None:
+    ended = mha(*words, code=2)
+    assert named in ended.error["message"]
+    assert program in ended.error["hint"]
+    assert mha(*words, "--json", code=2).error["code"] == "usage"
+
+
 def test_the_version_is_that_of_the_package(mha: Mha) -> None:
     import mhacli
 
