@@ -1,8 +1,9 @@
 """Files with the program of a user, each a case of a test.
 
 The first comments of a file say what a test expects of it: `# expect: wrong batch-leak`. Other
-lines of the form `# name: value` give what the test needs besides. `# common: yes` stands where
-only some files of the folder are run by default: the others are marked `real`.
+lines of the form `# name: value` give what the test needs besides; a value of several lines has its
+name on each. `# common: yes` stands where only some files of the folder are run by default: the
+others are marked `real`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ class Case(NamedTuple):
 def read(path: Path) -> Case:
     """A file as a case."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    first = itertools.takewhile(lambda line: line.startswith("# "), lines)
-    pairs = (line.removeprefix("# ").partition(": ") for line in first)
-    return Case(path, {name: value for name, _, value in pairs})
+    comments: dict[str, str] = {}
+    for line in itertools.takewhile(lambda line: line.startswith("# "), lines):
+        name, _, value = line.removeprefix("# ").partition(":")
+        comments[name] = "\n".join(filter(None, (comments.get(name), value.strip())))
+    return Case(path, comments)
 
 
 def parameters(folder: Path, *, all_common: bool = False) -> list[object]:
@@ -61,7 +64,7 @@ def parameters(folder: Path, *, all_common: bool = False) -> list[object]:
         pytest.param(
             case,
             id=case.path.stem,
-            marks=[] if all_common or "common" in case.comments else [pytest.mark.real],
+            marks=[] if all_common or case.comments.get("common") == "yes" else [pytest.mark.real],
         )
         for case in cases
     ]

@@ -1,0 +1,17 @@
+# expect: right
+# holds: causality
+# called: forward(tgt, src=…, tgt_mask=torch.full((T, T), True).triu(1))
+# common: yes
+from torch import nn
+
+
+class Model(nn.Module):
+    """An encoder with a decoder, and a mask for the decoder's tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(40, 24), nn.Linear(24, 40)
+        self.layers = nn.Transformer(24, 3, 1, 1, 32, batch_first=True)
+
+    def forward(self, src, tgt, tgt_mask=None):
+        return self.head(self.layers(self.tokens(src), self.tokens(tgt), tgt_mask=tgt_mask))
