@@ -1,0 +1,12 @@
+# expect: too-slow
+# mentions: NeverBuilt|1.5
+# words: NeverBuilt --time-limit 1.5
+import time
+
+from attention import Attention
+
+
+class NeverBuilt(Attention):
+    def __init__(self):
+        while True:
+            time.sleep(0.05)
