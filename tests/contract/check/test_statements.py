@@ -4,15 +4,20 @@ another implementation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from support import some, user_code
+from support import edits, some, user_code
+from support.edits import Edit
 
 import mhacli
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+# A template: each step of the layer is a placeholder, which tests fill with a wrong expression and
+# then with the fix that the finding gives.
 MINE = """
 import math
 import torch
@@ -47,9 +52,9 @@ RIGHT = {
 TRIANGLE = 's.masked_fill(torch.ones(steps, steps).triu(1).bool(), float("-inf"))'
 
 
-def check(folder: Path, parts: dict[str, str], **states: object) -> mhacli.check:
+def check(folder: Path, parts: Mapping[str, str], **states: object) -> object:
     path = folder / "mine.py"
-    path.write_text(MINE.format(**RIGHT | parts))
+    path.write_text(MINE.format(**{**RIGHT, **parts}))
     return mhacli.check(user_code.load(path).Mine, **states)
 
 
@@ -60,17 +65,18 @@ def codes(examination: object) -> list[str]:
 # ------------------------------------------------------------------------------------------ the fix
 
 
+REAL = pytest.mark.real
+
+
 @pytest.mark.parametrize(
     ("place", "wrong"),
     [
         ("pattern", "s.softmax(-2)"),
         ("merged", "z.reshape(n, steps, width)"),
-        pytest.param("product", "b @ a.transpose(-2, -1)", marks=pytest.mark.real),
-        pytest.param("masked", "s * torch.ones(steps, steps).tril()", marks=pytest.mark.real),
-        pytest.param(
-            "pattern", "s.softmax(-1) * torch.ones(steps, steps).tril()", marks=pytest.mark.real
-        ),
-        pytest.param("weighed", "p.transpose(-2, -1) @ c", marks=pytest.mark.real),
+        pytest.param("product", "b @ a.transpose(-2, -1)", marks=REAL),
+        pytest.param("masked", "s * torch.ones(steps, steps).tril()", marks=REAL),
+        pytest.param("pattern", "s.softmax(-1) * torch.ones(steps, steps).tril()", marks=REAL),
+        pytest.param("weighed", "p.transpose(-2, -1) @ c", marks=REAL),
     ],
 )
 def test_the_fix_in_place_of_the_wrong_expression_makes_the_code_right(
@@ -97,10 +103,14 @@ def test_the_evidence_of_a_finding_has_its_numbers(tmp_path) -> None:
 # -------------------------------------------------------------------------------- mistakes together
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ({"pattern": "s.softmax(-2)", "divisor": "1.0"}, {"softmax-axis", "scale-missing"}),
+        (
+            {"pattern": "s.softmax(-2)", "divisor": "1.0"},
+            {"softmax-axis", "scale-missing"},
+        ),
         (
             {"merged": "z.reshape(n, steps, width)", "divisor": "1.0"},
             {"merge-without-transpose", "scale-missing"},
@@ -111,7 +121,6 @@ def test_the_evidence_of_a_finding_has_its_numbers(tmp_path) -> None:
         ),
     ],
 )
-@pytest.mark.real
 def test_two_mistakes_are_both_named(tmp_path, parts: dict[str, str], expected: set[str]) -> None:
     examination = check(tmp_path, parts, causal="masked" in parts)
     assert set(codes(examination)) == expected
@@ -133,51 +142,56 @@ def test_three_mistakes_are_unknown_and_something_to_try_is_named(tmp_path) -> N
 # --------------------------------------------------------------------------------------- statements
 
 
+class Statement(NamedTuple):
+    """What the user states about a layer with these steps, and the codes of the findings."""
+
+    parts: Mapping[str, str]
+    states: Mapping[str, object]
+    expect: str = ""
+    common: bool = False
+
+
+STATEMENTS = (
+    Statement({}, {"n_heads": 5, "scale": 8**-0.5}, common=True),
+    Statement({}, {"n_heads": 2}, "heads-not-as-stated"),
+    Statement({}, {"scale": 0.25}, "scale-not-as-stated"),
+    Statement({}, {"n_heads": 2, "scale": 0.25}, "heads-not-as-stated scale-not-as-stated"),
+    Statement({"pattern": "s.softmax(-2)"}, {"scale": 0.25}, "scale-not-as-stated softmax-axis"),
+    Statement({"divisor": "4.0"}, {"scale": 0.25}, common=True),
+    Statement({"masked": TRIANGLE}, {"causal": True}, common=True),
+    Statement({}, {"causal": True}, "causal-missing", common=True),
+    Statement({}, {"causal": True, "scale": 0.25}, "scale-not-as-stated causal-missing"),
+)
+
+
 @pytest.mark.parametrize(
-    ("parts", "states", "expected"),
+    "statement",
     [
-        ({}, {"n_heads": 5, "scale": 8**-0.5}, []),
-        pytest.param({}, {"n_heads": 2}, ["heads-not-as-stated"], marks=pytest.mark.real),
-        pytest.param({}, {"scale": 0.25}, ["scale-not-as-stated"], marks=pytest.mark.real),
         pytest.param(
-            {},
-            {"n_heads": 2, "scale": 0.25},
-            ["heads-not-as-stated", "scale-not-as-stated"],
-            marks=pytest.mark.real,
-        ),
-        pytest.param(
-            {"pattern": "s.softmax(-2)"},
-            {"scale": 0.25},
-            ["scale-not-as-stated", "softmax-axis"],
-            marks=pytest.mark.real,
-        ),
-        ({"divisor": "4.0"}, {"scale": 0.25}, []),
-        ({"masked": TRIANGLE}, {"causal": True}, []),
-        ({}, {"causal": True}, ["causal-missing"]),
-        pytest.param(
-            {},
-            {"causal": True, "scale": 0.25},
-            ["scale-not-as-stated", "causal-missing"],
-            marks=pytest.mark.real,
-        ),
+            one,
+            id=f"{'-'.join((*one.parts, *one.states))}: {one.expect or 'right'}",
+            marks=[] if one.common else [pytest.mark.real],
+        )
+        for one in STATEMENTS
     ],
 )
-def test_a_statement_that_the_code_contradicts_is_a_mistake(
-    tmp_path, parts, states, expected: list[str]
-) -> None:
-    examination = check(tmp_path, parts, **states)
+def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, statement: Statement) -> None:
+    examination = check(tmp_path, statement.parts, **statement.states)
+    expected = statement.expect.split()
     assert codes(examination) == expected
     assert examination.verdict == ("wrong" if expected else "right")
+    messages = {finding.code: finding.message for finding in examination.findings}
     if "scale-not-as-stated" in expected:
-        assert "0.25" in examination.findings[expected.index("scale-not-as-stated")].message
+        assert "0.25" in messages["scale-not-as-stated"]
     if "heads-not-as-stated" in expected:
-        assert all(number in examination.findings[0].message for number in ("5", "2"))
+        assert "5" in messages["heads-not-as-stated"]
+        assert "2" in messages["heads-not-as-stated"]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("layer", "layout"), [("RotaryAttention", "half"), ("ComplexLlama", "interleaved")]
 )
-@pytest.mark.real
 def test_a_stated_layout_of_rotary_positions_is_that_of_the_code(layer: str, layout: str) -> None:
     thing = getattr(user_code.load(user_code.ZOO / "positions.py"), layer)
     other = {"half": "interleaved", "interleaved": "half"}[layout]
@@ -195,34 +209,33 @@ def test_the_options_of_the_command_are_those_statements(mha, tmp_path) -> None:
 
 # --------------------------------------------------------------------------- another implementation
 
-SIZES = {"dim": 24, "num_heads": 3}
-TORCH = {"embed_dim": 24, "num_heads": 3, "batch_first": True}
+SIZES = {
+    "fused:VisionAttention": {"dim": 24, "num_heads": 3},
+    "separate:SelfAttention": {"embed_dim": 24, "num_heads": 3},
+    "odd:NoAttention": {"embed_dim": 24, "num_heads": 3},
+    "torch": {"embed_dim": 24, "num_heads": 3, "batch_first": True},
+}
+"""The arguments of layers; functions have none."""
 
 
-def compare(
-    one: str, other: str, folder: Path | None = None, pair: tuple[str, str] | None = None
-) -> object:
-    """The comparison of two layers of the zoo, of which the second may have a mistake; both names
-    may be of torch.
-    """
+def load(layer: str, path: Path | None = None) -> object:
+    """A layer of the zoo, or of a changed file, or that of torch."""
+    if layer == "torch":
+        from torch import nn
 
-    def parts(layer: str, change: tuple[str, str] | None) -> tuple[object, dict[str, object]]:
-        if layer.startswith("torch"):
-            from torch import nn
+        return nn.MultiheadAttention
+    file, _, name = layer.partition(":")
+    return getattr(user_code.load(path or user_code.ZOO / f"{file}.py"), name)
 
-            return nn.MultiheadAttention, TORCH
-        file, _, name = layer.partition(":")
-        path = user_code.ZOO / f"{file}.py"
-        if change and folder:
-            path, _ = user_code.write(folder, layer, change)
-        thing = getattr(user_code.load(path), name)
-        is_vision = name == "VisionAttention"
-        return thing, (SIZES if is_vision else {"embed_dim": 24, "num_heads": 3}) if isinstance(
-            thing, type
-        ) else {}
 
-    (first, given), (second, given_second) = parts(one, None), parts(other, pair)
-    return mhacli.check(first, arguments=given, against=second, against_arguments=given_second)
+def compare(one: str, other: str, path: Path | None = None) -> object:
+    """The comparison of two layers, of which the second may stand in a changed file."""
+    return mhacli.check(
+        load(one),
+        arguments=SIZES.get(one, {}),
+        against=load(other, path),
+        against_arguments=SIZES.get(other, {}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,46 +256,62 @@ def test_the_same_attention_written_otherwise_gives_the_same_output(one: str, ot
     assert examination.against
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "pair", "site"),
-    [
-        (
-            "fused:VisionAttention",
-            "separate:SelfAttention",
-            ("energy.softmax(dim=-1)", "energy.softmax(dim=-2)"),
-            "pattern",
-        ),
-        (
-            "fused:VisionAttention",
-            "separate:SelfAttention",
-            ("self.head_dim**-0.5", "self.head_dim**-1.0"),
-            "scores",
-        ),
-        ("fused:VisionAttention", "separate:SelfAttention", ("weights @ v", "weights.mT @ v"), "z"),
-        (
-            "fused:VisionAttention",
-            "separate:SelfAttention",
-            ("context.transpose(1, 2)", "context"),
-            "concat",
-        ),
-        (
-            "functions:attend_by_einsum",
-            "functions:attend",
-            (" / math.sqrt(q.size(-1))", ""),
-            "scores",
-        ),
-    ],
+DIFFERENCES = (
+    Edit(
+        layer="separate:SelfAttention",
+        old="energy.softmax(dim=-1)",
+        new="energy.softmax(dim=-2)",
+        expect="pattern",
+        common=True,
+    ),
+    Edit(
+        layer="separate:SelfAttention",
+        old="self.head_dim**-0.5",
+        new="self.head_dim**-1.0",
+        expect="scores",
+        common=True,
+    ),
+    Edit(
+        layer="separate:SelfAttention",
+        old="weights @ v",
+        new="weights.mT @ v",
+        expect="z",
+        common=True,
+    ),
+    Edit(
+        layer="separate:SelfAttention",
+        old="context.transpose(1, 2)",
+        new="context",
+        expect="concat",
+        common=True,
+    ),
+    Edit(
+        layer="functions:attend",
+        old=" / math.sqrt(q.size(-1))",
+        new="",
+        expect="scores",
+        common=True,
+    ),
 )
-def test_the_first_difference_of_two_implementations_is_located(
-    tmp_path, one, other, pair, site: str
-) -> None:
-    examination = compare(one, other, tmp_path, pair)
+"""What is expected is the site of the first difference."""
+SAME_AS = {
+    "separate:SelfAttention": "fused:VisionAttention",
+    "functions:attend": "functions:attend_by_einsum",
+}
+"""The same attention, written otherwise."""
+
+
+@pytest.mark.parametrize("edit", edits.parameters(DIFFERENCES))
+def test_the_first_difference_of_two_implementations_is_located(tmp_path, edit: Edit) -> None:
+    path, _ = edit.write(tmp_path)
+    one = SAME_AS[edit.layer]
+    examination = compare(one, edit.layer, path)
     assert (examination.verdict, codes(examination)) == ("wrong", ["differs"])
     assert examination.comparison.max_abs_difference > 1000 * examination.comparison.tolerance
     difference = examination.departure
-    assert difference.site == site
-    lines = (tmp_path / f"{other.partition(':')[0]}.py").read_text().splitlines()
-    assert pair[1] in lines[difference.other_line - 1]
+    assert difference.site == edit.expect
+    lines = path.read_text().splitlines()
+    assert edit.new in lines[difference.other_line - 1]
     assert difference.file.endswith(f"{one.partition(':')[0]}.py")
     assert difference.line
 
@@ -300,17 +329,9 @@ def test_two_that_cannot_have_the_same_weights_are_not_compared(one: str, other:
 @pytest.mark.real
 def test_the_command_compares_with_another_implementation(mha, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(**RIGHT | {"pattern": "s.softmax(-2)"}))
-    words = (
-        "--arg",
-        "d_model=24",
-        "--arg",
-        "n_heads=3",
-        "--against",
-        "torch.nn:MultiheadAttention",
-    )
-    document = mha(
-        "check", "mine.py:Mine", *words, "--against-arg", "batch_first=true", "--json", code=3
-    ).json
+    words = "check mine.py:Mine --arg d_model=24 --arg n_heads=3 --json --against"
+    against = ("torch.nn:MultiheadAttention", "--against-arg", "batch_first=true")
+    document = mha(*words.split(), *against, code=3).json
     assert document["against"] == "torch.nn:MultiheadAttention"
     assert document["departure"]["site"] == "pattern"
     assert "s.softmax(-2)" in document["departure"]["source"]
