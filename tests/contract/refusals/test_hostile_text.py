@@ -312,6 +312,7 @@ def test_a_byte_of_an_argument_that_is_no_utf8_is_shown_and_can_be_read_anyway(
     ] == sorted(set("\\xff"))
 
 
+# Not a file of its own: it must hold an escape sequence and a sign that turns text around.
 SOURCE = """
 import torch
 class Attention(torch.nn.Module):
