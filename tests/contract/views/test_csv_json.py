@@ -9,6 +9,7 @@ import html
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -346,33 +347,19 @@ def names_in(document: dict[str, Any]) -> list[str]:
     ("words", "code"),
     [
         ("doctor", 0),
-        pytest.param("check mine.py:attend", 0, marks=pytest.mark.real),
-        ("check mine.py:loud", 3),
+        pytest.param("check functions.py:attend", 0, marks=pytest.mark.real),
+        ("check functions.py:attend_without_scale", 3),
         ("diff a b", 3),
     ],
 )
 def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(
     mha: Run, tmp_path: Path, words, code
 ) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def attend(q, k, v):\n    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v\n\n\n"
-        "def loud(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v\n"
-    )
-    for name, seed in (("a", "1"), ("b", "2")) if words.startswith("diff") else ():
-        mha(
-            "run",
-            "a b c",
-            "--d-model",
-            "8",
-            "--heads",
-            "2",
-            "--seed",
-            seed,
-            "--save",
-            name,
-            "--view",
-            "none",
-        )
+    shutil.copy(Path(__file__).parent / "cases" / "functions.py", tmp_path)
+    if words.startswith("diff"):
+        layer = "--d-model 8 --heads 2 --view none".split()
+        mha("run", "a b c", *layer, "--seed", "1", "--save", "a")
+        mha("run", "a b c", *layer, "--seed", "2", "--save", "b")
     report = mha(*words.split(), "--json", "--html", "p.html", "--svg", "p.svg", code=code).json
     rows = lines_of(mha(*words.split(), "--csv", code=code).stdout)
     first = "site" if "diff" in words else "name"
@@ -383,11 +370,9 @@ def test_a_report_has_rows_as_csv_and_its_screen_as_a_page_and_a_picture(
         html.unescape(re.sub(r"<[^>]+>", " ", page)),
         " ".join(ElementTree.fromstring(picture).itertext()),
     ]
-    verdict = (
-        f"{'✗' if code else '✓'} {report['verdict']} mine.py"
-        if "check" in words
-        else report["summary"]
-    )
+    verdict = report["summary"]
+    if "check" in words:
+        verdict = f"{'✗' if code else '✓'} {report['verdict']} functions.py"
     for text in shown:
         assert " ".join(verdict.split()) in " ".join(text.split())
     assert "exists" in mha(*words.split(), "--svg", "p.svg", code=1).said
