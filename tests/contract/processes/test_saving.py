@@ -27,173 +27,6 @@ from support.mha import (
 READ_ONLY = WITHOUT_ROOT_RIGHTS if os.geteuid() == 0 else PLAIN_SHELL
 Mha = Callable[..., Ended]
 
-PRELUDE = """
-import errno, itertools, json, os, random, resource, signal, sys, time
-import mhacli
-
-CALLS = ("open", "write", "fsync", "fdatasync", "fchmod", "chmod", "link", "rename", "replace")
-MODE = 0o640
-records = {name: mhacli.load(name) for name in ("old", "new")}
-contents = {open(name, "rb").read(): name for name in records}
-old_content = open("old", "rb").read()
-os.mkdir("place")
-os.chdir("place")
-plain = {name: getattr(os, name) for name in CALLS}
-
-def require_unnamed(path, flags, *words, **options):
-    "The `open` of a file system without unnamed files."
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
-        raise OSError(errno.EOPNOTSUPP, "no unnamed files")
-    return plain["open"](path, flags, *words, **options)
-
-def counted(call, n, then):
-    "The function that does `then` before its n-th call, and writes at most 5000 bytes at once."
-    calls = itertools.count(1)
-    def counting(*words, **options):
-        if next(calls) == n:
-            then()
-        if call is plain["write"]:
-            words = (words[0], words[1][:5000])
-        return call(*words, **options)
-    return counting
-
-def patch(name, n, then, has_unnamed):
-    os.open = plain["open"] if has_unnamed else require_unnamed
-    setattr(os, name, counted(getattr(os, name), n, then))
-
-def prepare(exists):
-    for name in os.listdir("."):
-        os.unlink(name)
-    if exists:
-        with open("file", "wb") as file:
-            file.write(old_content)
-        os.chmod("file", MODE)
-
-def kept(exists):
-    "Which of the files is there, whole and with its mode."
-    if not exists and not os.path.exists("file"):
-        return None
-    name = contents[open("file", "rb").read()]
-    assert exists or name == "new"
-    assert not exists or os.stat("file").st_mode & 0o777 == MODE
-    return name
-"""
-
-FAILING = """
-def fail():
-    raise OSError(errno.EIO, "injected")
-
-def fault_of(exists):
-    try:
-        records["new"].save("file", force=exists)
-    except mhacli.MhaError as fault:
-        assert "file" in fault.message and "injected" in fault.message, fault
-        assert fault.exit_code == 1, fault
-        return fault
-
-counts = {}
-for has_unnamed, exists, name in itertools.product((True, False), (True, False), CALLS):
-    for n in itertools.count(1):
-        prepare(exists)
-        patch(name, n, fail, has_unnamed)
-        fault = fault_of(exists)
-        for call in CALLS:
-            setattr(os, call, plain[call])
-        there = kept(exists)
-        assert set(os.listdir(".")) <= {"file"}, (name, n, os.listdir("."))
-        if fault is None:
-            break
-        if name == "fsync" and n == 1:
-            # the bytes are synced before they have the name
-            assert there == ("old" if exists else None), (name, n)
-        counts[name] = counts.get(name, 0) + 1
-    assert there == "new", (name, n)
-print(json.dumps(counts))
-"""
-
-KILLED = """
-def end():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-counts = {}
-for has_unnamed, exists, name in itertools.product((True, False), (True, False), CALLS):
-    for n in itertools.count(1):
-        prepare(exists)
-        pid = os.fork()
-        if not pid:
-            patch(name, n, end, has_unnamed)
-            records["new"].save("file", force=exists)
-            os._exit(0)
-        status = os.waitpid(pid, 0)[1]
-        there = kept(exists)
-        if status == 0:
-            break
-        assert status == signal.SIGKILL, status
-        counts[name] = counts.get(name, 0) + 1
-    assert there == "new", (name, n)
-
-random.seed(20)
-for _ in range(60):
-    prepare(True)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        for number in itertools.count():
-            records["new" if number % 2 else "old"].save("file", force=True)
-            os.write(writing, b"!")
-    os.read(reading, 1)
-    time.sleep(random.uniform(0, 0.005))
-    os.kill(pid, signal.SIGKILL)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert kept(True) in records
-    os.close(reading)
-    os.close(writing)
-print(json.dumps(counts))
-"""
-
-LIMITED = """
-counts = {"limit": 0}
-for exists, limit in itertools.product((True, False), (1, 4097, min(map(len, contents)) - 1)):
-    prepare(exists)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    try:
-        records["new"].save("file", force=exists)
-    except mhacli.MhaError as fault:
-        assert "file" in fault.message and "too large" in fault.message, fault
-        counts["limit"] += 1
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert kept(exists) == ("old" if exists else None)
-    assert set(os.listdir(".")) <= {"file"}
-print(json.dumps(counts))
-"""
-
-WRITERS = """
-def ends(n_writers, n_saves, force):
-    "The exit codes of processes that begin to save to one path at once."
-    prepare(False)
-    reading, writing = os.pipe()
-    pids = []
-    for number in range(n_writers):
-        pids.append(os.fork())
-        if not pids[-1]:
-            os.close(writing)
-            os.read(reading, 1)
-            try:
-                for _ in range(n_saves):
-                    records["old" if number % 2 else "new"].save("file", force=force)
-            except mhacli.MhaError as fault:
-                os._exit(fault.exit_code if fault.code == "exists" else 9)
-            os._exit(0)
-    os.close(reading)
-    os.close(writing)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert os.listdir(".") == ["file"]
-    assert open("file", "rb").read() in contents
-    return codes
-
-print(json.dumps({"forced": ends(5, 20, True), "first": ends(5, 1, False)}))
-"""
-
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -211,11 +44,16 @@ def folder(tmp_path: Path, records: Path) -> Path:
     return tmp_path
 
 
-def printed_by(folder: Path, script: str) -> dict[str, Any]:
-    """The JSON that a fresh interpreter prints, which saves records with `Record.save`."""
-    words = [sys.executable, "-c", PRELUDE + script]
+def printed_by(folder: Path, program: str) -> dict[str, Any]:
+    """The JSON that a program of `cases/saving` prints, which saves records with `Record.save`."""
+    path = Path(__file__).parent / "cases" / "saving" / f"{program}.py"
     done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-B", path],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
@@ -225,30 +63,41 @@ def printed_by(folder: Path, script: str) -> dict[str, Any]:
 
 
 def test_whichever_call_of_a_save_fails_the_old_or_the_new_file_is_whole(folder: Path) -> None:
-    counts = printed_by(folder, FAILING)
+    counts = printed_by(folder, "failing")
     assert counts.keys() >= {"fsync"}
     assert counts.keys() & {"link", "rename", "replace"}
 
 
 @pytest.mark.real
 def test_wherever_a_save_is_killed_the_old_or_the_new_file_is_whole(folder: Path) -> None:
-    counts = printed_by(folder, KILLED)
+    counts = printed_by(folder, "killed")
     assert counts.keys() >= {"fsync"}
     assert counts.keys() & {"link", "rename", "replace"}
 
 
 def test_a_save_over_the_size_limit_leaves_the_old_file(folder: Path) -> None:
-    assert printed_by(folder, LIMITED) == {"limit": 6}
+    assert printed_by(folder, "limited") == {"limit": 6}
 
 
 @pytest.mark.real
 def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds(
     folder: Path,
 ) -> None:
-    assert printed_by(folder, WRITERS) | {"first": None} == {"forced": [0] * 5, "first": None}
+    assert printed_by(folder, "writers") | {"first": None} == {"forced": [0] * 5, "first": None}
     (folder / "place" / "file").unlink()
     (folder / "place").rmdir()
-    assert sorted(printed_by(folder, WRITERS)["first"]) == [0, 1, 1, 1, 1]
+    assert sorted(printed_by(folder, "writers")["first"]) == [0, 1, 1, 1, 1]
+
+
+# A template: the call that fails differs from case to case.
+FAILING_CALL = """
+import os
+
+def fail(*_, **__):
+    raise OSError(5, "injected")
+
+os.{call} = fail
+"""
 
 
 @pytest.mark.parametrize("target", ["kept", pytest.param("fresh", marks=pytest.mark.real)])
@@ -259,9 +108,7 @@ def test_a_command_whose_save_fails_ends_with_1_and_names_file_and_reason(
     tmp_path: Path, call: str, target: str
 ) -> None:
     (tmp_path / "kept").write_text("kept")
-    failing = (
-        f"import os\ndef fail(*_, **__):\n    raise OSError(5, 'injected')\nos.{call} = fail\n"
-    )
+    failing = FAILING_CALL.format(call=call)
     words = ("vocab", "a b", "--save", target, "--force", "--json")
     before = set(os.listdir(tmp_path))
     done = run(tmp_path, *words, code=1, modules={**NO_TORCH, "sitecustomize": failing})

@@ -21,34 +21,15 @@ from support.mha import BELONGS_TO_TEST, NO_TORCH, PATIENCE_S, environment, fing
 SIGNALS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
-PAUSE = (
-    "import time\nwith open('modules/reached', 'wb', 0) as fifo:\n   "
-    " fifo.write(b'!')\ntime.sleep(600)\n"
-)
-"""A Python program that says through a FIFO that it has come to this place, and stays there."""
 
 
-def indented(code: str, n_levels: int = 1) -> str:
-    return code.replace("\n", "\n" + "    " * n_levels).rstrip()
+def program(name: str) -> str:
+    """The text of a program of `cases`."""
+    return (Path(__file__).parent / "cases" / f"{name}.py").read_text()
 
 
-DURING_SAVE = f"""
-import os
-real = os.fsync
-def pausing(fd):
-    real(fd)
-    {indented(PAUSE)}
-os.fsync = pausing
-"""
-DURING_IMPORT = f"""
-import sys
-class Pausing:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "torch.nn":
-            {indented(PAUSE, 3)}
-sys.meta_path.insert(0, Pausing)
-"""
+PAUSE = program("pause")
+"""It says through a FIFO that it has come to this place, and stays there."""
 
 
 @pytest.fixture
@@ -114,7 +95,11 @@ def files(folder: Path) -> dict[str, object]:
     "modules",
     [
         pytest.param({"typer": PAUSE}, id="typer"),
-        pytest.param({"sitecustomize": DURING_IMPORT}, id="torch", marks=pytest.mark.real),
+        pytest.param(
+            {"sitecustomize": program("pause_in_import"), "pause": PAUSE},
+            id="torch",
+            marks=pytest.mark.real,
+        ),
     ],
 )
 def test_a_signal_during_an_import_ends_the_process(
@@ -134,7 +119,8 @@ def test_a_signal_during_a_save_leaves_the_files_as_they_were(
     (tmp_path / "old").write_text("old")
     before = files(tmp_path)
     words = ("vocab", "a b", "--save", target, "--force", "--json")
-    with started(tmp_path, *words, modules={**NO_TORCH, "sitecustomize": DURING_SAVE}) as process:
+    modules = {**NO_TORCH, "sitecustomize": program("pause_in_save"), "pause": PAUSE}
+    with started(tmp_path, *words, modules=modules) as process:
         reached()
         assert end_of(process, number) == (code, b"", b"")
     assert files(tmp_path) == before
@@ -156,21 +142,8 @@ def test_a_signal_while_stdin_is_read_ends_the_process(
     os.close(writing)
 
 
-LONG = (
-    "heads",
-    "--file",
-    "long.txt",
-    "--max-tokens",
-    "100000",
-    "--heads",
-    "32",
-    "--device",
-    "cpu",
-    "--save",
-    "new",
-)
-SMALL = ("--device", "cpu", "--lengths", "16", "--backends", "sdpa")
-BENCH = ("bench", *SMALL, "--budget", "600", "--save-baseline", "new")
+LONG = "heads --file long.txt --max-tokens 100000 --heads 32 --device cpu --save new".split()
+BENCH = ("bench --device cpu --lengths 16 --backends sdpa --budget 600 --save-baseline new").split()
 PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
 """A bar of progress, which hides the cursor, and words that say what is computed."""
 
@@ -182,7 +155,7 @@ PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
     ids=["heads", "bench", "bench-SIGINT"],
 )
 def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears_the_terminal(
-    tmp_path: Path, words: tuple[str, ...], number: int, code: int
+    tmp_path: Path, words: list[str], number: int, code: int
 ) -> None:
     """The computation would take minutes."""
     (tmp_path / "long.txt").write_text(" ".join(f"w{i % 977}" for i in range(60_000)))
@@ -212,10 +185,7 @@ def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears
 def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(
     tmp_path: Path,
 ) -> None:
-    torch = (
-        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nfinally:\n    raise"
-        " ImportError\n"
-    )
+    torch = program("interrupted_import")
     with started(tmp_path, "run", "a", modules={"torch": torch}) as process:
         assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
         assert process.returncode == 130

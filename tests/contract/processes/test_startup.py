@@ -9,11 +9,15 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from support import cases
 from support.mha import NO_TORCH, PATIENCE_S, run
 
+CASES = Path(__file__).parent / "cases"
 NO_LIBRARIES = {
     name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "ray")
 }
@@ -38,89 +42,77 @@ def folder(tmp_path: Path, saved: Path) -> Path:
     return tmp_path
 
 
-WITHOUT_LIBRARIES = [
-    ("--help", 0),
-    ("--version", 0),
-    ("run --help", 0),
-    ("check --help", 0),
-    ("bench --help-all", 0),
-    ("rum", 2),
-    ("explain", 0),
-    ("explain sink", 0),
-    ("vocab the cat", 0),
-    ("run", 2),
-    ("run a --heads 5", 2),
-    ("run a --view cubist", 2),
-    ("run --file missing", 1),
-    ("run a --weights none.safetensors", 1),
-    ("run a --d-head 5 --positions rope", 2),
-    ("run a --random 2,5", 2),
-    ("decode a --heads 5", 2),
-    ("view r", 1),
-    ("heads a --heads 5", 2),
-    ("heads a --query 9", 2),
-    ("check", 2),
-    ("help weights info", 0),
-    ("doctor --model ./missing", 1),
-    ("doctor --seed -1", 2),
-    ("check missing.py:X", 1),
-    ("bench --lengths few", 2),
-    ("bench --backends sdpa3", 2),
-    ("bench --heads 9 --kv-heads 2", 2),
-    ("bench --compare none.json", 1),
-    ("bench --save-baseline none.json", 1),
-    ("bench --fail-if slower:2", 2),
-]
+class Command(NamedTuple):
+    """The words of a command, its exit code, and whether it is run by default: others are of the
+    same kind.
+    """
+
+    words: str
+    code: int | tuple[int, ...]
+    common: bool = False
 
 
-OF_A_KIND = (
-    "bench --",
-    "run a",
-    "run --h",
-    "heads",
-    "explain s",
-    "check -",
-    "decode",
-    "doctor --s",
-    "help",
-    "--v",
+def parameters(commands: Iterable[Command]) -> list[object]:
+    return [
+        pytest.param(*one[:2], id=one.words, marks=[] if one.common else [pytest.mark.real])
+        for one in commands
+    ]
+
+
+WITHOUT_LIBRARIES = (
+    Command("--help", 0, common=True),
+    Command("--version", 0),
+    Command("run --help", 0),
+    Command("check --help", 0),
+    Command("bench --help-all", 0),
+    Command("rum", 2, common=True),
+    Command("explain", 0, common=True),
+    Command("explain sink", 0),
+    Command("vocab the cat", 0, common=True),
+    Command("run", 2, common=True),
+    Command("run a --heads 5", 2),
+    Command("run a --view cubist", 2),
+    Command("run --file missing", 1, common=True),
+    Command("run a --weights none.safetensors", 1),
+    Command("run a --d-head 5 --positions rope", 2),
+    Command("run a --random 2,5", 2),
+    Command("decode a --heads 5", 2),
+    Command("view r", 1, common=True),
+    Command("heads a --heads 5", 2),
+    Command("heads a --query 9", 2),
+    Command("check", 2, common=True),
+    Command("help weights info", 0),
+    Command("doctor --model ./missing", 1, common=True),
+    Command("doctor --seed -1", 2),
+    Command("check missing.py:X", 1, common=True),
+    Command("bench --lengths few", 2),
+    Command("bench --backends sdpa3", 2),
+    Command("bench --heads 9 --kv-heads 2", 2),
+    Command("bench --compare none.json", 1),
+    Command("bench --save-baseline none.json", 1),
+    Command("bench --fail-if slower:2", 2),
 )
-"""What rows begin with of which others are of the same kind."""
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        pytest.param(*row, marks=[pytest.mark.real] * row[0].startswith(OF_A_KIND))
-        for row in WITHOUT_LIBRARIES
-    ],
+WITHOUT_TORCH = (
+    Command("show r", 0, common=True),
+    Command("diff r other", (0, 3), common=True),
+    Command("show none.safetensors", 1, common=True),
+    Command("show r --json", 0),
+    Command("show r --html p.html --svg p.svg --png p.png --force", 0, common=True),
+    Command("show r --csv", 0),
+    Command("show r --view heatmap --head 1", 0),
 )
+
+
+@pytest.mark.parametrize(("words", "code"), parameters(WITHOUT_LIBRARIES))
 def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
     run(folder, *words.split(), code=code, modules=NO_LIBRARIES)
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("show r", 0),
-        ("diff r other", (0, 3)),
-        ("show none.safetensors", 1),
-        pytest.param("show r --json", 0, marks=pytest.mark.real),
-        ("show r --html p.html --svg p.svg --png p.png", 0),
-        pytest.param("show r --csv", 0, marks=pytest.mark.real),
-        pytest.param("show r --view heatmap --head 1", 0, marks=pytest.mark.real),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), parameters(WITHOUT_TORCH))
 def test_saved_records_are_shown_and_compared_without_torch(
     folder: Path, words: str, code: int | tuple[int, ...]
 ) -> None:
-    run(
-        folder,
-        *words.split(),
-        *(["--force"] if "--html" in words else []),
-        code=code,
-        modules=NO_TORCH,
-    )
+    run(folder, *words.split(), code=code, modules=NO_TORCH)
 
 
 def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> None:
@@ -129,16 +121,8 @@ def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> No
 
 def without(*libraries: str) -> dict[str, str]:
     """Modules that hide libraries from a cold process, as if they were not installed."""
-    hidden = f"""
-import sys
-from importlib.machinery import PathFinder
-class Without(PathFinder):
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        is_hidden = name.partition(".")[0] in {libraries}
-        return None if is_hidden else PathFinder.find_spec(name, path, target)
-sys.meta_path[sys.meta_path.index(PathFinder)] = Without
-"""
+    hidden = (CASES / "hides_libraries.py").read_text()
+    hidden = hidden.replace("HIDDEN = ()", f"HIDDEN = {libraries}")
     return {"sitecustomize": hidden}
 
 
@@ -196,13 +180,12 @@ def test_the_module_is_the_program(folder: Path) -> None:
 
 
 def test_importing_the_package_loads_none_of_its_libraries() -> None:
-    code = (
-        "import sys, mhacli\nlarge = ('torch', 'numpy', 'rich', 'typer', 'transformers', 'polars',"
-        " 'pandas', 'textual')\nprint([name for name in large if name in"
-        " sys.modules])\nmhacli.Config, mhacli.MhaError, mhacli.Record, mhacli.load\nprint('torch'"
-        " in sys.modules)\n"
-    )
+    case = cases.read(CASES / "imports_the_package.py")
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        [sys.executable, case.path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
-    assert done.stdout.splitlines() == ["[]", "False"]
+    assert done.stdout.split() == case.expect

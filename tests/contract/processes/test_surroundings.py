@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -34,26 +35,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("home", [None, "", "/no/such/home"], ids=str)
-def test_a_home_that_is_not_there_does_not_matter(folder: Path, home: str | None) -> None:
-    for words in (["vocab", "a"], ["show", "r"], ["run", "a"]):
-        run(folder, *words, env={"HOME": home, "USER": None})
+def test_commands_print_the_same_with_a_home_that_is_not_there(
+    folder: Path, home: str | None
+) -> None:
+    for words in (["vocab", "a"], ["show", "r"], ["run", "a", "--repeat", "1", "--json"]):
+        shown = run(folder, *words, env={"HOME": home, "USER": None})
+        expected = run(folder, *words)
+        if "--json" in words:
+            assert shown.json["pattern"] == expected.json["pattern"]
+        else:
+            assert shown.stdout == expected.stdout
+        assert shown.stderr == expected.stderr == ""
 
 
 @pytest.mark.real
-def test_a_home_that_cannot_be_written_does_not_matter(folder: Path) -> None:
+def test_commands_print_the_same_with_a_home_that_cannot_be_written(folder: Path) -> None:
     (folder / "locked").mkdir(0o555, exist_ok=True)
     env = {"HOME": "locked", "XDG_CACHE_HOME": "locked", "TMPDIR": "locked", "USER": None}
-    run(folder, "run", "a b", "--json", env=env, shell=READ_ONLY)
-    run(folder, "show", "r", env=env, shell=READ_ONLY, modules=NO_TORCH)
+    words = ("run", "a b", "--json")
+    computed = run(folder, *words, env=env, shell=READ_ONLY)
+    assert computed.json["pattern"] == run(folder, *words).json["pattern"]
+    shown = run(folder, "show", "r", env=env, shell=READ_ONLY, modules=NO_TORCH)
+    assert shown.stdout == run(folder, "show", "r").stdout
 
 
 def test_a_deleted_working_folder_does_not_matter_to_files_elsewhere(folder: Path) -> None:
-    run(folder, "vocab", "a b", "--save", folder / "v", "--force", shell=DELETED, modules=NO_TORCH)
-    run(folder, "show", folder / "r", "--json", shell=DELETED, modules=NO_TORCH)
-    assert (
-        "w"
-        in run(folder, "run", "a", "--weights", "w", code=1, shell=DELETED, modules=NO_TORCH).said
-    )
+    elsewhere = {"shell": DELETED, "modules": NO_TORCH}
+    run(folder, "vocab", "a b", "--save", folder / "v", "--force", **elsewhere)
+    assert [row["token"] for row in json.loads((folder / "v").read_text())["tokens"]] == ["a", "b"]
+    shown = run(folder, "show", folder / "r", "--json", **elsewhere)
+    assert shown.json["sequences"][0]["tokens"] == ["the", "cat", "sat"]
+    assert "w" in run(folder, "run", "a", "--weights", "w", code=1, **elsewhere).said
 
 
 @pytest.mark.real
@@ -70,7 +82,8 @@ def test_a_file_in_a_deleted_working_folder_is_refused(folder: Path) -> None:
 def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_error(
     folder: Path,
 ) -> None:
-    run(folder, "run", "a", "--json", code=(0, 1), shell=DELETED)
+    done = run(folder, "run", "a", "--json", code=(0, 1), shell=DELETED)
+    assert done.json["pattern"] if done.code == 0 else done.error["message"]
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -108,18 +121,6 @@ def test_a_word_of_a_million_letters_is_refused_with_its_limit(
     assert done.missing("1000", "--max-token-len") == []
 
 
-PEAK = """
-import os
-end = os._exit
-def report(code):
-    with open("/proc/self/status") as status, open("modules/peak", "w") as file:
-        file.write(next(line.split()[1] for line in status if line.startswith("VmHWM")))
-    end(code)
-os._exit = report
-"""
-"""A module that writes the largest memory of the process, in KiB."""
-
-
 @pytest.mark.real
 def test_a_run_that_does_not_fit_is_refused_with_what_it_takes_and_with_a_length_that_does_fit(
     tmp_path: Path,
@@ -133,6 +134,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_it_takes_and_with_a_length
     assert available < 1500 * MIB
     (fits,) = re.findall(r"--max-tokens (\d+)", done.said)
     run(tmp_path, *words, stdin="word " * int(fits), shell=limited(1500 * MIB))
-    run(tmp_path, *words, stdin="word " * 2200, modules={"sitecustomize": PEAK})
+    peak = (Path(__file__).parent / "cases" / "peak.py").read_text()
+    run(tmp_path, *words, stdin="word " * 2200, modules={"sitecustomize": peak})
     measured = int((tmp_path / "modules" / "peak").read_text()) * 1024
     assert measured <= predicted <= 2 * measured
