@@ -341,22 +341,7 @@ class Page(HTMLParser):
     are left out.
     """
 
-    BLOCKS = (
-        "p",
-        "div",
-        "section",
-        "header",
-        "h1",
-        "h2",
-        "h3",
-        "tr",
-        "caption",
-        "title",
-        "li",
-        "summary",
-        "main",
-        "pre",
-    )
+    BLOCKS = "p div section header h1 h2 h3 tr caption title li summary main pre".split()
 
     def __init__(self, source: str) -> None:
         super().__init__()

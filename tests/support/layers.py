@@ -10,21 +10,10 @@ import numpy as np
 
 from support import oracle
 
-FIELDS = (
-    "entropy",
-    "entropy_share",
-    "effective_keys",
-    "participation",
-    "distance",
-    "sink",
-    "leading",
-    "diagonal",
-    "previous",
-    "duplicate",
-    "induction",
-    "near",
-    "at_offset",
-)
+FIELDS = """
+    entropy entropy_share effective_keys participation distance sink leading diagonal previous
+    duplicate induction near at_offset
+""".split()
 KEPT = ("x", "q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out")
 
 

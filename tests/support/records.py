@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,11 @@ SHOWN = {"\u202egnp.exe": "\\u202egnp.exe", "a\u200bb": "a\\u200bb", "\x1b[31m":
 """How a token with invisible characters is shown."""
 BIASED = ("--heads", "3", "--d-model", "6", "--scale", "1e-9", "--score-bias", "bias.safetensors")
 """A layer whose weights are the softmax of a bias: the dot products do not matter."""
-RECIPES: dict[str, tuple[str, ...]] = {
+RECIPES: dict[str, Sequence[str]] = {
     "plain": (
         "run",
         SEVEN,
-        "--heads",
-        "3",
-        "--d-model",
-        "33",
-        "--keep",
-        "qk,scores,pattern,z,out,v",
+        *"--heads 3 --d-model 33 --keep qk,scores,pattern,z,out,v".split(),
     ),
     "sinks": ("run", THIRTEEN, "--causal", *BIASED),
     "nan": ("run", SEVEN, "--allow-nonfinite", *BIASED),
@@ -58,23 +54,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "many": (
         "run",
         " ".join(f"w{place % 97}" for place in range(300)),
-        "--heads",
-        "12",
-        "--d-model",
-        "96",
-        "--causal",
+        *"--heads 12 --d-model 96 --causal".split(),
     ),
-    "hostile": (
-        "run",
-        "--file",
-        "text.txt",
-        "--tokenizer",
-        "tokenizer.json",
-        "--heads",
-        "1",
-        "--view",
-        "none",
-    ),
+    "hostile": "run --file text.txt --tokenizer tokenizer.json --heads 1 --view none".split(),
     "bare": ("run", SEVEN, "--heads", "2", "--keep", "z"),
     "trained": ("run", SEVEN, "--heads", "2", "--train", "--dropout", "0.5"),
     "traced": ("trace", "the cat sat", "--heads", "2"),

@@ -124,18 +124,10 @@ ROWS = (
     Right("odd:Normalizes"),
     Right("odd:PixelBlock", choices="pre-norm residual softcap"),
 )
-CACHED = (
-    "LlamaAttention",
-    "OwnRotations",
-    "PastAttention",
-    "RotaryPast",
-    "OneTokenAtATime",
-    "HubAttention",
-    "GrowingCacheAttention",
-    "SeparateCaches",
-    "PositionIds",
-    "OwnGrowingCache",
-)
+CACHED = """
+    LlamaAttention OwnRotations PastAttention RotaryPast OneTokenAtATime HubAttention
+    GrowingCacheAttention SeparateCaches PositionIds OwnGrowingCache
+""".split()
 UNJUDGED = {
     "TalkingHeads": (DIM, ""),
     "LinearAttention": (DIM, ""),

@@ -158,16 +158,8 @@ def require_means(document: Any, index: int, side: str) -> None:
         means = oracle.head_statistics(
             pattern[:, head["head"]], cells, oracle.marked(tokens, tokens), head["offset"]
         )
-        for name in (
-            "entropy",
-            "entropy_share",
-            "effective_keys",
-            "distance",
-            "sink",
-            "previous",
-            "duplicate",
-            "near",
-        ):
+        names = "entropy entropy_share effective_keys distance sink previous duplicate near"
+        for name in names.split():
             assert head[name] == pytest.approx(means[name], rel=2e-5, abs=2e-5), name
 
 
@@ -446,13 +438,7 @@ def test_a_chat_is_rendered_by_the_template_and_its_roles_are_spans(
             "heads",
             "--model",
             place,
-            "--chat",
-            "chat.json",
-            "--span",
-            "system,user",
-            "--span",
-            "user2",
-            "--json",
+            *"--chat chat.json --span system,user --span user2 --json".split(),
         ).json
         rendered = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in chat)
         assert actual["sequences"][0]["text"] == rendered
@@ -642,18 +628,7 @@ def test_a_text_beyond_the_positions_of_the_model_is_refused_and_a_limit_takes_i
 def test_the_statistics_of_a_long_text_need_no_matrices(mha: Any, tmp_path: Path) -> None:
     """Two thousand tokens in one layer of a model with windows."""
     (tmp_path / "long.txt").write_text(STORY.read_text() * 2)
-    words = (
-        "--file",
-        "long.txt",
-        "--max-tokens",
-        "1500",
-        "--layer",
-        "1",
-        "--head",
-        "2",
-        "--query",
-        "1499",
-    )
+    words = "--file long.txt --max-tokens 1500 --layer 1 --head 2 --query 1499".split()
     document = mha("heads", "--model", checkpoints.folder("llama"), *words, "--json").json
     row = document["sequences"][0]["ids"]
     assert len(row) == 1500

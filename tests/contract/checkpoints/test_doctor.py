@@ -24,18 +24,7 @@ PADDING = ("right-padding", "left-padding")
 CHECKS = ("finite", "repeat", "causality", "cache", *PADDING, "batch", "eager", "row-sums", "bos")
 ALWAYS = {"finite", "repeat", "right-padding", "batch", "row-sums"}
 AT_PUSH = ("gpt2",)
-ALIKE = (
-    "qwen2",
-    "olmo2",
-    "phi",
-    "granite",
-    "gpt_bigcode",
-    "electra",
-    "codegen",
-    "falcon-groups",
-    "roberta",
-    "gptj",
-)
+ALIKE = "qwen2 olmo2 phi granite gpt_bigcode electra codegen falcon-groups roberta gptj".split()
 """Families whose passes are those of another one here."""
 EXAMINED = tuple(name for name in (*OF_TEXT, "t5", "bart") if name not in ALIKE)
 

@@ -29,20 +29,9 @@ OUTPUT_PROJECTION = re.compile(
     r"(att.*(c_proj|o_proj|out_proj|out_lin|output\.dense|Wo)|att\w*\.dense|Attention\.o)$"
 )
 """Modules that read the heads' outputs side by side. Their parents are attentions."""
-AT_PUSH = (
-    "gpt2",
-    "llama",
-    "gemma2",
-    "gpt_oss",
-    "falcon-alibi",
-    "bloom",
-    "bert",
-    "modernbert",
-    "deberta-v2",
-    "t5",
-    "whisper",
-    "clip",
-)
+AT_PUSH = """
+    gpt2 llama gemma2 gpt_oss falcon-alibi bloom bert modernbert deberta-v2 t5 whisper clip
+""".split()
 EVERY = some(FAMILIES, default=AT_PUSH)
 SOFTCAPS, WITH_SINKS = {"gemma2": 2.0}, ("gpt_oss", "granite_swa", "inkling2_text")
 POSITIONS = {
@@ -60,24 +49,10 @@ POSITIONS = {
     "modernbert": "rope",
     "bart": "learned",
 }
-STATISTICS = (
-    "entropy",
-    "entropy_share",
-    "effective_keys",
-    "participation",
-    "distance",
-    "window_50",
-    "window_90",
-    "window_99",
-    "sink",
-    "leading",
-    "diagonal",
-    "previous",
-    "duplicate",
-    "induction",
-    "near",
-    "at_offset",
-)
+STATISTICS = """
+    entropy entropy_share effective_keys participation distance window_50 window_90 window_99
+    sink leading diagonal previous duplicate induction near at_offset
+""".split()
 
 
 def inputs(name: str) -> dict[str, torch.Tensor]:

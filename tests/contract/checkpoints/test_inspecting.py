@@ -316,6 +316,12 @@ def test_each_call_is_a_pass_and_the_record_is_that_of_the_last() -> None:
     assert seen.record is seen.passes[-1]
 
 
+AVERAGED = """
+    entropy entropy_share effective_keys participation distance sink leading diagonal previous
+    duplicate induction near max_score
+""".split()
+
+
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_statistics_over_passes_are_those_of_a_batch_of_all_texts(name: str) -> None:
     lengths, rows, model = (3, 11, 7), ids(3, 11), checkpoints.model(name)
@@ -329,21 +335,7 @@ def test_statistics_over_passes_are_those_of_a_batch_of_all_texts(name: str) -> 
     assert len(seen.statistics()) == len(batch.record.heads) == 6
     for actual, expected in zip(seen.statistics(), batch.record.heads, strict=True):
         assert (actual.layer, actual.head) == (expected.layer, expected.head)
-        for field in (
-            "entropy",
-            "entropy_share",
-            "effective_keys",
-            "participation",
-            "distance",
-            "sink",
-            "leading",
-            "diagonal",
-            "previous",
-            "duplicate",
-            "induction",
-            "near",
-            "max_score",
-        ):
+        for field in AVERAGED:
             assert getattr(actual, field) == pytest.approx(
                 getattr(expected, field), rel=2e-5, abs=2e-6
             ), field

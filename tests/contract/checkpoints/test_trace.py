@@ -268,11 +268,7 @@ def test_places_of_a_text_padded_on_the_left_count_its_own_tokens(mha: Any) -> N
         "trace",
         "--model",
         checkpoints.folder("llama"),
-        "--layer",
-        "1",
-        "--cell",
-        "2,3,1",
-        "--json",
+        *"--layer 1 --cell 2,3,1 --json".split(),
     )
     padded = mha(*words, TEXT, "the mat", "--padding", "left", "--sequence", "1").json["cell"]
     alone = mha(*words, "the mat").json["cell"]

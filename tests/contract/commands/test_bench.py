@@ -267,18 +267,7 @@ def test_a_run_that_is_faster_ends_with_0_and_csv_has_a_line_for_each_row(
 @pytest.mark.real
 def test_where_no_backend_runs_the_rows_are_printed_and_the_exit_code_is_1(mha: Mha) -> None:
     """A call would take longer than it may."""
-    sizes = (
-        "--lengths",
-        "1000k",
-        "--heads",
-        "1",
-        "--d-head",
-        "8",
-        "--batch",
-        "1",
-        "--call-limit",
-        "0.01",
-    )
+    sizes = "--lengths 1000k --heads 1 --d-head 8 --batch 1 --call-limit 0.01".split()
     done = mha("bench", *ON_CPU, *sizes, "--backends", "sdpa", "--json", code=1)
     assert [row["status"] for row in done.json["rows"]] == ["too-slow"]
     assert all(row["reason"] for row in done.json["rows"])

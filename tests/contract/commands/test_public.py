@@ -12,22 +12,10 @@ import pytest
 
 import mhacli
 
-NAMES = {
-    "Config",
-    "MhaError",
-    "MultiHeadAttention",
-    "Record",
-    "bench",
-    "check",
-    "diff",
-    "doctor",
-    "effects",
-    "heads",
-    "inspect",
-    "inspecting",
-    "load",
-    "removed",
-}
+NAMES = """
+    Config MhaError MultiHeadAttention Record bench check diff doctor effects heads inspect
+    inspecting load removed
+""".split()
 
 
 def test_every_public_name_is_listed_and_documented() -> None:

@@ -22,11 +22,7 @@ COMMANDS = {
     "trace": ["the cat", "--values"],
     "heads": [
         "the cat sat on the mat and the cat sat too",
-        "--heads",
-        "4",
-        "--causal",
-        "--map",
-        "1",
+        *"--heads 4 --causal --map 1".split(),
     ],
     "decode": ["the cat sat on", "--prompt-len", "2", "--kv-heads", "2"],
 }

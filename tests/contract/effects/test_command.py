@@ -185,11 +185,7 @@ def test_removals_that_cannot_be_verified_end_with_3_and_no_numbers(
         TEXT,
         "--model",
         undecided,
-        "--edges",
-        "--layer",
-        "0",
-        "--verify",
-        "13",
+        *"--edges --layer 0 --verify 13".split(),
         *words,
         code=3,
     )

@@ -147,14 +147,8 @@ def test_csv_the_saved_record_and_python_have_the_same_table(
     columns = table.to_dicts()
     assert len(rows) == len(columns) == N_LAYERS * N_HEADS
     for row, of_table in zip(rows, columns, strict=True):
-        for name in (
-            "d_logit",
-            "d_output",
-            "floor",
-            "control_previous",
-            "control_max_score",
-            "control_certainty",
-        ):
+        names = "d_logit d_output floor control_previous control_max_score control_certainty"
+        for name in names.split():
             assert float(row[name]) == of_table[name], name
         assert row["control_kind"] == of_table["control_kind"]
     ranked = mha("show", "r.safetensors", "--sort", "d_output", "--brief").stdout.splitlines()

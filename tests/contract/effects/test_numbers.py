@@ -23,17 +23,7 @@ FLOAT32_INSIDE = {"gemma2": 1e-4, "gemma3_text": 1e-4, "gpt_neox": 1e-4, "bloom"
 """Families with a softmax in float32 whatever the model is in, and the tolerance of removed
 edges."""
 CAUSAL = ("gpt2", "llama", "mistral", "gpt_oss")
-MORE = (
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "gpt_neox",
-    "bloom",
-    "falcon",
-    "falcon-alibi",
-    "mixtral",
-    "albert",
-)
+MORE = "qwen3 gemma2 gemma3_text gpt_neox bloom falcon falcon-alibi mixtral albert".split()
 
 Place = tuple[Any, ...]
 """`removed`, `kind`, `layer`, `head`, `query` and `key` of a row, or the first of them."""

@@ -108,13 +108,7 @@ def test_a_prefix_inside_of_the_prompt_is_read_at_once(
     prompt_len: int, mha: Any, tmp_path: Path
 ) -> None:
     words = [
-        "--prefix",
-        "2",
-        "--window",
-        "2",
-        "--positions",
-        "rope",
-        "--prompt-len",
+        *"--prefix 2 --window 2 --positions rope --prompt-len".split(),
         str(prompt_len),
     ]
     document = decoded(mha, *words, "--save-weights", "w.st").json

@@ -353,17 +353,9 @@ def test_a_long_text_has_the_numbers_of_its_pattern(name: str, mha: Any, tmp_pat
 # ----------------------------------------------------------------------------------- types of heads
 
 T = 96
-KINDS = (
-    "previous-token",
-    "sink",
-    "diagonal",
-    "induction",
-    "duplicate-token",
-    "positional",
-    "local",
-    "uniform",
-    "mixed",
-)
+KINDS = """
+    previous-token sink diagonal induction duplicate-token positional local uniform mixed
+""".split()
 
 
 def crafted(causal: bool) -> torch.Tensor:
@@ -394,21 +386,14 @@ def test_a_head_made_to_be_of_a_type_has_that_type(
     save_file({"bias": crafted("causal" in options)}, tmp_path / "b.st")
     text = " ".join(f"w{i % 32}" for i in range(T))
     words = [
-        "--heads",
-        "9",
-        "--d-model",
-        "9",
-        "--scale",
-        "1e-9",
-        "--score-bias",
-        "b.st",
+        *"--heads 9 --d-model 9 --scale 1e-9 --score-bias b.st".split(),
         *options.split(),
     ]
     keep = ["--keep", "z", "--repeat", "1"] if command == "run" else []
     heads = {
         head["kind"]: head for head in mha(command, text, *words, *keep, "--json").json["heads"]
     }
-    assert tuple(heads) == KINDS
+    assert list(heads) == KINDS
     assert heads["previous-token"]["previous"] == pytest.approx((T - 1) / T, abs=1e-6)
     assert heads["sink"]["sink"] == pytest.approx(1, abs=1e-6)
     assert [(sink["sequence"], sink["key"]) for sink in heads["sink"]["sinks"]] == [(0, 0)]
@@ -461,18 +446,7 @@ def test_a_head_has_a_type_from_four_tenths_of_excess_or_nine_tenths_of_entropy_
         )
         heads.append((scores, "uniform" if goal > 0.9 else "mixed"))
     save_file({"bias": torch.tensor(np.stack([scores for scores, _ in heads]))}, tmp_path / "b.st")
-    words = [
-        "--heads",
-        "10",
-        "--d-model",
-        "10",
-        "--scale",
-        "1e-12",
-        "--dtype",
-        "float64",
-        "--score-bias",
-        "b.st",
-    ]
+    words = "--heads 10 --d-model 10 --scale 1e-12 --dtype float64 --score-bias b.st".split()
     document = mha("heads", " ".join(f"w{t}" for t in range(n)), *words, "--json").json
     for head, (_, kind) in zip(document["heads"], heads, strict=True):
         assert head["kind"] == kind or (kind is None and head["kind"] in ("mixed", "uniform")), head
@@ -499,18 +473,7 @@ def test_sinks_are_keys_that_get_several_times_their_part_from_most_queries(
     save_file({"bias": torch.tensor(bias)}, tmp_path / "b.st")
     words = [f"w{i}" for i in range(N_SUNK)]
     texts = [" ".join(words), " ".join(words[:25])]
-    sizes = [
-        "--heads",
-        "6",
-        "--d-model",
-        "12",
-        "--scale",
-        "1e-12",
-        "--dtype",
-        "float64",
-        "--score-bias",
-        "b.st",
-    ]
+    sizes = "--heads 6 --d-model 12 --scale 1e-12 --dtype float64 --score-bias b.st".split()
     document = mha("heads", *texts, *sizes, *options.split(), "--json").json
     side = oracle.side(document["sequences"], document["config"]["padding"])
     rules = {name: document["config"][name] for name in ("causal", "window")}
@@ -544,12 +507,7 @@ def test_first_tokens_are_counted_together(mha: Any, tmp_path: Path) -> None:
     words = [
         *TEXTS,
         *layer_file(tmp_path, len(WORDS)).split(),
-        "--documents",
-        "|",
-        "--positions",
-        "none",
-        "--first-tokens",
-        "2",
+        *"--documents | --positions none --first-tokens 2".split(),
     ]
     document, right = heads_and_formula(mha, tmp_path, words)
     for head in document["heads"]:
@@ -568,13 +526,7 @@ def test_first_tokens_are_counted_together(mha: Any, tmp_path: Path) -> None:
 def test_heads_are_printed_in_the_order_of_a_statistic(mha: Any) -> None:
     words = [
         "the cat sat on the mat and the dog sat",
-        "--heads",
-        "8",
-        "--init",
-        "uniform",
-        "--scale",
-        "9",
-        "--causal",
+        *"--heads 8 --init uniform --scale 9 --causal".split(),
     ]
     heads = {head["head"]: head for head in mha("heads", *words, "--json").json["heads"]}
     sorts = ("entropy", "eff.keys:up", "head:down", "kind")

@@ -114,15 +114,7 @@ def overflowing(folder: Path, *heads: int) -> list[str]:
     save_file({f"{name}.weight": t.half().clone() for name, t in tensors.items()}, folder / "w.st")
     return [
         "a b c",
-        "--weights",
-        "w.st",
-        "--heads",
-        "3",
-        "--positions",
-        "none",
-        "--repeat",
-        "1",
-        "--json",
+        *"--weights w.st --heads 3 --positions none --repeat 1 --json".split(),
     ]
 
 

@@ -174,13 +174,9 @@ def test_every_step_costs_what_it_computes(name: str, route: str, mha: Any, tmp_
         "alibi": {"alibi"},
         "score bias": {"bias"},
     }
-    special = {step["site"] for step in document["trace"]} & {
-        "q_rot",
-        "k_rot",
-        "alibi",
-        "bias",
-        "dropped",
-    }
+    special = {step["site"] for step in document["trace"]} & set(
+        "q_rot k_rot alibi bias dropped".split()
+    )
     assert special == by_kind.get(name.split(",")[0], {"dropped"} if name == "dropout" else set())
 
 
@@ -486,13 +482,7 @@ def test_blocks_of_a_long_mask_add_up_to_its_cells(length: int, block: int, mha:
     words = [
         "--random",
         f"1,{length}",
-        "--mask",
-        "--causal",
-        "--window",
-        "37",
-        "--sink-window",
-        "2",
-        "--json",
+        *"--mask --causal --window 37 --sink-window 2 --json".split(),
     ]
     (mask,) = mha("trace", *words).json["masks"]
     i, j = np.indices((length, length))
@@ -524,14 +514,7 @@ def test_a_cell_shows_no_number_where_there_is_none(tmp_path: Path) -> None:
         tmp_path,
         "run",
         "a b c",
-        "--heads",
-        "1",
-        "--d-model",
-        "4",
-        "--save-weights",
-        "w.st",
-        "--view",
-        "none",
+        *"--heads 1 --d-model 4 --save-weights w.st --view none".split(),
     )
     with safe_open(tmp_path / "w.st", "pt") as file:
         weights, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()

@@ -41,11 +41,7 @@ def saved(mha: Any, *words: str, file: str = "w.st") -> Any:
         *words,
         "--save-weights",
         file,
-        "--repeat",
-        "1",
-        "--keep",
-        "pattern,z,out",
-        "--json",
+        *"--repeat 1 --keep pattern,z,out --json".split(),
     ).json
 
 
@@ -104,15 +100,9 @@ def test_the_file_has_the_names_and_shapes_of_hugging_face_and_one_key_of_metada
         "word",
         WORDS,
     )
-    assert not document["config"].keys() & {
-        "train",
-        "device",
-        "threads",
-        "seed",
-        "random",
-        "documents",
-        "score_bias",
-    }
+    assert not document["config"].keys() & set(
+        "train device threads seed random documents score_bias".split()
+    )
 
 
 def test_the_same_layer_gives_the_same_bytes_whatever_the_run(mha: Any, tmp_path: Path) -> None:
@@ -120,14 +110,7 @@ def test_the_same_layer_gives_the_same_bytes_whatever_the_run(mha: Any, tmp_path
     saved(
         mha,
         *GROUPED,
-        "--positions",
-        "rope",
-        "--padding",
-        "left",
-        "--threads",
-        "1",
-        "--device",
-        "cpu",
+        *"--positions rope --padding left --threads 1 --device cpu".split(),
         file="again.st",
     )
     assert (tmp_path / "w.st").read_bytes() == (tmp_path / "again.st").read_bytes()
@@ -350,17 +333,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not(
 
 
 def test_dropout_in_training_shows_what_is_left_and_repeats_itself(mha: Any) -> None:
-    options = [
-        "--dropout",
-        "0.4",
-        "--dtype",
-        "float64",
-        "--repeat",
-        "1",
-        "--keep",
-        "v,pattern,dropped,z",
-        "--json",
-    ]
+    options = "--dropout 0.4 --dtype float64 --repeat 1 --keep v,pattern,dropped,z --json".split()
     words = [*TEXTS, *GROUPED, *options]
     first, again, other = (
         mha("run", *words, "--train", "--seed", seed).json for seed in ("0", "0", "1")

@@ -82,12 +82,7 @@ def test_a_condition_adds_up_the_weights_where_its_sentence_holds(
         *options,
         "--padding",
         padding,
-        "--init",
-        "uniform",
-        "--scale",
-        "3",
-        "--dtype",
-        "float64",
+        *"--init uniform --scale 3 --dtype float64".split(),
     ]
     patterns = mha("run", *words, "--repeat", "1", "--keep", "pattern", "--json").json
     where = [word for sentence in SENTENCES for word in ("--where", sentence)]

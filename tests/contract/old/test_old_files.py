@@ -209,12 +209,7 @@ def test_a_scan_of_an_earlier_version_does_not_go_on_and_stays_as_it_is(
     (tmp_path / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     corpus_file(tmp_path / "corpus.jsonl", ["the cat sat on the mat", "a dog ran", "the cat ran"])
     words = (
-        "--model",
-        "gpt2",
-        "--layer",
-        "0,1",
-        "--effect",
-        "--where",
+        *"--model gpt2 --layer 0,1 --effect --where".split(),
         "k < q",
         "--out",
         "scan.mha",
@@ -234,11 +229,7 @@ def test_a_benchmark_is_read_to_compare_with(mha: Mha) -> None:
     words = [
         "--compare",
         FILES / "benchmark.json",
-        "--fail-if",
-        "slower:1.10",
-        "--lengths",
-        "512,64",
-        "--json",
+        *"--fail-if slower:1.10 --lengths 512,64 --json".split(),
     ]
     ended = mha("bench", *words, code=1)
     assert ended.error["code"] == "nothing-compared"
@@ -247,19 +238,7 @@ def test_a_benchmark_is_read_to_compare_with(mha: Mha) -> None:
 
 @pytest.mark.real
 def test_a_benchmark_is_compared_with(mha: Mha) -> None:
-    words = [
-        "--lengths",
-        "8",
-        "--heads",
-        "2",
-        "--d-head",
-        "8",
-        "--budget",
-        "0.02",
-        "--backends",
-        "sdpa",
-        "--causal",
-    ]
+    words = "--lengths 8 --heads 2 --d-head 8 --budget 0.02 --backends sdpa --causal".split()
     document = mha("bench", *words, "--compare", FILES / "benchmark.json", "--json").json
     assert [(row["backend"], row["q_len"]) for row in document["rows"]] == [("sdpa", 8)]
 

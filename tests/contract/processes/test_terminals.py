@@ -240,13 +240,7 @@ def test_no_progress_is_drawn_in_a_pipe(folder: Path) -> None:
     (folder / "long.txt").write_text(" ".join(f"w{i % 97}" for i in range(5000)))
     done = run(
         folder,
-        "heads",
-        "--file",
-        "long.txt",
-        "--heads",
-        "4",
-        "--device",
-        "cpu",
+        *"heads --file long.txt --heads 4 --device cpu".split(),
         writes=["long.txt"],
     )
     assert "━" not in done.stderr

@@ -32,16 +32,7 @@ def read(mha: Any, tmp_path: Path) -> Any:
 
     def scan(*words: str, stdin: bytes | None = None) -> Read:
         words = (
-            "scan",
-            "--model",
-            "llama",
-            "--tokenizer",
-            "byte",
-            "--layer",
-            "0",
-            "--out",
-            "out",
-            "--json",
+            *"scan --model llama --tokenizer byte --layer 0 --out out --json".split(),
             *words,
         )
         corpus = mha(*words, stdin=stdin, env={"COLUMNS": "200"}).json["corpus"]

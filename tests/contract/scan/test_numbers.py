@@ -256,11 +256,7 @@ def test_documents_are_cut_to_their_first_tokens(mha: Any, tmp_path: Path) -> No
         TEXTS[0],
         "--model",
         checkpoints.folder("gpt2"),
-        "--max-tokens",
-        "4",
-        "--layer",
-        "2",
-        "--json",
+        *"--max-tokens 4 --layer 2 --json".split(),
     ).json
     expected = [head["entropy"] for head in document["heads"]]
     assert [row["entropy"] for row in scan.rows[:N_HEADS]] == pytest.approx(expected, rel=1e-6)

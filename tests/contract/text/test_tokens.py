@@ -17,19 +17,7 @@ import pytest
 from support import checkpoints
 from support.mha import run
 
-SMALL = (
-    "--heads",
-    "1",
-    "--d-model",
-    "2",
-    "--positions",
-    "none",
-    "--keep",
-    "ids",
-    "--repeat",
-    "1",
-    "--json",
-)
+SMALL = "--heads 1 --d-model 2 --positions none --keep ids --repeat 1 --json".split()
 LETTERS = "aBΣσΑİé́'’\"-.,…。 \t　12漢字🙂ß\u00ad"
 
 

@@ -125,11 +125,7 @@ def test_the_csv_of_heads_has_the_statistics_of_the_json_and_those_of_uniform_at
     words = (
         "heads",
         "the cat sat on the mat and the cat slept",
-        "--heads",
-        "3",
-        "--d-model",
-        "33",
-        "--causal",
+        *"--heads 3 --d-model 33 --causal".split(),
     )
     lines, heads = lines_of(mha(*words, "--csv").stdout), mha(*words, "--json").json["heads"]
     assert len(lines) == len(heads) == 3
