@@ -84,6 +84,13 @@ def is_at(mistake: Edit, path: Path, line: int, named: int | None) -> bool:
     return words is not None and words in path.read_text().splitlines()[named - 1]
 
 
+def test_each_mistake_can_be_made_in_its_layer(tmp_path: Path) -> None:
+    for mistake in (*mistakes.ALL, *mistakes.LINE_WRONG_TODAY, *mistakes.WITHOUT_CODE_TODAY):
+        path, line = mistake.write(tmp_path)
+        first = mistake.new.split("\n")[0]
+        assert first in path.read_text().splitlines()[line - 1]
+
+
 @pytest.mark.parametrize("mistake", edits.parameters(mistakes.ALL))
 def test_a_mistake_is_named_with_its_line_and_a_proof(mistake: Edit, tmp_path: Path) -> None:
     path, line = mistake.write(tmp_path)

@@ -144,9 +144,8 @@ class SwinWindow(nn.Module):
         q, k, v = qkv.unbind(0)
         q = q * self.scale
         attn = q @ k.transpose(-2, -1)
-        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(
-            N, N, -1
-        )
+        offsets = self.relative_position_index.view(-1)
+        bias = self.relative_position_bias_table[offsets].view(N, N, -1)
         bias = bias.permute(2, 0, 1).contiguous()
         attn = attn + bias.unsqueeze(0)
         attn = attn.softmax(dim=-1)
@@ -162,9 +161,8 @@ class ShiftedWindow(SwinWindow):
     def forward(self, x, mask=None):
         B, N, C = x.shape
         q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(
-            N, N, -1
-        )
+        offsets = self.relative_position_index.view(-1)
+        bias = self.relative_position_bias_table[offsets].view(N, N, -1)
         attn = q @ k.transpose(-2, -1) * self.scale + bias.permute(2, 0, 1)
         if mask is not None:
             n_windows = len(mask)

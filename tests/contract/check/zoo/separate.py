@@ -101,9 +101,8 @@ class NewestAttention(nn.Module):
         q = self.q_proj(query).view(b, q_len, self.n_heads, self.d_head).transpose(1, 2)
         k = self.k_proj(key).view(b, k_len, self.n_heads, self.d_head).transpose(1, 2)
         v = self.v_proj(value).view(b, k_len, self.n_heads, self.d_head).transpose(1, 2)
-        allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device).tril(
-            k_len - q_len
-        )
+        allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device)
+        allowed = allowed.tril(k_len - q_len)
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_head)
         scores = scores.masked_fill(~allowed, float("-inf"))
         z = scores.softmax(dim=-1) @ v
