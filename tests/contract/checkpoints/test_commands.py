@@ -100,17 +100,8 @@ def test_each_text_of_a_batch_has_the_pattern_that_it_has_alone(
     name: str, side: str, mha: Any
 ) -> None:
     texts = (SHORT, TEXT)
-    words = (
-        "run",
-        "--model",
-        checkpoints.folder(name),
-        *texts,
-        "--padding",
-        side,
-        "--json",
-        "--keep",
-        "pattern,z",
-    )
+    options = ("--padding", side, "--json", "--keep", "pattern,z")
+    words = ("run", "--model", checkpoints.folder(name), *texts, *options)
     document = mha(*words, "--verify-outputs").json
     rows = [ids(name, text) for text in texts]
     assert [sequence["ids"] for sequence in document["sequences"]] == rows
@@ -165,17 +156,8 @@ def require_means(document: Any, index: int, side: str) -> None:
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.real)])
 def test_an_encoder_and_its_decoder_read_their_own_texts(name: str, mha: Any) -> None:
-    words = (
-        "run",
-        "--model",
-        checkpoints.folder(name),
-        SHORT,
-        "a dog sat",
-        "--context",
-        "the cat",
-        "--context",
-        TEXT,
-    )
+    texts = (SHORT, "a dog sat", "--context", "the cat", "--context", TEXT)
+    words = ("run", "--model", checkpoints.folder(name), *texts)
     document = mha(*words, "--json", "--keep", "pattern").json
     start = FAMILIES[name].config["decoder_start_token_id"]
     contexts = [ids(name, text) for text in ("the cat", TEXT)]
@@ -201,21 +183,10 @@ def test_an_encoder_and_its_decoder_read_their_own_texts(name: str, mha: Any) ->
 
 @pytest.mark.real
 def test_kept_cells_of_a_pair_are_those_of_every_kind_of_layer(mha: Any) -> None:
-    words = (
-        "heads",
-        SHORT,
-        "--context",
-        TEXT,
-        "--model",
-        checkpoints.folder("t5"),
-        "--query",
-        "1",
-        "--rows",
-        "0:2",
-    )
-    layers = mha(*words, "--json").json["layers"]
+    words = (SHORT, "--context", TEXT, "--model", checkpoints.folder("t5"))
+    layers = mha("heads", *words, "--query", "1", "--rows", "0:2", "--json").json["layers"]
     assert {layer["kind"] for layer in layers} == {"encoder", "decoder", "cross"}
-    full = mha("run", *words[1:6], "--keep", "pattern", "--json").json["layers"]
+    full = mha("run", *words, "--keep", "pattern", "--json").json["layers"]
     for layer, whole in zip(layers, full, strict=True):
         corner = np.array(layer["corner"], dtype=float)  # null where the mask forbids a cell
         assert np.allclose(
@@ -680,16 +651,17 @@ def test_padding_outside_of_the_vocabulary_is_another_token_that_nobody_sees(
 def test_hostile_tokens_of_a_vocabulary_are_shown_and_never_obeyed(
     mha: Any, tmp_path: Path
 ) -> None:
-    hostile = [
-        "\x1b]52;c;aGk=\x07",
-        "\x1b[2J",
-        "\x9b31m",
-        "[red]x[/b]",
-        "\u202eevil",
-        "\u2066iso",
-        "\u200bzero",
-        "日本",
-    ]
+    shown = {
+        "\x1b]52;c;aGk=\x07": "x1b]52",
+        "\x1b[2J": "x1b[2J",
+        "\x9b31m": "u009b31m",
+        "[red]x[/b]": "[red]x[/b]",
+        "\u202eevil": "u202eevil",
+        "\u2066iso": "u2066iso",
+        "\u200bzero": "u200bzero",
+        "日本": "日本",
+    }
+    hostile = list(shown)
     place = checkpoints.copy_of("gpt2", tmp_path / "m")
     vocabulary = {word: i for i, word in enumerate(["?", *hostile])}
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
@@ -706,20 +678,7 @@ def test_hostile_tokens_of_a_vocabulary_are_shown_and_never_obeyed(
     }
     (place / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "text").write_text(" ".join(hostile))
-    shown = (
-        "x1b]52",
-        "x1b[2J",
-        "u009b31m",
-        "[red]x[/b]",
-        "u202eevil",
-        "u2066iso",
-        "u200bzero",
-        "日本",
-    )
-    screen = mha(
-        "run", "--model", "m", "--file", "text", "--layer", "0", "--head", "0", "--all"
-    ).stdout
-    assert [piece for piece in shown if piece not in screen] == []
-    assert mha("run", "--model", "m", "--file", "text", "--json").json["sequences"][0][
-        "tokens"
-    ] == [*hostile]
+    words = ("run", "--model", "m", "--file", "text")
+    screen = mha(*words, "--layer", "0", "--head", "0", "--all").stdout
+    assert [piece for piece in shown.values() if piece not in screen] == []
+    assert mha(*words, "--json").json["sequences"][0]["tokens"] == hostile

@@ -240,18 +240,9 @@ DECODED = ("gpt2", "llama", "mistral", "t5")
 def decode(mha: Any, name: str, *words: str, **choices: Any) -> Any:
     """`mha decode` of layer 1 of a checkpoint."""
     context = ("--context", "a dog on the mat") if name == "t5" else ()
-    return mha(
-        "decode",
-        "--model",
-        checkpoints.folder(name),
-        TEXT,
-        *context,
-        "--layer",
-        "1",
-        *words,
-        "--json",
-        **choices,
-    )
+    folder = checkpoints.folder(name)
+    layer = ("--layer", "1")
+    return mha("decode", "--model", folder, TEXT, *context, *layer, *words, "--json", **choices)
 
 
 def row(name: str) -> list[int]:

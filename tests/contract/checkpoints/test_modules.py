@@ -486,15 +486,8 @@ def test_outputs_that_differ_without_inspection_end_with_3(
         return (z + 1e-3 if len(calls) > 3 else z), pattern
 
     with registered(monkeypatch, moody):
-        ended = mha(
-            "run",
-            TEXT,
-            "--model",
-            checkpoints.folder("llama"),
-            "--verify-outputs",
-            "--json",
-            code=3,
-        )
+        words = ("run", TEXT, "--model", checkpoints.folder("llama"))
+        ended = mha(*words, "--verify-outputs", "--json", code=3)
     assert ended.json["model"]["identical_outputs"] is False
 
 

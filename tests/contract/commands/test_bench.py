@@ -26,31 +26,14 @@ import mhacli
 Mha = Callable[..., Ended]
 Document = dict[str, Any]
 ON_CPU = ("--device", "cpu", "--threads", "1", "--repeat", "12", "--budget", "0.01")
-LENGTHS, BACKENDS, MISSING, DIRECTIONS = (
-    (7, 14),
-    ("explicit", "sdpa"),
-    "cudnn",
-    ("forward", "backward"),
-)
+LENGTHS = (7, 14)
+BACKENDS, MISSING = ("explicit", "sdpa"), "cudnn"
+DIRECTIONS = ("forward", "backward")
 N_HEADS, N_KV_HEADS, D_HEAD, BATCH = 6, 3, 5, 2
-SIZES = (
-    "--heads",
-    str(N_HEADS),
-    "--kv-heads",
-    str(N_KV_HEADS),
-    "--d-head",
-    str(D_HEAD),
-    "--batch",
-    str(BATCH),
-)
+SIZES = f"--heads {N_HEADS} --kv-heads {N_KV_HEADS} --d-head {D_HEAD} --batch {BATCH}".split()
 MEASURED = (
-    "--lengths",
-    "7..14",
-    "--backends",
-    ",".join((*BACKENDS, MISSING)),
-    "--causal",
-    "--direction",
-    "forward,backward",
+    *"--lengths 7..14 --backends explicit,sdpa,cudnn --causal".split(),
+    *("--direction", "forward,backward"),
     *SIZES,
     *ON_CPU,
 )

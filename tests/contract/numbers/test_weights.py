@@ -95,14 +95,10 @@ def test_the_file_has_the_names_and_shapes_of_hugging_face_and_one_key_of_metada
     assert list(metadata) == ["mha"]
     document = json.loads(metadata["mha"])
     assert metadata["mha"] == json.dumps(document, sort_keys=True, separators=(",", ":"))
-    assert (document["format"], document["tokenizer"], document["vocabulary"]) == (
-        "mha.weights/1",
-        "word",
-        WORDS,
-    )
-    assert not document["config"].keys() & set(
-        "train device threads seed random documents score_bias".split()
-    )
+    assert document["format"] == "mha.weights/1"
+    assert (document["tokenizer"], document["vocabulary"]) == ("word", WORDS)
+    of_the_run = "train device threads seed random documents score_bias"
+    assert not document["config"].keys() & set(of_the_run.split())
 
 
 def test_the_same_layer_gives_the_same_bytes_whatever_the_run(mha: Any, tmp_path: Path) -> None:
@@ -146,15 +142,8 @@ def test_python_saves_a_layer_that_the_command_computes_with(mha: Any, tmp_path:
     safetensors.torch.save_file(tensors, tmp_path / "w.st", metadata={"format": "pt"})
     words = ["--weights", "w.st", "--heads", "6", "--positions", "none", "--repeat", "1"]
     document = mha("run", *TEXTS, *words, "--json").json
-    assert [
-        document["config"][name] for name in ("n_kv_heads", "d_head", "d_v", "d_model", "d_input")
-    ] == [
-        2,
-        3,
-        5,
-        10,
-        4,
-    ]
+    widths = {"n_kv_heads": 2, "d_head": 3, "d_v": 5, "d_model": 10, "d_input": 4}
+    assert {name: document["config"][name] for name in widths} == widths
     assert document["config"]["dtype"] == "float64"
     require_near(
         document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12
