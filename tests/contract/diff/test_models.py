@@ -448,6 +448,7 @@ def test_two_checkpoints_are_compared_over_a_text(mha: Any, folders: Any) -> Non
     assert len(rows) == 1 + len(ended.json["places"])
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     "words",
     [
