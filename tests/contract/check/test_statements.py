@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import edits, some, user_code
+from support import edits, rows, some, user_code
 from support.edits import Edit
 
 import mhacli
@@ -150,6 +150,10 @@ class Statement(NamedTuple):
     expect: str = ""
     common: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"{'-'.join((*self.parts, *self.states))}: {self.expect or 'right'}"
+
 
 STATEMENTS = (
     Statement({}, {"n_heads": 5, "scale": 8**-0.5}, common=True),
@@ -164,17 +168,7 @@ STATEMENTS = (
 )
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        pytest.param(
-            one,
-            id=f"{'-'.join((*one.parts, *one.states))}: {one.expect or 'right'}",
-            marks=[] if one.common else [pytest.mark.real],
-        )
-        for one in STATEMENTS
-    ],
-)
+@pytest.mark.parametrize("statement", rows(STATEMENTS, lambda one: one.name))
 def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, statement: Statement) -> None:
     examination = check(tmp_path, statement.parts, **statement.states)
     expected = statement.expect.split()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from support import cases, some, user_code
+from support import cases, rows, some, user_code
 from support.cases import Case
 from support.mha import NO_TORCH
 from torch import nn
@@ -89,17 +89,7 @@ def names_in(called: str) -> list[str]:
     return [part.partition("=")[0].strip() for part in inside[1].split(",") if part.strip()]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(
-            call,
-            id=f"{call.name}-{number}",
-            marks=[] if call.common else [pytest.mark.real],
-        )
-        for number, call in enumerate(CALLS)
-    ],
-)
+@pytest.mark.parametrize("call", rows(CALLS, lambda call: call.name))
 def test_the_call_the_layout_and_the_masks_follow_from_names(call: Call) -> None:
     thing = getattr(user_code.load(TARGETS), call.name)
     examination = mhacli.check(thing, arguments=call.sizes, **call.states)
@@ -287,17 +277,7 @@ IMPORTS = (
 )
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param(
-            broken,
-            id=broken.mentions.partition("|")[0],
-            marks=[] if broken.common else [pytest.mark.real],
-        )
-        for broken in IMPORTS
-    ],
-)
+@pytest.mark.parametrize("broken", rows(IMPORTS, lambda one: one.mentions.partition("|")[0]))
 def test_a_file_that_cannot_be_imported_is_reported_with_its_line(
     mha, tmp_path, broken: Broken
 ) -> None:

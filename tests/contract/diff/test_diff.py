@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import checkpoints
+from support import checkpoints, rows
 from support.mha import NO_TORCH, run
 
 import mhacli
@@ -323,17 +323,7 @@ def assert_as_numpy(document: Any, a: Any, b: Any) -> int:
 # ---------------------------------------------------------------------------------------- the pairs
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        pytest.param(
-            pair,
-            id=f"{pair.a}-{pair.b}",
-            marks=[] if pair.common else [pytest.mark.real],
-        )
-        for pair in PAIRS
-    ],
-)
+@pytest.mark.parametrize("pair", rows(PAIRS, lambda pair: f"{pair.a}-{pair.b}"))
 def test_the_first_difference_and_every_number_are_those_of_numpy(
     mha: Any, record: Any, pair: Pair
 ) -> None:

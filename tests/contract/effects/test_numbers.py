@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import checkpoints
+from support import checkpoints, some
 from support.checkpoints import N_HALF, N_HEADS, N_LAYERS, PAIRS
 from support.removal import changes, described, output
 
@@ -201,9 +201,7 @@ MORE_ROWS = (
 )
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=pytest.mark.real if row in MORE_ROWS else ()) for row in ROWS]
-)
+@pytest.mark.parametrize("row", some(ROWS, default=ROWS.keys() - set(MORE_ROWS)))
 def test_a_removal_changes_what_it_changes_by_hand(mha: Any, row: str) -> None:
     family, words, expected = ROWS[row]
     document = measured(mha, family, *words)

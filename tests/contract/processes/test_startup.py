@@ -9,12 +9,11 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import cases
+from support import cases, rows
 from support.mha import NO_TORCH, PATIENCE_S, run
 
 CASES = Path(__file__).parent / "cases"
@@ -50,13 +49,6 @@ class Command(NamedTuple):
     words: str
     code: int | tuple[int, ...]
     common: bool = False
-
-
-def parameters(commands: Iterable[Command]) -> list[object]:
-    return [
-        pytest.param(*one[:2], id=one.words, marks=[] if one.common else [pytest.mark.real])
-        for one in commands
-    ]
 
 
 WITHOUT_LIBRARIES = (
@@ -103,16 +95,14 @@ WITHOUT_TORCH = (
 )
 
 
-@pytest.mark.parametrize(("words", "code"), parameters(WITHOUT_LIBRARIES))
-def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
-    run(folder, *words.split(), code=code, modules=NO_LIBRARIES)
+@pytest.mark.parametrize("command", rows(WITHOUT_LIBRARIES, lambda command: command.words))
+def test_help_and_errors_load_no_large_library(folder: Path, command: Command) -> None:
+    run(folder, *command.words.split(), code=command.code, modules=NO_LIBRARIES)
 
 
-@pytest.mark.parametrize(("words", "code"), parameters(WITHOUT_TORCH))
-def test_saved_records_are_shown_and_compared_without_torch(
-    folder: Path, words: str, code: int | tuple[int, ...]
-) -> None:
-    run(folder, *words.split(), code=code, modules=NO_TORCH)
+@pytest.mark.parametrize("command", rows(WITHOUT_TORCH, lambda command: command.words))
+def test_saved_records_are_shown_and_compared_without_torch(folder: Path, command: Command) -> None:
+    run(folder, *command.words.split(), code=command.code, modules=NO_TORCH)
 
 
 def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> None:
