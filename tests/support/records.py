@@ -132,14 +132,8 @@ def scanned() -> Path:
     with FileLock(place.with_suffix(".lock")):
         if not (place / "scan.mha").exists():
             (place / "corpus.txt").write_text(f"the cat sat\n{EXAMPLE}\nit ran\n")
-            words = (
-                "corpus.txt",
-                "--lines",
-                "--model",
-                checkpoints.folder("gpt2"),
-                "--out",
-                "scan.mha",
-            )
+            model = ("--model", checkpoints.folder("gpt2"))
+            words = ("corpus.txt", "--lines", *model, "--out", "scan.mha")
             run(
                 place, "scan", *words, cold=True, writes=("torchinductor_root",)
             )  # what torch leaves there

@@ -65,13 +65,6 @@ def test_a_command_on_the_device_computes_the_formula(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_fewer_bits_pass_their_checks_on_the_device(dtype: str, mha: Any) -> None:
-    words = [
-        "the cat sat on the mat " * 50,
-        "--causal",
-        "--device",
-        "cuda",
-        "--dtype",
-        dtype,
-        "--json",
-    ]
+    text = "the cat sat on the mat " * 50
+    words = [text, "--causal", "--device", "cuda", "--dtype", dtype, "--json"]
     assert mha("heads", *words, cold=True).json["self_check"]["ok"]

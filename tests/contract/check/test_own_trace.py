@@ -131,8 +131,8 @@ def test_code_that_cannot_be_traced_is_reported(tmp_path, words, says: str) -> N
 
 
 def test_a_trace_that_cannot_be_saved_is_refused_before_the_code_runs(tmp_path) -> None:
-    (tmp_path / "side.py").write_text("open('ran', 'w')\ndef attend(q, k, v):\n    return v\n")
-    run(tmp_path, "trace", "side.py:attend", "--save", "none/r.safetensors", code=1)
+    shutil.copy(CASES / "leaves_a_file.py", tmp_path)
+    run(tmp_path, "trace", "leaves_a_file.py:attend", "--save", "none/r.safetensors", code=1)
     assert not (tmp_path / "ran").exists()
 
 

@@ -20,6 +20,7 @@ import mhacli
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CASES = Path(__file__).parent / "cases"
+MUST_NOT_RUN = (CASES / "must_not_run.py").read_text()
 TARGETS = user_code.ZOO / "targets.py"
 SIZES = {"d_model": 24, "n_heads": 3}
 SHORT = ("--time-limit", "1.5")
@@ -328,7 +329,7 @@ def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> No
 def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(
     mha, tmp_path, words, says
 ) -> None:
-    (tmp_path / "mine.py").write_text("raise SystemExit(99)\nclass Attention: pass\n")
+    (tmp_path / "mine.py").write_text(MUST_NOT_RUN)
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "folder").mkdir()
     ended = mha("check", *words, "--json", code=2)
@@ -346,7 +347,7 @@ def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(
     ],
 )
 def test_a_file_that_is_none_is_reported_without_loading_torch(mha, tmp_path, words, says) -> None:
-    (tmp_path / "my_attention.py").write_text("raise SystemExit(99)\nclass A: pass\n")
+    (tmp_path / "my_attention.py").write_text(MUST_NOT_RUN)
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "folder.py").mkdir()
     assert says in mha("check", *words, code=1).said
@@ -354,7 +355,7 @@ def test_a_file_that_is_none_is_reported_without_loading_torch(mha, tmp_path, wo
 
 @pytest.mark.real
 def test_usage_errors_load_no_torch(mha, tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("raise SystemExit(99)\nclass Attention: pass\n")
+    (tmp_path / "mine.py").write_text(MUST_NOT_RUN)
     assert "mine.py:Attention" in mha("check", "mine.py", code=2, modules=NO_TORCH).said
     assert "mha check" in mha("check", "--help", modules=NO_TORCH).stdout
 

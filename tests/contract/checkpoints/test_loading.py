@@ -267,16 +267,9 @@ def test_a_trained_model_has_the_patterns_and_heads_that_it_is_known_for(mha: An
 
 @pytest.mark.real
 def test_padding_and_truncation_that_a_tokenizer_brings_are_off(mha: Any) -> None:
-    document = mha(
-        "heads",
-        "--model",
-        checkpoints.minilm(),
-        "three short words",
-        "word " * 200,
-        "--layer",
-        "0",
-        "--json",
-    ).json
+    texts = ("three short words", "word " * 200)
+    words = ("heads", "--model", checkpoints.minilm(), *texts, "--layer", "0", "--json")
+    document = mha(*words).json
     assert document["sequences"][0]["tokens"] == ["[CLS]", "three", "short", "words", "[SEP]"]
     assert len(document["sequences"][1]["ids"]) == 202
 
@@ -391,15 +384,8 @@ def test_a_model_in_memory_with_offloaded_weights_is_inspected(tmp_path: Path) -
 def test_a_map_that_does_not_fit_the_model_is_refused(
     device_map: Any, mentions: tuple[str, ...], mha: Any, tmp_path: Path
 ) -> None:
-    ended = mha(
-        "run",
-        "--model",
-        checkpoints.folder("llama"),
-        TEXT,
-        *spread(tmp_path, device_map),
-        "--json",
-        code=(1, 2),
-    )
+    words = ("run", "--model", checkpoints.folder("llama"), TEXT)
+    ended = mha(*words, *spread(tmp_path, device_map), "--json", code=(1, 2))
     assert ended.missing(*mentions) == []
 
 

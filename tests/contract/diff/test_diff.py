@@ -641,15 +641,8 @@ def effects(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def saved(name: str) -> tuple[Path, Any]:
         path = folder / f"{name.replace(' ', '-')}.record"
-        command = (
-            "effect",
-            *EFFECTS[name],
-            "--model",
-            checkpoints.folder("gpt2"),
-            "--json",
-            "--save",
-            path,
-        )
+        model = ("--model", checkpoints.folder("gpt2"))
+        command = ("effect", *EFFECTS[name], *model, "--json", "--save", path)
         return path, run(folder, *command).json
 
     return functools.cache(saved)

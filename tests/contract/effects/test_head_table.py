@@ -110,16 +110,8 @@ def test_the_control_reads_the_same_special_tokens_and_types(mha: Any, tmp_path:
 
     model = transformers.BertModel(bert_config())
     word_tokenizer(saved(filled(model, scale=0.2), tmp_path / "model"))
-    words = (
-        "heads",
-        "the old mill",
-        "--pair",
-        "the fox sleeps",
-        "--model",
-        "model",
-        "--control",
-        "--json",
-    )
+    texts = ("the old mill", "--pair", "the fox sleeps")
+    words = ("heads", *texts, "--model", "model", "--control", "--json")
     heads = mha(*words).json["heads"]
     assert heads == mha(*words).json["heads"]  # the random tokens are the same in every run
     for head in heads:
@@ -131,16 +123,8 @@ def test_the_control_reads_the_same_special_tokens_and_types(mha: Any, tmp_path:
 def test_csv_the_saved_record_and_python_have_the_same_table(
     circuit: Path, mha: Any, tmp_path: Path
 ) -> None:
-    words = (
-        "heads",
-        REPEATED,
-        "--model",
-        circuit,
-        "--effect",
-        "--control",
-        "--save",
-        "r.safetensors",
-    )
+    options = ("--effect", "--control", "--save", "r.safetensors")
+    words = ("heads", REPEATED, "--model", circuit, *options)
     rows = [*csv.DictReader(io.StringIO(mha(*words, "--csv").stdout))]
     table = mhacli.load(str(tmp_path / "r.safetensors")).heads
     assert mha("show", "r.safetensors", "--csv").stdout == mha(*words, "--force", "--csv").stdout

@@ -65,16 +65,8 @@ def measured(mha: Any, family: str, *words: str) -> Any:
     in.
     """
     dtype = "float32" if family in SINGLE else "float64"
-    command = (
-        "effect",
-        TEXT,
-        "--model",
-        checkpoints.folder(family),
-        "--dtype",
-        dtype,
-        "--json",
-        *words,
-    )
+    model = ("--model", checkpoints.folder(family))
+    command = ("effect", TEXT, *model, "--dtype", dtype, "--json", *words)
     return mha(*command).json
 
 

@@ -235,14 +235,8 @@ def test_chosen_cells_of_huge_scores_are_those_of_the_pattern(mha: Any, tmp_path
 
 
 def test_some_heads_have_the_numbers_that_they_have_among_all(mha: Any, tmp_path: Path) -> None:
-    words = [
-        *TEXTS,
-        *layer_file(tmp_path, len(WORDS), **BIAS).split(),
-        "--positions",
-        "alibi",
-        "--score-bias",
-        "b.st:self",
-    ]
+    layer = layer_file(tmp_path, len(WORDS), **BIAS).split()
+    words = [*TEXTS, *layer, "--positions", "alibi", "--score-bias", "b.st:self"]
     document, right = heads_and_formula(
         mha, tmp_path, [*words, "--head", "1,4,5"], BIAS["self"].numpy()
     )

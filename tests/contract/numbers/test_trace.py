@@ -375,15 +375,8 @@ def test_the_parts_of_a_score_of_two_texts_add_up_to_it(
         if "documents" in options
         else PARTED_CONTEXTS
     )
-    words = [
-        *options.split(),
-        "--context",
-        contexts[0],
-        "--context",
-        contexts[1],
-        "--positions",
-        positions,
-    ]
+    both = ("--context", contexts[0], "--context", contexts[1])
+    words = [*options.split(), *both, "--positions", positions]
     sequence, place = {"none": (0, "1,0,1"), "sinusoidal": (1, "5,2,5"), "learned": (0, "3,2,4")}[
         positions
     ]

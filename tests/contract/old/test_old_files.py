@@ -208,13 +208,8 @@ def test_a_scan_of_an_earlier_version_does_not_go_on_and_stays_as_it_is(
     shutil.copytree(FILES / "scan.mha", tmp_path / "scan.mha")
     (tmp_path / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     corpus_file(tmp_path / "corpus.jsonl", ["the cat sat on the mat", "a dog ran", "the cat ran"])
-    words = (
-        *"--model gpt2 --layer 0,1 --effect --where".split(),
-        "k < q",
-        "--out",
-        "scan.mha",
-        "--json",
-    )
+    options = ("--layer", "0,1", "--effect", "--where", "k < q")
+    words = ("--model", "gpt2", *options, "--out", "scan.mha", "--json")
     refused = mha("scan", "corpus.jsonl", *words, code=2, env={"MHA_BLOCK": "torch"}).said
     assert "format was" in refused
     assert not re.search("(digest|layers|conditions|unit_size|effect|pack) was", refused)

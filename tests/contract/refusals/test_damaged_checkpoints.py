@@ -269,17 +269,8 @@ def test_a_bad_document_stops_a_strict_scan_at_its_place(
     name: str, content: bytes, place: str, mha: Mha, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    words = [
-        "scan",
-        name,
-        "--model",
-        checkpoints.folder("gpt2"),
-        "--out",
-        "o.mha",
-        "--strict",
-        "--json",
-    ]
-    assert place in mha(*words, code=1).said
+    words = ["scan", name, "--model", checkpoints.folder("gpt2"), "--out", "o.mha"]
+    assert place in mha(*words, "--strict", "--json", code=1).said
 
 
 @pytest.mark.parametrize(

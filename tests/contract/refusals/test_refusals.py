@@ -360,15 +360,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(place, "run", "the cat sat", *layer, "--keep", "z", "--save", "lean.safetensors")
     run(place, "heads", "the cat sat", *layer, "--save", "heads.safetensors")
     run(place, "trace", "mine.py:Attention", "--save", "walk.safetensors")
-    run(
-        place,
-        "run",
-        "the cat",
-        "--model",
-        str(checkpoints.folder("gpt2")),
-        "--save",
-        "model.safetensors",
-    )
+    gpt2 = str(checkpoints.folder("gpt2"))
+    run(place, "run", "the cat", "--model", gpt2, "--save", "model.safetensors")
     return place
 
 

@@ -271,16 +271,8 @@ def test_sources_that_cannot_be_read_are_refused_before_anything_is_computed(
     )
     if "t.parquet" in words:
         write_table(tmp_path / "t.parquet", text=["one"], n=[1])
-    ended = mha(
-        "scan",
-        "--model",
-        checkpoints.folder("gpt2"),
-        *words.split(),
-        "--out",
-        "out",
-        "--json",
-        code=code,
-    )
+    model = ("--model", checkpoints.folder("gpt2"))
+    ended = mha("scan", *model, *words.split(), "--out", "out", "--json", code=code)
     assert mentions in ended.said
     assert not (tmp_path / "out").exists()
 

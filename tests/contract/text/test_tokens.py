@@ -274,16 +274,8 @@ def test_a_span_holds_the_tokens_that_share_a_character_with_it(mha: Any) -> Non
         [(0, 3), (23, 28)],
     ]
     words = [word for span in spans for word in ("--span", span)]
-    record = mha(
-        "run",
-        text,
-        "--model",
-        str(checkpoints.folder("gpt2")),
-        *words,
-        "--json",
-        "--keep",
-        "pattern",
-    ).json
+    model = ("--model", str(checkpoints.folder("gpt2")))
+    record = mha("run", text, *model, *words, "--json", "--keep", "pattern").json
     offsets = record["sequences"][0]["offsets"]
     for span, characters in zip(record["spans"], ranges, strict=True):
         inside = {i for start, end in characters for i in range(start, end)}
@@ -321,13 +313,6 @@ def test_what_names_no_span_is_refused(mha: Any, span: str, code: str) -> None:
 
 @pytest.mark.real
 def test_an_expression_that_takes_too_long_is_stopped(mha: Any) -> None:
-    words = (
-        "--model",
-        str(checkpoints.folder("gpt2")),
-        "--span",
-        "a=/(a|aa)+$/",
-        "--max-tokens",
-        "9",
-        "--json",
-    )
+    model = ("--model", str(checkpoints.folder("gpt2")))
+    words = (*model, "--span", "a=/(a|aa)+$/", "--max-tokens", "9", "--json")
     assert mha("run", "a" * 3000 + "!", *words, code=1).error["code"] == "too-slow"

@@ -680,15 +680,7 @@ def test_a_text_and_a_checkpoint_are_computed_explored_and_saved(tmp_path: Path)
         screen.until("row sum 1.0000")
         require_clean_quit(screen)
     assert (tmp_path / "cat.safetensors").is_file()
-    with viewing(
-        tmp_path,
-        "the cat",
-        "--model",
-        checkpoints.folder("t5"),
-        "--context",
-        "on the mat",
-        "--head",
-        "3",
-    ) as screen:
+    pair = ("the cat", "--model", checkpoints.folder("t5"), "--context", "on the mat")
+    with viewing(tmp_path, *pair, "--head", "3") as screen:
         screen.until(r"\bhead 3\b")
         require_clean_quit(screen)
