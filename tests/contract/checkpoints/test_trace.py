@@ -62,20 +62,12 @@ def inputs(name: str) -> dict[str, torch.Tensor]:
 def walk(mha: Any, case: str, *words: str, **choices: Any) -> Any:
     """`mha trace` of layer 1."""
     name, _, kind = case.partition(" ")
-    pair = ("--context", CONTEXT) if kind else ()
-    layer = f"{kind}.1" if kind else "1"
-    words = (
-        "trace",
-        "--model",
-        checkpoints.folder(name),
-        TEXT,
-        *pair,
-        "--layer",
-        layer,
-        *words,
-        "--json",
-    )  # type: ignore[assignment]
-    return mha(*words, **choices)
+    model = ("--model", checkpoints.folder(name))
+    if kind:
+        place = ("--context", CONTEXT, "--layer", f"{kind}.1")
+    else:
+        place = ("--layer", "1")
+    return mha("trace", *model, TEXT, *place, *words, "--json", **choices)
 
 
 @torch.no_grad()
