@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -14,6 +14,7 @@ from rich.text import Text
 from mhacli.record.checks import Check
 from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Environment, Record, Step, Timing
+from mhacli.settings import Config
 from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
@@ -29,9 +30,10 @@ UNITS: Mapping[str, Unit] = {
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
-"""A shorter time is mostly overhead of calls and clocks; a larger relative spread of runs shows a
-disturbance."""
+ROUGH_S = 1e-3
+"""A shorter time is mostly overhead of calls and clocks."""
+ROUGH_SPREAD = 0.2
+"""A larger relative spread of runs shows a disturbance."""
 
 
 def rough_note(timings: Iterable[Timing]) -> str:
@@ -43,11 +45,9 @@ def rough_note(timings: Iterable[Timing]) -> str:
         (timing.iqr_s / timing.median_s for timing in timed if len(timing.samples_s) > 1),
         default=0.0,
     )
-    return (
-        f"rough: the runs vary by {shown(spread, 'percent')}, as on a busy machine"
-        if spread > ROUGH_SPREAD
-        else ""
-    )
+    if spread > ROUGH_SPREAD:
+        return f"rough: the runs vary by {shown(spread, 'percent')}, as on a busy machine"
+    return ""
 
 
 def type_text(head: HeadStatistics) -> str:
@@ -57,11 +57,9 @@ def type_text(head: HeadStatistics) -> str:
     name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
         return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})"
-    return (
-        name
-        if head.certainty is None or head.kind in UNTYPED
-        else f"{name} {shown(head.certainty, 'weight')}"
-    )
+    if head.certainty is None or head.kind in UNTYPED:
+        return name
+    return f"{name} {shown(head.certainty, 'weight')}"
 
 
 def sparkline(counts: Sequence[float]) -> str:
@@ -99,41 +97,85 @@ def token_at(token: str, position: int | str, width: int = 40) -> str:
 
 def count_of(n: int, noun: str) -> str:
     """`1 token`, `4,834 tokens`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+    return f"{n:,} {plural(n, noun)}"
+
+
+def plural(n: int, noun: str) -> str:
+    """The noun for a number of things: `token`, `tokens`."""
+    return noun if n == 1 else f"{noun}s"
 
 
 def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *more: str) -> Text:
     """The configuration, the device, and `more`: in one line, or broken between parts if `width` is
     too small.
     """
-    c = dims.config
     parts = [
         f"mha {e.mha}",
-        f"d_model {c.d_model}",
-        f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}",
+        *_sizes(dims.config),
+        *_input_and_mask(dims),
+        *_scores_and_output(dims),
     ]
-    parts += [count_of(c.n_kv_heads or 0, "kv head")] if c.n_kv_heads != c.n_heads else []
-    parts += [f"d_v {c.d_v}"] if c.d_v != c.d_head else []
-    parts += [f"d_input {c.d_input}"] if c.d_input != c.d_model else []
-    parts += [] if c.random is None else [f"random {c.distribution} rows"]
-    parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
-    parts += [f"prefix {c.prefix}"] if c.prefix is not None else ["causal"] if c.causal else []
-    parts += [] if c.window is None else [f"window {c.window[0]} left, {c.window[1]} right"]
-    parts += [] if c.sink is None else [f"sink window {c.sink}"]
-    parts += [] if c.documents is None else [f"documents split at {c.documents}"]
-    parts += ["padding left"] if dims.padded and c.padding == "left" else []
-    parts += [] if c.softcap is None else [f"softcap {c.softcap:g}"]
-    parts += [] if c.score_bias is None else [f"score bias {c.score_bias}"]
-    parts += ["cross-attention"] if dims.cross else []
-    parts += [] if c.bias else ["no bias"]
-    parts += [] if c.out_proj else ["no output projection"]
-    parts += [f"dropout {c.dropout:g}, training"] if c.train else []
-    parts += [f"scale {c.scale:g}"] if c.has_custom_scale else []
-    parts += [f"init {c.init}"] if c.init != "xavier" and weights is None else []
-    parts += [f"seed {c.seed}" if weights is None else f"weights {weights}", c.dtype]
-    parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
-    parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
+    if weights is not None:
+        parts.append(f"weights {weights}")
+    else:
+        if dims.config.init != "xavier":
+            parts.append(f"init {dims.config.init}")
+        parts.append(f"seed {dims.config.seed}")
+    device = f"{e.device} (auto)" if e.device_asked == "auto" else e.device
+    parts += [dims.config.dtype, device, count_of(e.threads, "thread"), f"torch {e.torch}"]
     return flowing([*map(visible, parts), *more], width, style="bold")
+
+
+def _sizes(c: Config) -> Iterator[str]:
+    """The width of the model and its heads, and what differs from it."""
+    yield f"d_model {c.d_model}"
+    yield f"{count_of(c.n_heads, 'head')} × d_head {c.d_head}"
+    if c.n_kv_heads != c.n_heads:
+        yield count_of(c.n_kv_heads or 0, "kv head")
+    if c.d_v != c.d_head:
+        yield f"d_v {c.d_v}"
+    if c.d_input != c.d_model:
+        yield f"d_input {c.d_input}"
+
+
+def _input_and_mask(dims: Dims) -> Iterator[str]:
+    """What differs from a text with sinusoidal positions in which every token sees every other."""
+    c = dims.config
+    if c.random is not None:
+        yield f"random {c.distribution} rows"
+    if c.positions != "sinusoidal":
+        yield f"positions {positions_name(c)}"
+    if c.prefix is not None:
+        yield f"prefix {c.prefix}"
+    elif c.causal:
+        yield "causal"
+    if c.window is not None:
+        yield f"window {c.window[0]} left, {c.window[1]} right"
+    if c.sink is not None:
+        yield f"sink window {c.sink}"
+    if c.documents is not None:
+        yield f"documents split at {c.documents}"
+    if dims.padded and c.padding == "left":
+        yield "padding left"
+
+
+def _scores_and_output(dims: Dims) -> Iterator[str]:
+    """What differs from the plain scores and projections of self-attention."""
+    c = dims.config
+    if c.softcap is not None:
+        yield f"softcap {c.softcap:g}"
+    if c.score_bias is not None:
+        yield f"score bias {c.score_bias}"
+    if dims.cross:
+        yield "cross-attention"
+    if not c.bias:
+        yield "no bias"
+    if not c.out_proj:
+        yield "no output projection"
+    if c.train:
+        yield f"dropout {c.dropout:g}, training"
+    if c.has_custom_scale:
+        yield f"scale {c.scale:g}"
 
 
 def texts_in_words(
@@ -148,17 +190,19 @@ def texts_in_words(
 
 def lengths_in_words(lengths: Sequence[int]) -> str:
     """The lengths of texts: `812 tokens`, `2 sequences of 4 to 9 tokens`."""
-    least, most = min(lengths), max(lengths)
-    n_tokens = count_of(most, "token")
-    of_each = n_tokens if least == most else f"{least:,} to {n_tokens}"
-    return of_each if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {of_each}"
+    least = min(lengths)
+    size = count_of(max(lengths), "token")
+    if least < max(lengths):
+        size = f"{least:,} to {size}"
+    return size if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {size}"
 
 
 def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:
     """The parts in a row, words in one `style`, with line breaks between them. Only parts wider
     than `width` are broken.
     """
-    text, used = Text(), 0
+    text = Text()
+    used = 0
     texts = [Text(part, style=style) if isinstance(part, str) else part for part in parts]
     for number, part in enumerate(texts):
         if number and used + cell_len(between) + part.cell_len <= width:
@@ -249,9 +293,9 @@ def _origin(record: Record) -> tuple[str, str]:
     return "seed", f"{record.config.seed} · init {record.config.init}"
 
 
-def self_check_verdict(*, ok: bool | None, found: str = "") -> Text:
-    """Whether a self-check passes, and what it found."""
+def self_check_verdict(*, ok: bool | None, numbers: str = "") -> Text:
+    """Whether a self-check passes, with its numbers."""
     verdict = Text(
         "self-check ok" if ok else "self-check FAILED", style="bold green" if ok else "bold red"
     )
-    return verdict.append(f": {found}", style="not bold default") if found else verdict
+    return verdict.append(f": {numbers}", style="not bold default") if numbers else verdict

@@ -198,8 +198,8 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     )
     checks, ok = [check for survey in surveys for check in survey.checks], record.self_check.ok
     if ok and not in_detail:
-        return self_check_verdict(ok=True, found=checks_in_brief(checks))
-    verdict = self_check_verdict(ok=ok, found=count_of(len(checks), "check") if ok else "")
+        return self_check_verdict(ok=True, numbers=checks_in_brief(checks))
+    verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")
     is_changed = record.model is not None and record.model.identical_outputs is False
     parts = (
         [Text("outputs differ from those without inspection", style="bold red")]

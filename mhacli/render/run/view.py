@@ -141,7 +141,7 @@ def self_check_line(check: SelfCheck, compared: str = "the pattern gives the out
     """One line: whether the output follows from the pattern shown, or what was `compared`
     instead.
     """
-    return self_check_verdict(ok=check.ok, found=agreement(check, compared))
+    return self_check_verdict(ok=check.ok, numbers=agreement(check, compared))
 
 
 def kv_heads_line(record: Record) -> Iterator[Text]:
