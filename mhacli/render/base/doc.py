@@ -17,6 +17,8 @@ from mhacli.record.glossary import words_of
 from mhacli.text.numbers import Unit, shown
 
 Row = TypeVar("Row")
+Scale = Literal["linear", "log", "change"]
+"""How shades follow numbers: in proportion, by their logarithm, or by their difference from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,12 +53,14 @@ class Column(Generic[Row]):
 
 
 def column(
-    table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **how: Any
+    table: str, name: str, value: Callable[[Row], object], unit: Unit = "word", **more: Any
 ) -> Column[Row]:
     """A column whose words are those of `name` in a table of record/columns.toml."""
     word = words_of("columns", table)[name]
-    how = {"meaning": word.legend, **how}
-    return Column(heading=word.heading, value=value, unit=unit, explanation=word.explanation, **how)
+    more = {"meaning": word.legend, **more}
+    return Column(
+        heading=word.heading, value=value, unit=unit, explanation=word.explanation, **more
+    )
 
 
 def fields(units: Mapping[str, Unit]) -> list[Column[Mapping[str, Any]]]:
@@ -124,7 +128,7 @@ class Grid:
     rows: Sequence[str]
     columns: Sequence[str]
     top: float
-    scale: Literal["linear", "log", "change"] = "linear"
+    scale: Scale = "linear"
     unit: Unit = "weight"
     digits: int | None = None
     corner: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
 from rich.cells import cell_len
@@ -19,13 +19,15 @@ from rich.text import Text
 
 from mhacli.io.data import Array
 from mhacli.render.base.colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
-from mhacli.render.base.doc import Column, Grid
+from mhacli.render.base.doc import Column, Grid, Scale
 from mhacli.render.base.format import count_of, fitted, flowing
 from mhacli.render.base.options import Screen, Selection, balanced
 from mhacli.text.numbers import Unit, shown
 
-MASKED, NOT_A_NUMBER = -1, -2
-"""The levels of a masked cell, and of what is not a number."""
+MASKED = -1
+"""The level of a masked cell."""
+NOT_A_NUMBER = -2
+"""The level of a cell that is not a number."""
 _STEPS = 16
 """The steps between the shades that explain a scale."""
 DECADES = 3
@@ -33,10 +35,22 @@ DECADES = 3
 
 Form = Literal["auto", "numbers", "shades"]
 
-MAX_ROWS, MAX_LINES = 24, 40
-"""The most rows of numbers, and the most lines of shades. Grids with more rows than the first have
-two of them on a line."""
-_GAP, _WIDEST_NAME, _WIDEST_SHADE, _RULE = 2, 10, 8, 3
+MAX_ROWS = 24
+"""The most rows of numbers. Shades of more rows have two of them on a line."""
+MAX_LINES = 40
+"""The most lines of shades."""
+_GAP = 2
+"""The columns between grids."""
+_WIDEST_NAME = 10
+"""The most characters of a name above numbers."""
+_WIDEST_SHADE = 8
+"""The most columns of a cell that is a shade."""
+_RULE = 3
+"""The least columns of the line behind a title, with the blank before it."""
+_LEAST_NUMBER = 3
+"""The least columns of a cell that is a number: no number needs fewer."""
+_LEAST_LABEL = 13
+"""The columns that names of pooled rows need at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +65,8 @@ class _Panel:
     def rows(self) -> Selection:
         """The rows that are shown."""
         n_rows = len(self.grid.rows)
-        return balanced(
-            n_rows, MAX_ROWS if self.has_numbers and not self.grid.has_all_rows else n_rows
-        )
+        is_cut = self.has_numbers and not self.grid.has_all_rows
+        return balanced(n_rows, MAX_ROWS if is_cut else n_rows)
 
     @cached_property
     def label(self) -> int:
@@ -84,7 +97,13 @@ class _Panel:
         word = shown(number, g.unit, g.digits)
         if g.unit == "weight" and g.digits in (None, 2) and word[:1].isdigit():
             word = shown(number, g.unit, 1)
-        return word if g.marked is None else word + ("*" if is_marked else " ")
+        return self.starred(word, is_marked=is_marked)
+
+    def starred(self, word: str, *, is_marked: bool = False) -> str:
+        """A word with its star, or a blank in its place, where cells may have stars."""
+        if self.grid.marked is None:
+            return word
+        return f"{word}*" if is_marked else f"{word} "
 
     @cached_property
     def least(self) -> int:
@@ -123,15 +142,24 @@ class _Panel:
         """The width of a cell in a room: as wide as its name needs and fits, at least what a number
         or shade takes.
         """
-        names, spare = _longest(self.grid) + 1, (room - self.around) // len(self.grid.columns)
+        names = _longest(self.grid) + 1
+        spare = (room - self.around) // len(self.grid.columns)
         if self.has_numbers:
             names = min(_WIDEST_NAME + 1, names) + (self.grid.marked is not None)
             return max(self.least, min(names, spare))
         return max(1, min(_WIDEST_SHADE, names, spare))
 
 
-_Row = list[tuple[_Panel, int]]
-"""Panels side by side, each with the width of its cells."""
+class _SizedPanel(NamedTuple):
+    """A form of a grid, and the width of its cells."""
+
+    panel: _Panel
+    size: int
+
+    @property
+    def width(self) -> int:
+        """The width of the whole grid with its title."""
+        return self.panel.width(self.size)
 
 
 def _longest(g: Grid) -> int:
@@ -143,11 +171,8 @@ def _forms(g: Grid, *, has_numbers: bool) -> list[_Panel]:
     """The forms of a grid, the wider one first: the columns beside it that can be dropped stand
     only beside numbers.
     """
-    always = [column for column in g.beside if not column.drop]
-    return [
-        _Panel(g, has_numbers, beside)
-        for beside in ((g.beside, always) if has_numbers else (always,))
-    ]
+    always = _Panel(g, has_numbers, [column for column in g.beside if not column.drop])
+    return [_Panel(g, has_numbers, g.beside), always] if has_numbers else [always]
 
 
 def grids(
@@ -166,44 +191,35 @@ def grids(
     `everything` all rows of shades. With `in_one_row` they are numbers only where all stand in one
     row.
     """
-    has_numbers = form == "numbers"
-    if form == "auto":  # a number is at least 3 wide
-        is_narrow = all(3 * len(g.columns) < screen.width for g in panels)
-        has_numbers = is_narrow and all(
-            _forms(g, has_numbers=True)[-1].inside <= screen.width for g in panels
-        )
-        if has_numbers and in_one_row:
-            has_numbers = len(_rows(panels, screen.width, has_numbers=True)) == 1
+    match form:
+        case "numbers":
+            has_numbers = True
+        case "shades":
+            has_numbers = False
+        case "auto":
+            has_numbers = _fit_as_numbers(panels, screen.width, in_one_row=in_one_row)
+        case _:
+            assert_never(form)
     if has_numbers:
         parts = [part for g in panels for part in _split(g, screen.width)]
     else:
-        parts = [
-            _pooled(g, screen, everything=everything, is_alone=len(panels) == 1) for g in panels
-        ]
-    parts = [
-        replace(g, top=max(other.top for other in parts if other.scale == g.scale)) for g in parts
-    ]
-    sized = _rows(
-        parts, screen.width, has_numbers=has_numbers, is_whole=has_numbers and not in_one_row
-    )
-    if not sized or sum(len(row[0][0].rows.shown) for row in sized) > MAX_ROWS:
-        sized = _rows(parts, screen.width, has_numbers=has_numbers)
-    widths = [
-        max(panel.width(size) for panel, size in filter(None, place))
-        for place in zip_longest(*sized)
-    ]
-    n_lines, drawn = 0, list[_Panel]()
-    for of_row in sized:
-        lines = [*_side_by_side(of_row, widths, screen)]
-        if drawn and most is not None and n_lines + len(lines) > most:
+        is_alone = len(panels) == 1
+        parts = [_pooled(g, screen, everything=everything, is_alone=is_alone) for g in panels]
+    rows = _arranged(parts, screen.width, has_numbers=has_numbers, in_one_row=in_one_row)
+    widths = [max(sized.width for sized in filter(None, place)) for place in zip_longest(*rows)]
+    n_lines = 0
+    visible: list[_Panel] = []
+    for row in rows:
+        lines = [*_side_by_side(row, widths, screen)]
+        if visible and most is not None and n_lines + len(lines) > most:
             break
         yield from lines
-        drawn += [panel for panel, _ in of_row]
         n_lines += len(lines)
-    n_more += len(parts) - len(drawn)
+        visible += [sized.panel for sized in row]
+    n_more += len(parts) - len(visible)
     if n_more:
         yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", style="dim")
-    caption = [*_caption(drawn, screen)] if drawn else []
+    caption = [*_caption(visible, screen)] if visible else []
     if caption:
         yield flowing(caption, screen.width)
 
@@ -211,37 +227,74 @@ def grids(
 # ---------------------------------------------------------------------------------------- what fits
 
 
+def _fit_as_numbers(panels: Sequence[Grid], width: int, *, in_one_row: bool) -> bool:
+    """Whether each grid has room as numbers; with `in_one_row` whether all have, side by side."""
+    # first by the number of columns, because measuring the numbers of a large grid takes long
+    if any(_LEAST_NUMBER * len(g.columns) >= width for g in panels):
+        return False
+    if any(_forms(g, has_numbers=True)[-1].inside > width for g in panels):
+        return False
+    return not in_one_row or len(_rows(panels, width, has_numbers=True)) == 1
+
+
+def _arranged(
+    parts: Sequence[Grid], width: int, *, has_numbers: bool, in_one_row: bool
+) -> list[list[_SizedPanel]]:
+    """The grids in rows, those of a scale up to a common top. Numbers have whole names of columns
+    if that takes no more than `MAX_ROWS` lines.
+    """
+    tops = {
+        scale: max(g.top for g in parts if g.scale == scale) for scale in {g.scale for g in parts}
+    }
+    parts = [replace(g, top=tops[g.scale]) for g in parts]
+    is_whole = has_numbers and not in_one_row
+    rows = _rows(parts, width, has_numbers=has_numbers, is_whole=is_whole)
+    if not rows or sum(len(row[0].panel.rows.shown) for row in rows) > MAX_ROWS:
+        return _rows(parts, width, has_numbers=has_numbers)
+    return rows
+
+
 def _rows(
     parts: Sequence[Grid], width: int, *, has_numbers: bool, is_whole: bool = False
-) -> list[_Row]:
+) -> list[list[_SizedPanel]]:
     """The grids with the width of their cells in as few rows as fit, with whole names of columns
     (none if they fit nowhere) or at least their cells, evenly filled, with the same room below each
-    other. Of grids with the same rows the first in a row names them.
+    other.
     """
-    sized: list[_Row] = []
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
-        rows: list[list[list[_Panel]]] = []
-        for start in range(0, len(parts), n):
-            rows.append([])
-            for g in parts[start : start + n]:
-                is_named = g is parts[start] or g.rows is not parts[start].rows
-                named = g if is_named else replace(g, rows=[""] * len(g.rows), corner="")
-                rows[-1].append(_forms(named, has_numbers=has_numbers))
-        widths = [[forms[-1].needed(is_whole=is_whole) for forms in row] for row in rows]
-        rooms = [max(place) for place in zip_longest(*widths, fillvalue=0)]
+        rows = [
+            _forms_in_row(parts[start : start + n], has_numbers=has_numbers)
+            for start in range(0, len(parts), n)
+        ]
+        needed = [[forms[-1].needed(is_whole=is_whole) for forms in row] for row in rows]
+        rooms = [max(place) for place in zip_longest(*needed, fillvalue=0)]
         spare = width - sum(rooms) - _GAP * (n - 1)
         if spare >= 0 or (n == 1 and not is_whole):
-            for row in rows:
-                sized.append([])
-                for forms, least in zip(row, rooms, strict=False):
-                    room = least + max(0, spare) // n
-                    panel = next(
-                        (p for p in forms if p.needed(is_whole=is_whole) <= room), forms[-1]
-                    )
-                    sized[-1].append((panel, panel.size(room)))
-            break
-    return sized
+            rooms = [room + max(0, spare) // n for room in rooms]
+            return [
+                [
+                    _fitting(forms, room, is_whole=is_whole)
+                    for forms, room in zip(row, rooms, strict=False)
+                ]
+                for row in rows
+            ]
+    return []
+
+
+def _forms_in_row(parts: Sequence[Grid], *, has_numbers: bool) -> list[list[_Panel]]:
+    """The forms of grids side by side. Of grids with the same rows the first names them."""
+    named = [
+        replace(g, rows=[""] * len(g.rows), corner="") if number and g.rows is parts[0].rows else g
+        for number, g in enumerate(parts)
+    ]
+    return [_forms(g, has_numbers=has_numbers) for g in named]
+
+
+def _fitting(forms: Sequence[_Panel], room: int, *, is_whole: bool) -> _SizedPanel:
+    """The widest form that fits into a room, or else the narrowest."""
+    panel = next((form for form in forms if form.needed(is_whole=is_whole) <= room), forms[-1])
+    return _SizedPanel(panel, panel.size(room))
 
 
 def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Grid:
@@ -249,7 +302,7 @@ def _pooled(g: Grid, screen: Screen, *, everything: bool, is_alone: bool) -> Gri
     side by side.
     """
     lines = len(g.rows) if everything else MAX_LINES * (2 if screen.colour else 1)
-    names = max(_forms(g, has_numbers=False)[-1].around, 13)
+    names = max(_forms(g, has_numbers=False)[-1].around, _LEAST_LABEL)
     room = screen.width - names
     if g.smaller is None or (len(g.rows) <= lines and len(g.columns) <= room):
         return g
@@ -280,15 +333,15 @@ def _split(g: Grid, width: int) -> Iterator[Grid]:
 # ----------------------------------------------------------------------------------------- painting
 
 
-def _side_by_side(row: _Row, widths: Sequence[int], screen: Screen) -> Iterator[Text]:
-    """The lines of some grids below their titles, each with the width of its cells."""
-    painted = [[*_painted(panel, size, screen)] for panel, size in row]
-    for place, title in enumerate(panel.grid.title for panel, _ in row):
-        if title:
-            rule = Text(title, style="bold", overflow="ellipsis", no_wrap=True)
-            rule.append(" " + "─" * (widths[place] - cell_len(title) - 1), style="not bold dim")
-            painted[place].insert(0, rule)
-    for texts in zip_longest(*painted, fillvalue=Text()):
+def _side_by_side(
+    row: Sequence[_SizedPanel], widths: Sequence[int], screen: Screen
+) -> Iterator[Text]:
+    """The lines of some grids below their titles, each in its width."""
+    blocks = [
+        [*_title(sized.panel.grid, width), *_painted(sized.panel, sized.size, screen)]
+        for sized, width in zip(row, widths, strict=False)
+    ]
+    for texts in zip_longest(*blocks, fillvalue=Text()):
         line = Text(no_wrap=True)
         for place, text in enumerate(texts):
             line.append_text(text)
@@ -299,22 +352,29 @@ def _side_by_side(row: _Row, widths: Sequence[int], screen: Screen) -> Iterator[
         yield line
 
 
+def _title(g: Grid, width: int) -> Iterator[Text]:
+    """The line with the title of a grid, if it has one."""
+    if g.title:
+        rule = Text(g.title, style="bold", overflow="ellipsis", no_wrap=True)
+        yield rule.append(" " + "─" * (width - cell_len(g.title) - 1), style="not bold dim")
+
+
 def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     """The names of the columns, then a line for each row, or for two as half blocks."""
-    g, label, rows = panel.grid, panel.label, panel.rows
+    g = panel.grid
+    label = panel.label
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
-    above = "".join(f"{column.heading:>{width}}" for column, width in beside)
-    yield Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim").append(
-        above, style="dim"
-    )
+    names = Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim")
+    headings = "".join(f"{column.heading:>{width}}" for column, width in beside)
+    yield names.append(headings, style="dim")
     is_halved = (
         not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     )
     allowed = g.allowed if panel.has_numbers or g.taken is None else g.allowed & ~g.taken
     cells = levels(g.values, allowed, g.scale, g.top).tolist()
-    for number, row in enumerate(rows.shown):
-        if rows.hidden and number == rows.before:
-            yield Text(f"⋮ {rows.hidden} rows (--all)", style="dim")
+    for number, row in enumerate(panel.rows.shown):
+        if panel.rows.hidden and number == panel.rows.before:
+            yield Text(f"⋮ {panel.rows.hidden} rows (--all)", style="dim")
         if is_halved and row % 2:
             continue
         line = Text()
@@ -333,10 +393,11 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
 
 def _heading(panel: _Panel, size: int) -> str:
     """The names of the columns, or where they have no room some of their numbers."""
-    g, longest = panel.grid, _longest(panel.grid)
+    g = panel.grid
+    longest = _longest(g)
     if panel.has_numbers:
-        star = " " * (g.marked is not None)
-        words = [fitted(name, size - 1 - len(star)) + star for name in g.columns]
+        room = size - 1 - len(panel.starred(""))
+        words = [panel.starred(fitted(name, room)) for name in g.columns]
         return "".join(" " * (size - cell_len(word)) + word for word in words)
     if size <= min(3, longest) or not longest:
         return ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)
@@ -348,8 +409,9 @@ def _cells(
     panel: _Panel, row: int, cells: list[int], size: int, *, colour: bool
 ) -> Iterator[tuple[str, Style]]:
     """The cells of a row as signs, as shades, or as numbers behind a blank."""
-    g, ramp = panel.grid, ramp_of(panel.grid)
-    masked = "" if g.scale == "change" else "0" + " " * (g.marked is not None)
+    g = panel.grid
+    ramp = ramp_of(g)
+    masked = "" if g.scale == "change" else panel.starred("0")
     for column, level in enumerate(cells):
         if g.signs is not None:
             yield g.signs[row][column]
@@ -368,12 +430,20 @@ def cell(
     level: int, width: int = 1, *, colour: bool, ramp: Ramp = WEIGHTS, gap: int = 0, word: str = ""
 ) -> tuple[str, Style]:
     """A cell of `width` columns, with `word` or signs in all but the last `gap` columns."""
-    room, is_number = width - gap, level != NOT_A_NUMBER
+    room = width - gap
+    style = PLAIN
     if level == MASKED:
-        return f"{word:>{room}}" + " " * gap, EMPTY if word and colour else PLAIN
-    sign = NAN_SIGN if not is_number else " " if colour else ramp.sign(level)
+        sign = " "
+        style = EMPTY if word and colour else PLAIN
+    elif level == NOT_A_NUMBER:
+        sign = NAN_SIGN
+    elif colour:
+        sign = " "
+        style = ramp.style(level)
+    else:
+        sign = ramp.sign(level)
     text = f"{word:>{room}}" if word else sign * room
-    return text + " " * gap, ramp.style(level) if colour and is_number else PLAIN
+    return text + " " * gap, style
 
 
 def half_cells(
@@ -418,28 +488,33 @@ def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int 
 # ------------------------------------------------------------------------------------------- scales
 
 
-def ramp_of(of: Grid) -> Ramp:
+def ramp_of(g: Grid) -> Ramp:
     """The ramp of the scale of a grid."""
-    return CHANGES if of.scale == "change" else WEIGHTS
+    return CHANGES if g.scale == "change" else WEIGHTS
 
 
-def levels(values: Array, allowed: Array, scale: str, top: float) -> Array:
+def levels(values: Array, allowed: Array, scale: Scale, top: float) -> Array:
     """Levels of 0 … 255 on a scale: `linear` from 0 to `top`, `log` over the decades below it; of a
     `change` 0 … 510 from −`top` on. `MASKED` where a cell is masked, and `NOT_A_NUMBER`.
     """
+    top = top or 1.0
     is_known = allowed & np.isfinite(values)
-    known, top = np.where(is_known, values, 0.0), top or 1.0
-    if scale == "log":
-        parts = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
-    else:
-        parts = known / top
-    least, middle = (-1, 255) if scale == "change" else (0, 0)
-    scaled = middle + np.rint(255 * np.clip(parts, least, 1))
+    known = np.where(is_known, values, 0.0)
+    match scale:
+        case "linear":
+            scaled = np.rint(255 * np.clip(known / top, 0, 1))
+        case "log":
+            decades = np.log10(np.maximum(known, top * 10.0**-DECADES) / top)
+            scaled = np.rint(255 * np.clip(1 + decades / DECADES, 0, 1))
+        case "change":
+            scaled = 255 + np.rint(255 * np.clip(known / top, -1, 1))
+        case _:
+            assert_never(scale)
     return np.select([~allowed, ~is_known], [MASKED, NOT_A_NUMBER], scaled).astype(np.int16)
 
 
 def ends(
-    scale: str,
+    scale: Scale,
     top: float,
     unit: Unit = "number",
     digits: int | None = None,
@@ -451,42 +526,48 @@ def ends(
     the `largest` cell exceeds it; of changes `-.5` and `.5`, or `0` if none is less.
     """
     high = shown(top, unit, digits)
-    if scale == "change":
-        return (shown(-top, unit, digits) if least < 0 else "0"), high
+    match scale:
+        case "change":
+            return (shown(-top, unit, digits) if least < 0 else "0"), high
+        case "linear":
+            low = "0"
+        case "log":
+            low = f"{top / 10**DECADES:.1g} or less".removeprefix("0")
+        case _:
+            assert_never(scale)
     is_exceeded = largest > top and shown(largest, unit, digits) != high
-    low = "0" if scale == "linear" else f"{top / 10**DECADES:.1g} or less".removeprefix("0")
-    return low, high + " or more" * is_exceeded
+    return low, f"{high} or more" if is_exceeded else high
 
 
-def scale_words(every: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
+def scale_words(group: Sequence[Grid], unit: Unit = "number", digits: int | None = None) -> str:
     """The kind and the range of the common scale of some grids: `linear, 0 … .62`, of changes `-.5
     … .5`.
     """
-    of = every[0]
-    cells = np.concatenate([each.values[each.allowed] for each in every])
-    least, largest = float(np.nanmin(cells, initial=0.0)), float(np.nanmax(cells, initial=0.0))
-    words = " … ".join(ends(of.scale, of.top, unit, digits, least=least, largest=largest))
-    return words if of.scale == "change" else f"{of.scale}, {words}"
+    scale = group[0].scale
+    cells = np.concatenate([g.values[g.allowed] for g in group])
+    least = float(np.nanmin(cells, initial=0.0))
+    largest = float(np.nanmax(cells, initial=0.0))
+    words = " … ".join(ends(scale, group[0].top, unit, digits, least=least, largest=largest))
+    return words if scale == "change" else f"{scale}, {words}"
 
 
-def swatch_levels(every: Sequence[Grid]) -> list[int]:
+def swatch_levels(group: Sequence[Grid]) -> list[int]:
     """Levels of the ramp of some grids in equal steps; of changes from the middle on if none is
     less.
     """
-    top = ramp_of(every[0]).top
-    is_upper = every[0].scale == "change" and not any(
-        (each.values[each.allowed] < 0).any() for each in every
-    )
-    begin = top // 2 if is_upper else 0
+    top = ramp_of(group[0]).top
+    has_less = any((g.values[g.allowed] < 0).any() for g in group)
+    begin = top // 2 if group[0].scale == "change" and not has_less else 0
     return [begin + (top - begin) * step // _STEPS for step in range(_STEPS + 1)]
 
 
-def swatches(every: Sequence[Grid], *, colour: bool) -> Text:
+def swatches(group: Sequence[Grid], *, colour: bool) -> Text:
     """The shades of the common scale of some grids, without colour its signs."""
-    ramp, levels_of_all = ramp_of(every[0]), swatch_levels(every)
+    ramp = ramp_of(group[0])
+    steps = swatch_levels(group)
     if not colour:
-        return Text("".join(dict.fromkeys(map(ramp.sign, levels_of_all))))
-    return Text.assemble(*((" ", ramp.style(level)) for level in levels_of_all))
+        return Text("".join(dict.fromkeys(map(ramp.sign, steps))))
+    return Text.assemble(*((" ", ramp.style(level)) for level in steps))
 
 
 # ------------------------------------------------------------------------------------------ caption
@@ -494,38 +575,43 @@ def swatches(every: Sequence[Grid], *, colour: bool) -> Text:
 
 def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
     """What a cell is, the scales of what is shaded, and the signs that occur."""
-    parts, has_numbers = [panel.grid for panel in panels], panels[0].has_numbers
-    words = [*dict.fromkeys(g.meaning for g in parts if g.meaning)]
-    words += ["* row maximum"] if has_numbers and any(g.marked is not None for g in parts) else []
-    yield from (Text(word, style="dim") for word in words)
+    parts = [panel.grid for panel in panels]
+    has_numbers = panels[0].has_numbers
+    yield from (Text(words, style="dim") for words in _meanings(parts, has_numbers=has_numbers))
+    if screen.colour or not has_numbers:
+        yield from _scales(parts, screen, has_numbers=has_numbers)
+    yield from (Text(words, style="dim") for words in _signs(parts, has_numbers=has_numbers))
+    columns = [column for panel in panels for column in panel.beside if column.meaning]
+    for words in dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns):
+        yield Text(words, style="dim")
+
+
+def _meanings(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
+    """What a cell is, and a star beside it."""
+    yield from dict.fromkeys(g.meaning for g in parts if g.meaning)
+    if has_numbers and any(g.marked is not None for g in parts):
+        yield "* row maximum"
+
+
+def _signs(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
+    """What stands in cells without a number, as far as it occurs."""
+    if any(g.signs is None and g.scale != "change" and not g.allowed.all() for g in parts):
+        yield "0 masked" if has_numbers else "a blank is masked"
+    if any(bool(np.isnan(g.values[g.allowed]).any()) for g in parts):
+        yield f"{'nan' if has_numbers else NAN_SIGN} not a number"
+
+
+def _scales(parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Iterator[Text]:
+    """The range of each scale with its shades, and which grids have it if there are several."""
     shaded = [g for g in parts if g.signs is None]
     graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
-    for scale in dict.fromkeys(g.scale for g in graded) if screen.colour or not has_numbers else ():
-        yield _scale(
-            [g for g in shaded if g.scale == scale], shaded, screen, has_numbers=has_numbers
-        )
-    signs = []
-    if any(not g.allowed.all() and g.scale != "change" for g in shaded):
-        signs.append("0 masked" if has_numbers else "a blank is masked")
-    if any(bool(np.isnan(g.values[g.allowed]).any()) for g in parts):
-        signs.append(f"{'nan' if has_numbers else NAN_SIGN} not a number")
-    signs += dict.fromkeys(
-        f"{c.heading} {c.meaning}" for panel in panels for c in panel.beside if c.meaning
-    )
-    yield from (Text(sign, style="dim") for sign in signs)
-
-
-def _scale(
-    of_scale: Sequence[Grid], parts: Sequence[Grid], screen: Screen, *, has_numbers: bool
-) -> Text:
-    """The range of a scale with its shades, and of which grids it is if there are several."""
-    text = Text(f"shade {scale_words(of_scale, of_scale[0].unit, of_scale[0].digits)}", style="dim")
-    if len(of_scale) < len(parts):
-        text.append(f" in {' and '.join(each.title for each in of_scale)}")
-    elif len(parts) > 1:
-        text.append(" in all")
-    return (
-        text
-        if has_numbers
-        else Text.assemble(text.append(": "), swatches(of_scale, colour=screen.colour))
-    )
+    for scale in dict.fromkeys(g.scale for g in graded):
+        group = [g for g in shaded if g.scale == scale]
+        words = Text(f"shade {scale_words(group, group[0].unit, group[0].digits)}", style="dim")
+        if len(group) < len(shaded):
+            words.append(f" in {' and '.join(g.title for g in group)}")
+        elif len(shaded) > 1:
+            words.append(" in all")
+        if not has_numbers:
+            words = Text.assemble(words.append(": "), swatches(group, colour=screen.colour))
+        yield words

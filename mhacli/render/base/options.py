@@ -54,9 +54,11 @@ _SORT = (
     "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
 )
 _ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
-_ALL, _FITTING = "Show everything; leave out no row, column, head or layer.", "all that fit"
+_ALL = "Show everything; leave out no row, column, head or layer."
+_FITTING = "all that fit"
 _DETAILS = ("tokens", "shapes", "timings", "verbose")
-BY_LENGTH, _BY_HEAD = "linear, log for long texts", "the head chosen by --head, or all in a grid"
+BY_LENGTH = "linear, log for long texts"
+_BY_HEAD = "the head chosen by --head, or all in a grid"
 
 
 @dataclass(frozen=True)

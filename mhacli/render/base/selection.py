@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
+from mhacli.render.base.format import plural
 from mhacli.render.base.options import Rows, Scale, ViewOptions, sequences_to_draw
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
@@ -58,8 +60,8 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
     for kind, number in options.layers or ():
         matching = {
             i
-            for i, of in enumerate(record.layers)
-            if of.layer == number and kind in (None, of.kind)
+            for i, layer in enumerate(record.layers)
+            if layer.layer == number and kind in (None, layer.kind)
         }
         if not matching:
             name = f"{kind}.{number}" if kind is not None else number
@@ -90,10 +92,9 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
 
 def survey_of(record: Record) -> HeadsSummary:
     """The summary of head statistics; of several layers, the one with the largest distances."""
-    surveys = (
-        [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
-    )
-    return max(surveys, key=lambda survey: survey.steps[-1])
+    if record.survey is not None:
+        return record.survey
+    return max((layer.survey for layer in record.layers), key=lambda survey: survey.steps[-1])
 
 
 def names_of(layers: Sequence[InspectedLayer]) -> str:
@@ -103,7 +104,7 @@ def names_of(layers: Sequence[InspectedLayer]) -> str:
     """
     kinds = list(dict.fromkeys(layer.kind for layer in layers))
     if kinds == ["self"]:
-        return f"layer{'s' * (len(layers) > 1)} {ranges([layer.layer for layer in layers])}"
+        return f"{plural(len(layers), 'layer')} {ranges([layer.layer for layer in layers])}"
     return ", ".join(
         f"{kind} {ranges([layer.layer for layer in layers if layer.kind == kind])}"
         for kind in kinds
@@ -122,8 +123,9 @@ def ranges(numbers: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [[f"{run[0]}–{run[-1]}"] if len(run) > 2 else list(map(str, run)) for run in runs]
-    return ", ".join(part for run in parts for part in run)
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 def by_layers(
@@ -172,10 +174,8 @@ def require_rows(
         return
     shown = sequences_to_draw(options, len(sequences)).shown
     texts = [texts_of(kind, sequences, context)[0][b] for kind in kinds for b in shown]
-    longest, last = (
-        max((len(text.tokens) for text in texts), default=0),
-        max(options.rows, default=0),
-    )
+    longest = max((len(text.tokens) for text in texts), default=0)
+    last = max(options.rows, default=0)
     if longest and last >= longest:
         raise UsageError(out_of_range("--from", last, longest))
 
@@ -223,10 +223,10 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
     Raises `UsageError` for a head or layer that the record lacks.
     """
     if record.model is None:
-        listed = (
-            range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
-        )
-        places = listed if {"pattern", "map"} & {*record.arrays} else ()
+        heads = [head.head for head in record.heads] if options.heads is None else options.heads
+        places = places_of(record, heads)
+        if not {"pattern", "map"} & {*record.arrays}:
+            return ()
         return tuple(DrawableHead(record, place) for place in places)
     layers = chosen_layers(record, options)
     require_inspected_heads(layers, options.heads or ())
@@ -256,14 +256,13 @@ def missing_notes(record: Record, options: ViewOptions) -> Iterator[str]:
             f"not drawn, because the record has neither pattern nor map: {names_of(without)};"
             " --keep-limit makes room"
         )
-    for kind in dict.fromkeys(
-        other.type for other in record.model.without if options.layers is None
-    ):
-        numbers = [other.layer for other in record.model.without if other.type == kind]
-        yield (
-            f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)},"
-            f" {visible(kind)}"
-        )
+    if options.layers is None:
+        for kind, layers in grouped(record.model.without, attrgetter("type")).items():
+            numbers = ranges(layer.layer for layer in layers)
+            yield (
+                f"without an attention matrix: {plural(len(layers), 'layer')} {numbers},"
+                f" {visible(kind)}"
+            )
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:

@@ -16,7 +16,7 @@ from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Selection, balanced
 
-_LEGEND = 3
+_MOST_LINES = 3
 """The most lines below a table."""
 
 
@@ -27,79 +27,82 @@ def spaced(sections: Iterable[RenderableType]) -> RenderableType:
 
 
 def table(
-    of: Table[Row], width: int, *notes: str, has_all: bool = False
+    content: Table[Row], width: int, *notes: str, has_all: bool = False
 ) -> Iterator[RenderableType]:
     """The columns that fit and whose meanings fit into three lines below, beside the rows and
     columns that are left out, and `notes`; with `has_all` as many lines as they take.
     """
-    rows, columns, legend = _shown_rows(of), of.columns, [*of.legend]
+    rows = _visible_rows(content)
+    columns = content.columns
+    legend = [*content.legend]
     while True:
-        widths = _fitting(of, rows, width, columns)
-        n_dropped = len(of.columns) - len(widths)
-        parts = [*of.meanings([*widths]), *legend]
-        parts += [_more(rows)] if rows.hidden and not of.has_ends else []
-        parts += [f"{count_of(n_dropped, 'more column')} with --json"] if n_dropped else []
+        widths = _fitting(content, rows, width, columns)
+        parts = [*content.meanings([*widths]), *legend]
+        if rows.hidden and not content.has_ends:
+            parts.append(_more(rows))
+        if len(widths) < len(content.columns):
+            n_dropped = len(content.columns) - len(widths)
+            parts.append(f"{count_of(n_dropped, 'more column')} with --json")
         below = flowing([*parts, *notes], width, style="dim")
         explained = [column for column in widths if column.drop and column.meaning]
-        if has_all or below.plain.count("\n") < _LEGEND or not (legend or explained):
+        if has_all or below.plain.count("\n") < _MOST_LINES or not (legend or explained):
             break
-        if legend:
+        if legend:  # a column says more than a line about all of them
             legend.pop()
         else:
             widest = max(reversed(explained), key=lambda column: column.drop)
             columns = [column for column in widths if column is not widest]
-    if of.title:
-        yield Text(of.title, style="bold")
-    yield _drawn(of, rows, widths)
+    if content.title:
+        yield Text(content.title, style="bold")
+    yield _lines(content, rows, widths)
     if below.plain:
         yield below
 
 
-def bare(of: Table[Row], width: int) -> RenderableType:
+def bare(content: Table[Row], width: int) -> RenderableType:
     """The table without a title, and without what its headings mean."""
-    rows = _shown_rows(of)
-    return _drawn(of, rows, _fitting(of, rows, width, of.columns))
+    rows = _visible_rows(content)
+    return _lines(content, rows, _fitting(content, rows, width, content.columns))
 
 
-def _shown_rows(of: Table[Row]) -> Selection:
+def _visible_rows(content: Table[Row]) -> Selection:
     """The rows that are shown: the first, or the first and the last. A single row more takes no
     more room than its number.
     """
-    n_rows = len(of.rows)
-    n_shown = n_rows if of.most is None or n_rows <= of.most + 1 else of.most
-    return (
-        balanced(n_rows, n_shown)
-        if of.has_ends
-        else Selection(tuple(range(n_shown)), n_rows - n_shown)
-    )
+    n_rows = len(content.rows)
+    most = n_rows if content.most is None or n_rows <= content.most + 1 else content.most
+    if content.has_ends:
+        return balanced(n_rows, most)
+    return Selection(tuple(range(most)), n_rows - most)
 
 
 def _more(rows: Selection) -> str:
     return f"{rows.hidden} more (--all)"
 
 
-def _drawn(of: Table[Row], rows: Selection, widths: Mapping[Column[Row], int]) -> RenderableType:
-    """The columns of these widths. The lines between rows part the table."""
-    drawn = _empty(of, widths)
-    drawn.show_header = any(column.heading for column in widths)
-    parts: list[RenderableType] = [drawn]
+def _lines(
+    content: Table[Row], rows: Selection, widths: Mapping[Column[Row], int]
+) -> RenderableType:
+    """The columns of these widths. Lines between rows part them into several tables."""
+    blocks = [_empty(content, widths)]
+    blocks[0].show_header = any(column.heading for column in widths)
+    parts: list[RenderableType] = [*blocks]
 
-    def between(lines: Sequence[RenderableType]) -> RichTable:
-        """The table after some lines."""
-        parts.extend([*lines, after := _empty(of, widths)])
-        return after
+    def insert(lines: Sequence[RenderableType]) -> None:
+        """Puts lines between the rows so far and those that follow."""
+        if lines:
+            blocks.append(_empty(content, widths))
+            parts.extend([*lines, blocks[-1]])
 
     for number, place in enumerate(rows.shown):
-        row = of.rows[place]
-        if rows.hidden and of.has_ends and number == rows.before:
-            drawn = between([Text(f"⋮ {_more(rows)}", style="dim")])
-        if above := of.above(row):
-            drawn = between(above)
-        drawn.add_row(*(_cell(column, row) for column in widths))
-        if below := of.below(row):
-            drawn = between(below)
-    for row in of.foot:
-        drawn.add_row(*(Text(column.text(row), "dim") for column in widths))
+        row = content.rows[place]
+        if rows.hidden and content.has_ends and number == rows.before:
+            insert([Text(f"⋮ {_more(rows)}", style="dim")])
+        insert(content.above(row))
+        blocks[-1].add_row(*(_cell(column, row) for column in widths))
+        insert(content.below(row))
+    for row in content.foot:
+        blocks[-1].add_row(*(Text(column.text(row), "dim") for column in widths))
     return Group(*parts)
 
 
@@ -109,10 +112,14 @@ def _cell(column: Column[Row], row: Row) -> Text:
     return value if isinstance(value, Text) else Text(column.text(row), column.style(row))
 
 
-def _empty(of: Table[Row], widths: Mapping[Column[Row], int]) -> RichTable:
+def _empty(content: Table[Row], widths: Mapping[Column[Row], int]) -> RichTable:
     """The columns of these widths without rows and headings."""
     empty = RichTable(
-        box=None, padding=(0, of.gap, 0, 0), pad_edge=False, header_style="dim", show_header=False
+        box=None,
+        padding=(0, content.gap, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        show_header=False,
     )
     for column, width in widths.items():
         justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
@@ -128,22 +135,23 @@ def _empty(of: Table[Row], widths: Mapping[Column[Row], int]) -> RichTable:
 
 
 def _fitting(
-    of: Table[Row], rows: Selection, width: int, columns: Sequence[Column[Row]]
+    content: Table[Row], rows: Selection, width: int, columns: Sequence[Column[Row]]
 ) -> Mapping[Column[Row], int]:
     """Those of some columns that fit, with their widths. The main column, the one with a least
     width or else of the widest words, is shortened down to that width before others are dropped,
     and further where nothing else helps.
     """
-    shown, natural = [*(of.rows[place] for place in rows.shown), *of.foot], {}
+    visible = [*(content.rows[place] for place in rows.shown), *content.foot]
+    natural = {}
     for column in columns:
-        texts = [column.heading, *map(column.text, shown)]
+        texts = [column.heading, *map(column.text, visible)]
         natural[column] = max(cell_len(line) for text in texts for line in text.split("\n"))
     words = [column for column in columns if column.unit == "word"] or columns
     main = max(words, key=lambda column: (column.least is not None, natural[column]))
     least = {**natural, main: min(main.least or natural[main], natural[main])}
 
     def excess(widths: Mapping[Column[Row], int]) -> int:
-        return sum(widths.values()) + of.gap * (len(widths) - 1) - width
+        return sum(widths.values()) + content.gap * (len(widths) - 1) - width
 
     while excess(least) > 0 and any(column.drop for column in least):
         del least[max(reversed(least), key=lambda column: column.drop)]

@@ -19,7 +19,10 @@ from mhacli.text.escape import token_label
 from mhacli.text.tokens import UNKNOWN, TokenSequence
 
 MAX_TOKEN_ROWS = 16
-_LEAST_TOKEN, _MOST_BYTES = 12, 18
+_LEAST_TOKEN = 12
+"""The least width of the column of tokens."""
+_MOST_BYTES = 18
+"""The most characters of a tokenizer's name of a token, and of its bytes."""
 
 
 def token_tables(
@@ -27,10 +30,12 @@ def token_tables(
 ) -> Iterator[RenderableType]:
     """The tables of the chosen sequences, each with its context, in the order of execution."""
     sides = [False] if record.context is None else [False, True]
+    if record.model is not None:
+        sides.reverse()  # an encoder runs first
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
             yield hidden(sequences.hidden, "sequence", "--all or --sequence")
-        for of_context in sides if record.model is None else sides[::-1]:  # an encoder runs first
+        for of_context in sides:
             yield _token_table(record, index, options, screen, of_context=of_context)
 
 
@@ -48,7 +53,8 @@ def _token_table(
     generated.
     """
     family = record.keys if of_context else record.sequences
-    n_tokens, longest = len(family[index].tokens), max(len(other.tokens) for other in family)
+    n_tokens = len(family[index].tokens)
+    longest = max(len(other.tokens) for other in family)
     first = record.config.first_column(n_tokens, longest)
     tokens = Table(
         columns=_columns(record, family[index], None if of_context else index),
@@ -56,36 +62,43 @@ def _token_table(
         most=None if options.everything else MAX_TOKEN_ROWS,
         has_ends=True,
     )
-    if record.model is None:
-        name, size = (
-            f"{'context' if of_context else 'sequence'} {index}",
-            str(len(record.vocabulary)),
-        )
-    else:
-        half = "" if record.context is None else "encoder" if of_context else "decoder"
-        name = f"{half} sequence {index}" if len(record.sequences) > 1 else half
-        name, size = name.strip() or "text", f"{record.model.n_vocabulary:,}"
+    name = _text_name(record, index, of_context=of_context)
     padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
     words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", style="bold")
-    return Group(
-        words.append(f"vocabulary of {size}", style="not bold"), *table(tokens, screen.width)
+    vocabulary = (
+        str(len(record.vocabulary)) if record.model is None else f"{record.model.n_vocabulary:,}"
     )
+    words.append(f"vocabulary of {vocabulary}", style="not bold")
+    return Group(words, *table(tokens, screen.width))
+
+
+def _text_name(record: Record, index: int, *, of_context: bool) -> str:
+    """`sequence 0`, `context 0`; of a checkpoint `encoder`, `decoder sequence 1`, or `text`."""
+    if record.model is None:
+        return f"{'context' if of_context else 'sequence'} {index}"
+    parts = []
+    if record.context is not None:
+        parts.append("encoder" if of_context else "decoder")
+    if len(record.sequences) > 1:
+        parts.append(f"sequence {index}")
+    return " ".join(parts) or "text"
 
 
 def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list[Column[int]]:
     """The columns of a token, its index first, of the sequence at an `index` or of a context.
     Padding has only the index.
     """
-    pieces, inside = sequence.pieces, range(len(sequence.tokens))
+    pieces = sequence.pieces
+    inside = range(len(sequence.tokens))
 
     def of_token(
-        heading: str, value: Callable[[int], object], style: str = "", **how: Any
+        heading: str, value: Callable[[int], object], style: str = "", **more: Any
     ) -> Column[int]:
         return Column(
             heading=heading,
             value=lambda i: value(i) if i in inside else None,
             style=lambda i: style if i in inside else "dim",
-            **how,
+            **more,
         )
 
     def offsets(i: int) -> str | None:
@@ -93,11 +106,11 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         return None if pieces and start == end else f"{start}–{end}"
 
     def word(i: int) -> str:
-        is_listed = 0 <= sequence.ids[i] < len(record.vocabulary)
-        is_unknown = (
-            is_listed and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]
-        )
-        return token_text(sequence.tokens, i) + (f" {UNKNOWN}" if is_unknown else "")
+        token = token_text(sequence.tokens, i)
+        has_entry = 0 <= sequence.ids[i] < len(record.vocabulary)
+        if has_entry and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]:
+            return f"{token} {UNKNOWN}"
+        return token
 
     columns: list[Column[int]] = [
         Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
@@ -117,13 +130,10 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
     if sequence.token_type_ids:
         columns.append(of_token("type", lambda i: sequence.token_type_ids[i], unit="integer"))
     if record.model is not None:
-        generated = record.model.generated
-        begin = (
-            len(sequence.tokens)
-            if generated is None or index is None
-            else generated.prompt_lens[index]
-        )
-        notes = [_note(sequence, i, is_generated=i >= begin) for i in inside]
+        prompt_len = len(sequence.tokens)
+        if record.model.generated is not None and index is not None:
+            prompt_len = record.model.generated.prompt_lens[index]
+        notes = [_note(sequence, i, is_generated=i >= prompt_len) for i in inside]
         if any(notes):
             columns.append(of_token("", lambda i: notes[i], style="cyan", none="masked"))
     return columns
@@ -133,9 +143,12 @@ def _note(sequence: TokenSequence, token: int, *, is_generated: bool) -> str:
     """A note on a checkpoint's token that is special, generated or unknown, with the text of an
     unknown one.
     """
-    typed = sequence.unknown(token)
-    parts = ["generated"] if is_generated else []
-    parts += [] if typed is None else [f"for {token_label(typed)}"]
-    return ", ".join(
-        parts + (["special"] if sequence.pieces and sequence.pieces[token].special else [])
-    )
+    parts = []
+    if is_generated:
+        parts.append("generated")
+    characters = sequence.unknown(token)
+    if characters is not None:
+        parts.append(f"for {token_label(characters)}")
+    if sequence.pieces and sequence.pieces[token].special:
+        parts.append("special")
+    return ", ".join(parts)
