@@ -44,31 +44,35 @@ class EffectsScreen(HeadsScreen):
         super().__init__(session)
         record = session.record
         assert record.effect is not None, "the key is for records with effects"
-        self.summary, self.largest = record.effect, view.largest_change(record)
+        self.summary = record.effect
+        self.largest = view.largest_change(record)
         self.places = self.removals = dict[tuple[int, int], Effect]()
         self.lines = list[Row]()
-        joint = [effect for effect in record.effects if effect.removed in ("heads", "spans")]
-        rows = [*view.effect_rows(record)]
-        rows += [(view.removal_name(effect, record), (effect,), ()) for effect in joint]
-        for name, effects, tokens in rows if self.summary.verified.ok else ():
-            words, room = tokens or ("",) * len(effects), self.app.size.width - cell_len(name) - 4
-            for line in (
-                wrapped(tuple(f" {token}" for token in tokens), room)
-                if tokens
-                else [range(len(effects))]
-            ):
-                self.removals |= {
-                    (len(self.lines), place - line.start): of
-                    for place in line
-                    if (of := effects[place])
-                }
-                self.lines.append(
-                    (name, [self._cell(effects[place], words[place]) for place in line])
-                )
+        if self.summary.verified.ok:
+            for row in view.effect_rows(record):
+                self._add(row)
+            for effect in record.effects:
+                if effect.removed in ("heads", "spans"):
+                    self._add(view.EffectRow(view.removal_name(effect, record), (effect,)))
         board = Pane(self._effects, id="effects")
         board.styles.height = 2 + len(self.lines)
         self.panes = Words(self._above, id="top"), board, Words(self._numbers, id="numbers")
         self.action_largest(0)
+
+    def _add(self, row: view.EffectRow) -> None:
+        """Adds the line of a layer, or those of a text that is wrapped."""
+        lines = [range(len(row.effects))]
+        if row.tokens:
+            room = self.app.size.width - cell_len(row.name) - 4
+            lines = wrapped(tuple(f" {token}" for token in row.tokens), room)
+        for line in lines:
+            cells = []
+            for column, place in enumerate(line):
+                effect = row.effects[place]
+                cells.append(self._cell(effect, row.tokens[place] if row.tokens else ""))
+                if effect is not None:
+                    self.removals[len(self.lines), column] = effect
+            self.lines.append(Row(row.name, cells))
 
     def _cell(self, effect: Effect | None, token: str) -> Cell:
         """The number of a removal, or the token of an edge, in the colour of its change, or without
@@ -86,11 +90,8 @@ class EffectsScreen(HeadsScreen):
         """The heads by layer, or the tokens of edges, in the colours of what their removals
         change.
         """
-        n_heads = max(
-            (1 + at[1] for at, effect in self.removals.items() if effect.removed == "head"),
-            default=0,
-        )
-        headings = [f"{head:>{_NUMBER}}" for head in range(n_heads)]
+        columns = [at[1] for at, effect in self.removals.items() if effect.removed == "head"]
+        headings = [f"{head:>{_NUMBER}}" for head in range(1 + max(columns, default=-1))]
         title = "effects: heads (columns) in layers (rows)" if headings else "effects"
         return title, self.lines_of(self.lines, headings, width, height) if self.lines else []
 
@@ -104,19 +105,21 @@ class EffectsScreen(HeadsScreen):
 
     def _numbers(self, width: int) -> Iterator[Text]:
         """The numbers of the removal under the cursor, the scale, and the verification."""
-        record, effect = self.session.record, self.removals.get(self.at)
+        record = self.session.record
+        colour = self.session.colour
+        effect = self.removals.get(self.at)
         if effect is not None:
             yield Text(*title_line(view.removal_words(effect, record), width))
             columns = map(view.number_column, numbers_of(record.effects))
-            yield flowing([named(of.heading, of.text(effect)) for of in columns], width, "  ")
-            shaded, colour = view.effect_grids(record), self.session.colour
-            scale = (
-                [Text.assemble(f"scale {scale_words(shaded)} ", swatches(shaded, colour=colour))]
-                if shaded
-                else []
-            )
-            yield flowing([*scale, Text(view.meaning_of(self.summary), "dim")], width)
-        yield view.effect_words(record, Paper(width, self.session.colour))[-1]
+            numbers = [named(column.heading, column.text(effect)) for column in columns]
+            yield flowing(numbers, width, "  ")
+            meaning = [Text(view.meaning_of(self.summary), "dim")]
+            shaded = view.effect_grids(record)
+            if shaded:
+                scale = f"scale {scale_words(shaded)} "
+                meaning.insert(0, Text.assemble(scale, swatches(shaded, colour=colour)))
+            yield flowing(meaning, width)
+        yield view.effect_words(record, Paper(width, colour))[-1]
 
     def action_largest(self, rank: int) -> None:
         """Moves to the removal with the largest change, or with the smallest."""

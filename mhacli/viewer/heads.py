@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -35,8 +36,13 @@ from mhacli.viewer.session import Place, Session, places_ahead
 
 Cell = tuple[str, Style]
 Lines = Iterable[Iterable[Cell]]
-Row = tuple[str, Sequence[Cell]]
-"""The name of a row, and its cells."""
+
+
+class Row(NamedTuple):
+    """The name of a row, and its cells."""
+
+    name: str
+    cells: Sequence[Cell]
 
 
 class Words(Widget):
@@ -328,7 +334,7 @@ class Overview(HeadsScreen):
         size = len(str(n_heads)) + 1
         for row, name in enumerate(self.session.rows):
             of_row = [signs.get((row, number), ("", PLAIN)) for number in range(n_heads)]
-            rows.append((name, [(f"{sign:<{size}}", style) for sign, style in of_row]))
+            rows.append(Row(name, [(f"{sign:<{size}}", style) for sign, style in of_row]))
         title = words.count_of(len(signs), "head")
         title += f" (columns) in {len(rows)} layers (rows)" if len(rows) > 1 else ""
         return title, self.lines_of(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import exp, floor, log10
 from operator import attrgetter
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from rich.cells import cell_len
@@ -17,7 +18,7 @@ from rich.text import Text
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
-from mhacli.render.base.format import count_of, flowing, type_text
+from mhacli.render.base.format import count_of, flowing, plural, type_text
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import grouped, short_name
@@ -25,9 +26,7 @@ from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
-_KINDS = {"class": "the class ", "tag": "the tag ", "span": "the answer "}
-"""What a target is that is no token."""
-_MOST = 5
+_MOST_ROWS = 5
 """The most rows of the table."""
 _ACROSS = 24
 """The most tokens of a text in a row of a picture."""
@@ -35,22 +34,31 @@ _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
+_IT_IS = {
+    (True, True): "is still",
+    (False, True): "is now",
+    (True, False): "is no longer",
+    (False, False): "is not",
+}
+"""The verb before `the most likely`, by whether that holds before and after a removal."""
 
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The sections of a record with effects: the answer, the map of heads or the coloured text, the
     table, the verification.
     """
-    words, summary = effect_words(record, screen), record.effect
+    words = effect_words(record, screen)
+    summary = record.effect
     yield from words[:2]
     if summary is not None and summary.verified.ok:
-        drawn = effect_grids(record)
-        if drawn:
-            form: Form = "numbers" if len(drawn[0].rows) == 1 else "auto"
-            yield from grids(drawn, screen, form=form, everything=True)
+        panels = effect_grids(record)
+        if panels:
+            form: Form = "numbers" if len(panels[0].rows) == 1 else "auto"
+            yield from grids(panels, screen, form=form, everything=True)
             yield Text("")
-        listed = effect_table(record, summary, digits_of(record))
-        yield from table(replace(listed, most=None if options.everything else _MOST), screen.width)
+        rows = effect_table(record, summary, digits_of(record))
+        most = None if options.everything else _MOST_ROWS
+        yield from table(replace(rows, most=most), screen.width)
     yield from words[2:]
 
 
@@ -60,7 +68,8 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
     """
     summary = record.effect
     assert summary is not None, "a record with effects has a summary"
-    question, proof = flowing(_question(record, summary), screen.width), _proof(record, summary)
+    question = flowing(_question(record, summary), screen.width)
+    proof = _proof(record, summary)
     if not summary.verified.ok:
         return question, proof
     answer = Text(_answer(record, summary), style="bold")
@@ -74,25 +83,43 @@ def _question(record: Record, summary: EffectSummary) -> Iterator[str]:
         yield f"without removal {shown(summary.logit, 'number')}"
     if summary.target is not None and summary.rank is not None:
         yield f"log probability {shown(summary.logprob, 'number')}"
-        yield f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)
-    yield from dict.fromkeys(map(_removed, record.effects))
-
-
-def _removed(effect: Effect) -> str:
-    """The description of a removal."""
-    if effect.removed == "edge":
-        return "removed: one attention weight at a time; the rest of its row is renormalised"
-    if effect.removed == "spans":
-        first, second = map(token_label, effect.spans)
-        return (
-            f"removed: the attention from “{second}” to “{first}” in"
-            f" {count_of(len(effect.layers), 'layer')}"
+        yield (
+            f"rank {summary.rank}, the most likely" if summary.rank == 0 else f"rank {summary.rank}"
         )
-    by = {"zero": "zeros", "mean": "their mean over the text"}.get(
-        effect.replace, "those for another text"
-    )
-    where = "" if effect.at is None else f" at position {effect.at}"
-    return f"heads replaced by {by}{where}"
+    yield from dict.fromkeys(map(_removal, record.effects))
+
+
+def _removal(effect: Effect) -> str:
+    """The description of a removal."""
+    match effect.removed:
+        case "edge":
+            return "removed: one attention weight at a time; the rest of its row is renormalised"
+        case "spans":
+            first, second = map(token_label, effect.spans)
+            return (
+                f"removed: the attention from “{second}” to “{first}” in"
+                f" {count_of(len(effect.layers), 'layer')}"
+            )
+        case "head" | "heads":
+            where = "" if effect.at is None else f" at position {effect.at}"
+            return f"heads replaced by {_replacement(effect)}{where}"
+        case _:
+            assert_never(effect.removed)
+
+
+def _replacement(effect: Effect) -> str:
+    """What stands in place of the outputs of removed heads."""
+    match effect.replace:
+        case "zero":
+            return "zeros"
+        case "mean":
+            return "their mean over the text"
+        case "resample":
+            return "those for another text"
+        case "renormalise":
+            return "those of renormalised weights"
+        case _:
+            assert_never(effect.replace)
 
 
 # --------------------------------------------------------------------------------------- the answer
@@ -107,42 +134,52 @@ def _answer(record: Record, summary: EffectSummary) -> str:
     """A sentence on whether the removals matter: the largest change, and its effect on the
     prediction.
     """
-    strongest, n = _ranked(record, summary)[0], len(record.effects)
-    change, measured = summary.change_of(strongest) or 0.0, _measured(summary)
-    amount = shown(abs(change), "brief", digits_of(record))
+    strongest = _ranked(record, summary)[0]
+    change = summary.change_of(strongest) or 0.0
+    measured = _measured(summary)
     if not change:
         return f"nothing removed matters here: {measured} stays as it is"
-    name, is_several = removal_name(strongest, record), strongest.removed == "heads"
-    if strongest.removed == "edge":
-        name = f"the weight {_edge_text(record, strongest)} of {name}"
-    elif strongest.removed == "spans":
-        name = (
-            f"what “{token_label(strongest.spans[1])}” reads of “{token_label(strongest.spans[0])}”"
-        )
-    elif record.layers:
-        name = f"head{'s' * is_several} {name}"
-    verb, it = ("matter", "them") if is_several else ("matters", "it")
-    words = f"{name} {verb}{' most' * (n > 1)}: without {it} {measured} "
+    amount = shown(abs(change), "brief", digits_of(record))
     if summary.target is None:
-        words += f"moves by {amount} of its length"
+        consequence = f"moves by {amount} of its length"
     else:
-        words += (
-            f"{'falls' if change < 0 else 'rises'} by {amount}{_prediction(strongest, summary)}"
-        )
+        direction = "falls" if change < 0 else "rises"
+        consequence = f"{direction} by {amount}{_prediction(strongest, summary)}"
+    n = len(record.effects)
     n_without = sum(not summary.change_of(effect) for effect in record.effects)
-    return words + (f"; {n_without} of {n} removals change nothing" if n_without else "")
+    if n_without:
+        consequence += f"; {n_without} of {n} removals change nothing"
+    verb, it = ("matter", "them") if strongest.removed == "heads" else ("matters", "it")
+    if n > 1:
+        verb += " most"
+    return f"{_subject(strongest, record)} {verb}: without {it} {measured} {consequence}"
+
+
+def _subject(effect: Effect, record: Record) -> str:
+    """What was removed, as the subject of a sentence."""
+    name = removal_name(effect, record)
+    match effect.removed:
+        case "edge":
+            return f"the weight {_edge_text(record, effect)} of {name}"
+        case "spans":
+            first, second = map(token_label, effect.spans)
+            return f"what “{second}” reads of “{first}”"
+        case "head" | "heads":
+            if not record.layers:  # the name of a head of mha says so
+                return name
+            return f"heads {name}" if effect.removed == "heads" else f"head {name}"
+        case _:
+            assert_never(effect.removed)
 
 
 def _prediction(effect: Effect, summary: EffectSummary) -> str:
     """What a removal does to the prediction of a token."""
     if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
         return ""
-    before, after = (
-        shown(exp(p), "percent") for p in (summary.logprob, summary.logprob + effect.d_logprob)
-    )
-    was, now = (rank == 0 for rank in (summary.rank, effect.rank))
-    kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
-    return f", its probability goes from {before} to {after}, and it {kept} the most likely"
+    before = shown(exp(summary.logprob), "percent")
+    after = shown(exp(summary.logprob + effect.d_logprob), "percent")
+    it_is = _IT_IS[summary.rank == 0, effect.rank == 0]
+    return f", its probability goes from {before} to {after}, and it {it_is} the most likely"
 
 
 def _together(record: Record, summary: EffectSummary) -> Iterator[Text]:
@@ -178,7 +215,8 @@ def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     ]
     has_others = screening.n_largest + screening.n_others < screening.n_heads
     is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
-    words += ["1st order misses heads that matter here: run without --screen"] if is_weak else []
+    if is_weak:
+        words.append("1st order misses heads that matter here: run without --screen")
     yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
 
 
@@ -191,26 +229,28 @@ def _proof(record: Record, summary: EffectSummary) -> Text:
         return Text(
             "NOT verified: a second computation of the removals disagrees", style="bold red"
         )
-    words, style = "not verified: no removal was computed a second time", "yellow"
+    words = "not verified: no removal was computed a second time"
     if proof.n:
-        words, style = (
-            f"verified: {count_of(proof.n, 'removal')} repeated by a second method",
-            "green",
+        words = (
+            f"verified: {count_of(proof.n, 'removal')} repeated by a second method, equal within"
+            f" {shown(proof.error, 'number')}"
         )
-        words += f", equal within {shown(proof.error, 'number')}"
-    has_zeros = not all(summary.change_of(effect) for effect in record.effects)
-    return Text(
-        words + f"; up to {shown(summary.floor, 'number')} is noise and prints as 0" * has_zeros,
-        style=style,
-    )
+    if not all(summary.change_of(effect) for effect in record.effects):
+        words += f"; up to {shown(summary.floor, 'number')} is noise and prints as 0"
+    return Text(words, style="green" if proof.n else "yellow")
 
 
 # ------------------------------------------------------------------------------------- the pictures
 
 
-EffectRow = tuple[str, Sequence[Effect | None], Sequence[str]]
-"""A name, effects and tokens: of a layer the effects of its heads, None for a head that was not
-removed, and no tokens; or of the tokens of a text the effects of the edges to them."""
+class EffectRow(NamedTuple):
+    """A name with effects: of a layer those of its heads, None for a head that was not removed; or
+    of `tokens` of a text those of the edges to them.
+    """
+
+    name: str
+    effects: Sequence[Effect | None]
+    tokens: Sequence[str] = ()
 
 
 def effect_rows(record: Record) -> Iterator[EffectRow]:
@@ -227,11 +267,12 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
     ]:
         effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
         if any(effects):
-            yield name, effects, ()
+            yield EffectRow(name, effects)
     edges = [effect for effect in record.effects if effect.removed == "edge"]
-    for name, of_name in grouped(edges, lambda edge: removal_name(edge, record)).items():
-        _, keys = texts_of(of_name[0].kind, record.sequences, record.context)
-        yield name, of_name, [token_label(keys[0].tokens[edge.key or 0]) for edge in of_name]
+    for name, group in grouped(edges, lambda edge: removal_name(edge, record)).items():
+        _, keys = texts_of(group[0].kind, record.sequences, record.context)
+        tokens = [token_label(keys[0].tokens[edge.key or 0]) for edge in group]
+        yield EffectRow(name, group, tokens)
 
 
 def largest_change(record: Record) -> float:
@@ -261,33 +302,31 @@ def effect_grids(record: Record) -> list[Grid]:
     """The map with a row per layer and a column per head, where a head that was not removed is
     blank, if there are heads; and the texts that queries read in parts of a few tokens.
     """
-    every, drawn = [*effect_rows(record)], list[Grid]()
-    of_heads = [(name, effects) for name, effects, tokens in every if not tokens]
-    if of_heads:
+    rows = [*effect_rows(record)]
+    panels = []
+    layers = [row for row in rows if not row.tokens]
+    if layers:
         corner = "layer ↓ head →" if record.layers else "head"
-        n_heads = max(len(effects) for _, effects in of_heads)
-        drawn.append(_grid(record, of_heads, [*map(str, range(n_heads))], corner))
-    for name, effects, tokens in every:
-        for start in range(0, len(tokens), _ACROSS):
+        n_heads = max(len(layer.effects) for layer in layers)
+        panels.append(_grid(record, layers, [*map(str, range(n_heads))], corner))
+    for row in rows:
+        for start in range(0, len(row.tokens), _ACROSS):
             part = slice(start, start + _ACROSS)
-            drawn.append(_grid(record, [(name, effects[part])], tokens[part]))
-    return drawn
+            panels.append(_grid(record, [EffectRow(row.name, row.effects[part])], row.tokens[part]))
+    return panels
 
 
 def _grid(
-    record: Record,
-    rows: Sequence[tuple[str, Sequence[Effect | None]]],
-    columns: Sequence[str],
-    corner: str = "",
+    record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = ""
 ) -> Grid:
     """The changes by removals, NaN where nothing was removed."""
     summary = record.effect
     assert summary is not None
-    width = max(len(corner), *(cell_len(name) for name, _ in rows))
+    width = max(len(corner), *(cell_len(row.name) for row in rows))
     effects = {
         (n, place): effect
         for n, row in enumerate(rows)
-        for place, effect in enumerate(row[1])
+        for place, effect in enumerate(row.effects)
         if effect
     }
     values = np.full((len(rows), len(columns)), np.nan)
@@ -296,7 +335,7 @@ def _grid(
     return Grid(
         values=values,
         allowed=~np.isnan(values),
-        rows=[f"{name:>{width}}" for name, _ in rows],
+        rows=[f"{row.name:>{width}}" for row in rows],
         columns=columns,
         top=largest_change(record) or 1.0,
         scale="change",
@@ -331,27 +370,25 @@ def effect_table(
     for place, name in enumerate(numbers, 1):
         number = number_column(name, None if name == "rank" else digits)
         columns.append(replace(number, drop=0 if name == summary.metric else place))
-    legend = ["Δlogprob and KL in nats", "rank 0: the most likely"] if "kl" in numbers else []
-    legend += (
-        [] if summary.metric == "d_output" else ["Δoutput relative to the length of the output"]
-    )
+    legend = []
+    if "kl" in numbers:
+        legend += ["Δlogprob and KL in nats", "rank 0: the most likely"]
+    if summary.metric != "d_output":
+        legend.append("Δoutput relative to the length of the output")
     return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
 
 
 def number_column(name: str, digits: int | None = None) -> Column[Effect]:
     """The column of a number of effects, with the `digits` of a map (None: all)."""
-    unit: Unit = (
-        "integer"
-        if name == "rank"
-        else "brief"
-        if digits
-        else "change"
-        if name in _SIGNED
-        else "size"
-    )
-    return column(
-        "effect", name, attrgetter(name), unit, digits=digits, meaning=""
-    )  # the scale says it
+    unit: Unit
+    if name == "rank":
+        unit = "integer"
+    elif digits:
+        unit = "brief"
+    else:
+        unit = "change" if name in _SIGNED else "size"
+    # without a meaning: the scale of the map says it
+    return column("effect", name, attrgetter(name), unit, digits=digits, meaning="")
 
 
 # -------------------------------------------------------------------------------------------- names
@@ -372,47 +409,62 @@ def change_words(record: Record, effect: Effect) -> str:
 
 def _type(record: Record, effect: Effect) -> str:
     """The type of a head that was removed, with its excess unless it is mixed."""
-    names = [
-        layer.name
-        for layer in record.layers
-        if (layer.kind, layer.layer) == (effect.kind, effect.layer)
-    ] or [""]
-    removed = (effect.layer, names[0], effect.head) if effect.removed == "head" else None
+    if effect.removed != "head":
+        return ""
+    attentions = {(layer.kind, layer.layer): layer.name for layer in reversed(record.layers)}
+    removed = effect.layer, attentions.get((effect.kind, effect.layer or 0), ""), effect.head
     return next(
-        (type_text(of) for of in record.heads if (of.layer or 0, of.attention, of.head) == removed),
+        (
+            type_text(head)
+            for head in record.heads
+            if (head.layer or 0, head.attention, head.head) == removed
+        ),
         "",
     )
 
 
 def _edge_text(record: Record, effect: Effect) -> str:
+    """The query and the key of a removed edge; empty for other removals."""
     if effect.query is None or effect.key is None:
         return ""
     queries, keys = texts_of(effect.kind, record.sequences, record.context)
-    query, key = (
-        token_label(queries[0].tokens[effect.query]),
-        token_label(keys[0].tokens[effect.key]),
-    )
-    return f"{effect.query} {query} → {effect.key} {key}{' (masked)' if effect.masked else ''}"
+    query = f"{effect.query} {token_label(queries[0].tokens[effect.query])}"
+    key = f"{effect.key} {token_label(keys[0].tokens[effect.key])}"
+    return f"{query} → {key}{' (masked)' if effect.masked else ''}"
 
 
 def measured_words(record: Record, summary: EffectSummary) -> str:
     """What was measured, and where."""
-    token = token_label(record.sequences[0].tokens[summary.position])
-    is_of_text = summary.measured not in ("token", "tag", "vector")
-    return (
-        f"{_measured(summary)}"
-        f" {'of the text' if is_of_text else f'at position {summary.position} “{token}”'}"
-    )
+    match summary.measured:
+        case "class" | "span" | "score" | "metric":
+            where = "of the text"
+        case "token" | "tag" | "vector":
+            token = token_label(record.sequences[0].tokens[summary.position])
+            where = f"at position {summary.position} “{token}”"
+        case _:
+            assert_never(summary.measured)
+    return f"{_measured(summary)} {where}"
 
 
 def _measured(summary: EffectSummary) -> str:
     """The name of the measured vector, logit, or difference of two logits."""
     if summary.target is None:
         return "the output vector"
-    if summary.measured in ("score", "metric"):
-        return f"the {summary.measured}"
+    match summary.measured:
+        case "score" | "metric":
+            return f"the {summary.measured}"
+        case "token" | "vector":
+            kind = ""
+        case "class":
+            kind = "the class "
+        case "tag":
+            kind = "the tag "
+        case "span":
+            kind = "the answer "
+        case _:
+            assert_never(summary.measured)
     minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
-    return f"the logit of {_KINDS.get(summary.measured, '')}“{token_label(summary.target)}”{minus}"
+    return f"the logit of {kind}“{token_label(summary.target)}”{minus}"
 
 
 def removal_name(effect: Effect, record: Record) -> str:
@@ -423,13 +475,12 @@ def removal_name(effect: Effect, record: Record) -> str:
     }
     if effect.removed == "spans":
         return " → ".join(map(visible, reversed(effect.spans)))
-    heads, kinds = effect.heads, effect.kinds or (effect.kind,) * len(effect.heads)
-    if effect.head is not None:
-        heads, kinds = ((effect.layer or 0, effect.head),), (effect.kind,)
+    heads = effect.heads if effect.head is None else ((effect.layer or 0, effect.head),)
     if not heads:
         return f"layer {names[effect.kind, effect.layer or 0]}" if names else "all heads"
     if not names:
-        return f"head{'s' * (len(heads) > 1)} {' + '.join(str(head) for _, head in heads)}"
+        return f"{plural(len(heads), 'head')} {' + '.join(str(head) for _, head in heads)}"
+    kinds = effect.kinds or [effect.kind] * len(heads)
     return " + ".join(
         f"{names[kind, layer]}.{head}" for kind, (layer, head) in zip(kinds, heads, strict=True)
     )
