@@ -4,9 +4,11 @@ chosen details, and of a corpus the distributions over documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
@@ -14,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from mhacli.io.data import Array
 from mhacli.record.corpus import CONFIDENCE, CorpusHead, CorpusSummary, Spread, named
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import (
@@ -29,7 +32,7 @@ from mhacli.render.base.colours import type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
 from mhacli.render.base.format import fitted, flowing, token_at
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
+from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
     LayerView,
     chosen_heads,
@@ -43,85 +46,200 @@ from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.head_map import maps_view
-from mhacli.render.heads.table import heads_table, sinks_are, sinks_text, token_name, types_of
+from mhacli.render.heads.table import (
+    SinkOfHead,
+    heads_table,
+    sinks_are,
+    sinks_text,
+    token_name,
+    types_of,
+)
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
 _EFFECTS = ("d_logit", "d_output")
 """What ranks removals: the first number that they have."""
-MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN = 24, 8, 4, 8
-"""The largest number of heads in the table of one layer, of several, and of a corpus, which has two
-tables; and of patterns."""
+MAX_LISTED = 24
+"""The most heads in the table of one layer."""
+MAX_RANKED = 8
+"""The most heads in the table of several layers."""
+MAX_OF_CORPUS = 4
+"""The most heads in each of the two tables of a corpus."""
+MAX_DRAWN = 8
+"""The most heads, and the most layers, of which single cells are shown."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is shown of a checkpoint's record. Of the chosen `heads` the table has those that are
+    `listed`, and `remark` says how they were selected if they are not all.
+    """
+
+    record: Record
+    layers: Sequence[LayerView]
+    heads: Sequence[HeadStatistics]
+    listed: Sequence[HeadStatistics]
+    remark: str
+    sequences: Selection
+    options: ViewOptions
+    screen: Screen
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every detail was requested."""
+        return self.options.verbose or self.options.everything
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether patterns were chosen and can be drawn."""
+        return are_drawn(self.layers, self.options)
+
+    @property
+    def is_of_one_head(self) -> bool:
+        """Whether one head was chosen: its pattern comes first, and the model last."""
+        return self.has_patterns and len(self.listed) == 1 and not self.has_all
+
+    def listed_in(self, layer: LayerView) -> list[HeadStatistics]:
+        """The heads of a layer that the table has."""
+        return [head for head in self.listed if head in layer.record.heads]
+
+    def remarks(self) -> list[Text]:
+        """The line above the table."""
+        more = "--all, --sort" if self.record.corpus else "--all, --layer N, --sort"
+        return [Text(f"{self.remark} ({more})", style="dim")] if self.remark else []
+
+    def header(self) -> RenderableType:
+        """The model and how it was inspected."""
+        assert self.record.model is not None, "a record of a checkpoint has its model"
+        in_brief = not self.options.verbose
+        return model_header(self.record, self.record.model, self.screen, in_brief=in_brief)
+
+    def checks(self) -> Text:
+        """The verdict."""
+        return checks_view(self.record, self.screen, in_detail=self.options.verbose)
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete view of a checkpoint's record: of chosen heads their patterns first. Raises
     `UsageError` for a layer, head or sequence that the record lacks.
     """
-    assert record.model is not None, "a record of a checkpoint has its model"
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
     sequences = sequences_to_draw(options, len(record.sequences))
-    listed, description = listed_heads(record, heads, options)
-    options_of_more = "--all, --sort" if record.corpus else "--all, --layer N, --sort"
-    remarks = [Text(f"{description} ({options_of_more})", style="dim")] if description else []
-    of_heads = heads_table(record, listed, options)
-    checks = checks_view(record, screen, in_detail=options.verbose)
+    listed, remark = listed_heads(record, heads, options)
+    content = _Content(record, layers, heads, listed, remark, sequences, options, screen)
     if options.brief:
-        return Group(*remarks, bare(of_heads, screen.width), Text(""), checks)
-    has_all = options.verbose or options.everything
-    is_drawn = are_drawn(layers, options)
-    is_asked = (
-        is_drawn and len(listed) == 1 and not has_all
-    )  # one head: its matrix first, how it was read last
-    drawn = Group(*patterns_view(record, layers, sequences.shown, options, screen))
-    numbers = Group(*remarks, *table(of_heads, screen.width, has_all=options.verbose))
-    overview: list[RenderableType] = [grid(record, layers, screen)] if len(layers) > 1 else []
-    overview.append(_sinks(record, layers, heads, screen))
-    header = model_header(record, record.model, screen, in_brief=not options.verbose)
-    sections: list[RenderableType] = [header, Group(*overview), Group(numbers, drawn)]
-    if is_asked:
-        sections = [Group(drawn, numbers)]
-    elif is_drawn:
-        sections = [
-            header,
-            drawn,
-            numbers,
-            *([Group(*overview)] if has_all or options.heads is None else ()),
-        ]
-    sections += corpus_tables(record, layers, listed, options, screen)
-    of_layers = [
-        (layer, [head for head in listed if head in layer.record.heads]) for layer in layers
-    ]
-    is_chosen = (options.layers is not None or options.heads is not None) and len(
-        listed
-    ) <= MAX_DRAWN
-    if record.corpus is not None and is_chosen:
-        sections.append(
-            Group(*table(cells_table(record, record.corpus, layers, listed), screen.width))
-        )
-    elif has_all and is_chosen:
-        for layer, of_layer in (each for each in of_layers if each[1]):
-            title = Text(layer.inspected.label, style="bold")
-            sections.append(Group(title, strong_places(layer.record, of_layer, options, screen)))
-    sections += (
-        token_tables(record, sequences, options, screen)
-        if options.tokens or options.verbose
-        else ()
+        rows = bare(heads_table(record, listed, options), screen.width)
+        return Group(*content.remarks(), rows, Text(""), content.checks())
+    return spaced(section for block in _BLOCKS for section in block(content))
+
+
+# -------------------------------------------------------------------------------- blocks of a view
+
+
+def _heads(content: _Content) -> Iterator[RenderableType]:
+    """The model, an overview of its heads, and their table with chosen patterns before it; of one
+    head its pattern and its row alone.
+    """
+    record, options, screen = content.record, content.options, content.screen
+    patterns = Group(
+        *patterns_view(record, content.layers, content.sequences.shown, options, screen)
     )
-    if any("span_mass" in layer.record.arrays for layer in layers):
-        sections.append(span_view(record, layers, sequences.shown, options, screen))
-    n_drawn = len(of_layers) if options.everything or options.layers is not None else MAX_DRAWN
-    of_maps = [(layer.record, layer.inspected.label) for layer, _ in of_layers[:n_drawn]]
-    sections += [maps_view(of_maps, b, options, screen) for b in sequences.shown if options.maps]
-    for layer, of_layer in of_layers[:n_drawn]:
-        sections += cells_view(layer.record, of_layer, options, screen, layer.inspected.label)
-    if options.maps and len(of_layers) > n_drawn:
-        sections.append(hidden(len(of_layers) - n_drawn, "layer", "--all or --layer"))
-    sections.append(Group(header, checks) if is_asked else checks)
-    return spaced(sections)
+    rows = heads_table(record, content.listed, options)
+    numbers = Group(*content.remarks(), *table(rows, screen.width, has_all=options.verbose))
+    if content.is_of_one_head:
+        yield Group(patterns, numbers)
+        return
+    yield content.header()
+    if not content.has_patterns:
+        yield _overview(content)
+        yield Group(numbers, patterns)
+        return
+    yield patterns
+    yield numbers
+    if content.has_all or options.heads is None:
+        yield _overview(content)
+
+
+def _overview(content: _Content) -> RenderableType:
+    """The types of all heads, if there are several layers, and their sinks."""
+    sinks = _sinks(content)
+    if len(content.layers) == 1:
+        return Group(sinks)
+    return Group(grid(content.record, content.layers, content.screen), sinks)
+
+
+def _corpus(content: _Content) -> Iterator[RenderableType]:
+    """The distributions over documents."""
+    return corpus_tables(
+        content.record, content.layers, content.listed, content.options, content.screen
+    )
+
+
+def _strong_cells(content: _Content) -> Iterator[RenderableType]:
+    """Of a few chosen heads the cells that stand out, in a corpus or on request."""
+    record, options, screen = content.record, content.options, content.screen
+    is_chosen = options.layers is not None or options.heads is not None
+    if not is_chosen or len(content.listed) > MAX_DRAWN:
+        return
+    if record.corpus is not None:
+        cells = cells_table(record, record.corpus, content.layers, content.listed)
+        yield Group(*table(cells, screen.width))
+    elif content.has_all:
+        for layer in content.layers:
+            heads = content.listed_in(layer)
+            if heads:
+                title = Text(layer.inspected.label, style="bold")
+                yield Group(title, strong_places(layer.record, heads, options, screen))
+
+
+def _tokens(content: _Content) -> Iterator[RenderableType]:
+    """The tokens on request."""
+    options = content.options
+    if options.tokens or options.verbose:
+        yield from token_tables(content.record, content.sequences, options, content.screen)
+
+
+def _spans(content: _Content) -> Iterator[RenderableType]:
+    """The weights between spans, if the record has them."""
+    if any("span_mass" in layer.record.arrays for layer in content.layers):
+        yield span_view(content)
+
+
+def _maps(content: _Content) -> Iterator[RenderableType]:
+    """The requested maps, and the cells that were kept, of as many layers as have room."""
+    options, screen = content.options, content.screen
+    has_all_layers = options.everything or options.layers is not None
+    layers = content.layers if has_all_layers else content.layers[:MAX_DRAWN]
+    if options.maps:
+        records = [(layer.record, layer.inspected.label) for layer in layers]
+        for sequence in content.sequences.shown:
+            yield maps_view(records, sequence, options, screen)
+    for layer in layers:
+        heads = content.listed_in(layer)
+        yield from cells_view(layer.record, heads, options, screen, layer.inspected.label)
+    if options.maps and len(layers) < len(content.layers):
+        yield hidden(len(content.layers) - len(layers), "layer", "--all or --layer")
+
+
+def _end(content: _Content) -> Iterator[RenderableType]:
+    """The verdict, below the model of a single head."""
+    checks = content.checks()
+    yield Group(content.header(), checks) if content.is_of_one_head else checks
+
+
+_BLOCKS: Sequence[Callable[[_Content], Iterator[RenderableType]]] = (
+    _heads,
+    _corpus,
+    _strong_cells,
+    _tokens,
+    _spans,
+    _maps,
+    _end,
+)
+"""The blocks of the view in their order. Each has any number of sections."""
 
 
 def listed_heads(
@@ -142,47 +260,34 @@ def listed_heads(
     typed = [head for head in heads if head.kind not in UNTYPED]
     if sort == "head" and n_layers > 1 and typed:
         listed = in_order(typed, "certainty")[:limit]
-        description = (
-            f"{len(listed)} of {len(ordered)} heads, by excess over uniform, mixed left out"
-        )
-    else:
-        listed, by = ordered[:limit], "" if sort == "head" else f" by {sort}"
-        description = f"the first {len(listed)} of {len(ordered)} heads{by}"
-    return listed, description
+        part = f"{len(listed)} of {len(ordered)} heads"
+        return listed, f"{part}, by excess over uniform, mixed left out"
+    by = "" if sort == "head" else f" by {sort}"
+    return ordered[:limit], f"the first {limit} of {len(ordered)} heads{by}"
 
 
-def _sinks(
-    record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen
-) -> Text:
-    """The sink keys of all heads."""
+def _sinks(content: _Content) -> Text:
+    """The sink keys of all chosen heads."""
+    record, layers, width = content.record, content.layers, content.screen.width
     if record.corpus is not None:
-        by_token = [
-            (f"“{token_label(sink.token)}”", sink.documents / record.corpus.n_documents, name)
+        n_documents = record.corpus.n_documents
+        tokens = [
+            SinkOfHead(f"“{token_label(sink.token)}”", sink.documents / n_documents, name)
             for name, head in _by_key(record.corpus, layers, record).values()
             for sink in head.sinks
         ]
-        return sinks_text(
-            by_token, "sinks by token", "layer.head ", screen.width, " of the documents"
-        )
+        return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    found = []
-    for head in heads:
+    sinks = []
+    for head in content.heads:
         layer = views[head.layer, head.attention]
-        stack = (
-            "encoder "
-            if record.context is not None and layer.inspected.kind in ("encoder", "cross")
-            else ""
-        )
+        has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
+        stack = "encoder " if record.context is not None and has_encoder_keys else ""
         name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
         for sink in head.sink_keys:
-            found.append(
-                (
-                    f"{stack}{token_name(layer.record.keys, sink.sequence, sink.key)}",
-                    sink.share,
-                    name,
-                )
-            )
-    return sinks_text(found, sinks_are(survey_of(record).sink_share), "layer.head ", screen.width)
+            key = token_name(layer.record.keys, sink.sequence, sink.key)
+            sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
+    return sinks_text(sinks, sinks_are(survey_of(record).sink_share), "layer.head ", width)
 
 
 # ------------------------------------------------------------------------------------ grid of heads
@@ -193,81 +298,93 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
     number of heads by type. A layer without attention has its type and no heads, and one that is
     not verified a !.
     """
-    kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
-    rows: list[tuple[int, int, str, Sequence[HeadStatistics]]] = []
-    for layer in layers:
-        of = layer.inspected
-        name = short_name(of, record.layers) + ("" if of.verified else " !")
-        rows.append((kinds.index(of.kind), of.layer, name, layer.record.heads))
-    if record.model is not None and len(layers) == len(record.layers):
-        group = int(kinds[0] == "encoder" and len(kinds) > 1)
-        rows += [
-            (group, of.layer, f"{of.layer} {visible(of.type)}", ()) for of in record.model.without
-        ]
-    rows.sort(key=lambda row: row[:2])
+    rows = sorted(_layer_rows(record, layers), key=lambda row: (row.group, row.layer))
     n_heads = max(layer.inspected.n_heads for layer in layers)
     signs = [[(" ", Style.null())] * n_heads for _ in rows]
-    heads = [(place, head) for place, row in enumerate(rows) for head in row[3]]
-    for place, head in heads:
-        signs[place][head.head] = type_sign(head.kind)
-    width = max(len("layer ↓ head →"), *(cell_len(name) for _, _, name, _ in rows))
-    shown = Grid(
+    for row, signs_of_row in zip(rows, signs, strict=True):
+        for head in row.heads:
+            signs_of_row[head.head] = type_sign(head.kind)
+    width = max(len("layer ↓ head →"), *(cell_len(row.name) for row in rows))
+    panel = Grid(
         values=np.zeros((len(rows), n_heads)),
         allowed=np.ones((len(rows), n_heads), bool),
-        rows=[f"{name:>{width}}" for _, _, name, _ in rows],
+        rows=[f"{row.name:>{width}}" for row in rows],
         columns=[str(head) for head in range(n_heads)],
         top=1.0,
         corner="layer ↓ head →",
         signs=signs,
         has_all_rows=True,
     )
-    return Group(
-        *grids([shown], screen, form="shades"),
-        flowing(types_of([head for _, head in heads]), screen.width),
-    )
+    types = types_of([head for row in rows for head in row.heads])
+    return Group(*grids([panel], screen, form="shades"), flowing(types, screen.width))
+
+
+class _LayerRow(NamedTuple):
+    """A layer in the grid of heads. Layers of a `group` stand together, by their number."""
+
+    group: int
+    layer: int
+    name: str
+    heads: Sequence[HeadStatistics] = ()
+
+
+def _layer_rows(record: Record, layers: Sequence[LayerView]) -> Iterator[_LayerRow]:
+    """The rows of layers, and, if no layer was left out, those without attention, which belong to
+    the decoder of a model with two stacks.
+    """
+    kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
+    for view in layers:
+        layer = view.inspected
+        name = short_name(layer, record.layers) + ("" if layer.verified else " !")
+        yield _LayerRow(kinds.index(layer.kind), layer.layer, name, view.record.heads)
+    if record.model is not None and len(layers) == len(record.layers):
+        group = 1 if kinds[0] == "encoder" and len(kinds) > 1 else 0
+        for other in record.model.without:
+            yield _LayerRow(group, other.layer, f"{other.layer} {visible(other.type)}")
 
 
 # -------------------------------------------------------------------------------------------- spans
 
-_MAX_ROWS, _NAME_WIDTH = 24, 12
+_MAX_ROWS = 24
+"""The most rows of the table of spans."""
+_NAME_WIDTH = 12
+"""The most characters of the name of a span."""
 
 
-def span_view(
-    record: Record,
-    layers: Sequence[LayerView],
-    sequences: Sequence[int],
-    options: ViewOptions,
-    screen: Screen,
-) -> RenderableType:
+def span_view(content: _Content) -> RenderableType:
     """Rows per layer or chosen head, one for each attending span, and the weight of each attended
     span.
     """
+    record, options = content.record, content.options
+    sequences = content.sequences.shown
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
     rows: list[Sequence[str]] = []
-    for layer in layers:
+    for layer in content.layers:
         if "span_mass" in layer.record.arrays:
-            rows += _span_rows(
-                short_name(layer.inspected, record.layers), layer.record, names, sequences, options
-            )
+            name = short_name(layer.inspected, record.layers)
+            rows += _span_rows(name, layer.record, names, sequences, options)
     headings = ["layer", "from", *(f"to {name}" for name in names)]
     columns: list[Column[Sequence[str]]] = [
         Column(heading=heading, value=itemgetter(place), unit="word" if heading == "from" else "id")
         for place, heading in enumerate(headings)
     ]
-    over = [
-        "the tokens of a row",
-        *["heads"] * (options.heads is None),
-        *["sequences"] * (len(sequences) > 1),
-    ]
-    legend = [
-        f"the weight of all tokens of a span together, averaged over {' and '.join(over)}",
-        "×: its ratio to uniform attention over the same keys, which favours no long span",
-    ]
-    most = None if options.everything else _MAX_ROWS
-    of = Table(
-        columns=columns, rows=rows, most=most, has_ends=True, title="between spans", legend=legend
+    axes = ["the tokens of a row"]
+    if options.heads is None:
+        axes.append("heads")
+    if len(sequences) > 1:
+        axes.append("sequences")
+    weights = Table(
+        columns=columns,
+        rows=rows,
+        most=None if options.everything else _MAX_ROWS,
+        has_ends=True,
+        title="between spans",
+        legend=[
+            f"the weight of all tokens of a span together, averaged over {' and '.join(axes)}",
+            "×: its ratio to uniform attention over the same keys, which favours no long span",
+        ],
     )
-    return Group(*table(of, screen.width))
+    return Group(*table(weights, content.screen.width))
 
 
 def _span_rows(
@@ -278,61 +395,81 @@ def _span_rows(
     """
 
     def words(weight: float, uniform: float) -> str:
+        if np.isnan(weight):
+            return "–"
         ratio = weight / uniform if uniform > 0 else None
-        return (
-            "–"
-            if np.isnan(weight)
-            else f"{shown(weight, 'weight', options.precision)} ×{shown(ratio, 'short')}"
-        )
+        return f"{shown(weight, 'weight', options.precision)} ×{shown(ratio, 'short')}"
 
-    kept = (
-        view.arrays[key][list(sequences)].astype(np.float64)
-        for key in ("span_mass", "uniform_span_mass")
+    def mean(weights: Array) -> Array:
+        numbers: Array = np.ma.masked_invalid(weights).mean(axis=(0, 1)).filled(np.nan)
+        return numbers
+
+    places = list(sequences)
+    mass, uniform_mass = np.broadcast_arrays(
+        view.arrays["span_mass"][places].astype(np.float64),
+        view.arrays["uniform_span_mass"][places].astype(np.float64),
     )
-    of_heads = np.broadcast_arrays(*kept)
-    chosen = [place for place, head in enumerate(view.heads) if head.head in (options.heads or ())]
-    groups = {f"{name} · head {view.heads[place].head}": [place] for place in chosen}
     if options.heads is None:
         groups = {name: [*range(len(view.heads))]}
+    else:
+        groups = {
+            f"{name} · head {head.head}": [place]
+            for place, head in enumerate(view.heads)
+            if head.head in options.heads
+        }
     for label, heads in groups.items():
-        mass, uniform = (
-            np.ma.masked_invalid(of[:, heads]).mean(axis=(0, 1)).filled(np.nan) for of in of_heads
-        )
+        weights = mean(mass[:, heads])
+        uniform = mean(uniform_mass[:, heads])
         for query, span in enumerate(names):
-            yield "" if query else label, span, *map(words, mass[query], uniform[query])
+            yield "" if query else label, span, *map(words, weights[query], uniform[query])
 
 
 # ------------------------------------------------------------------------------------------ corpora
 
-_MOST_CELLS, _MOST_EFFECTS = 3, 8
-"""The largest number of cells of a head, and of effects listed."""
-_FORMS: dict[str, tuple[Unit, int]] = {
+_MOST_CELLS = 3
+"""The most cells of a head that are listed."""
+_MOST_EFFECTS = 8
+"""The most effects that are listed."""
+_FORMS: dict[str, tuple[Unit, int | None]] = {
     row.field: ("weight", 3) for row in STATISTICS if row.unit == "weight"
 }
 _FORMS |= {row.field: ("fraction", 1) for row in STATISTICS if row.unit == "fraction"}
 _FORMS |= {"d_logit": ("brief", 3), "d_output": ("brief", 3)}
 """The form of a number that is no score, with decimals."""
-_Named = tuple[str, CorpusHead]
-_Row = tuple[str, CorpusHead, Spread]
-"""The name of a head, such as `5.1`, the head, and the distribution of a statistic of it."""
+_SCORE: tuple[Unit, int | None] = ("short", None)
+"""The form of a score."""
+
+
+class _NamedHead(NamedTuple):
+    """A head with its name, such as `5.1`."""
+
+    name: str
+    head: CorpusHead
+
+
+class _Row(NamedTuple):
+    """A head with its name, and the distribution of one of its statistics."""
+
+    name: str
+    head: CorpusHead
+    spread: Spread
 
 
 def _by_key(
     corpus: CorpusSummary, layers: Sequence[LayerView], record: Record
-) -> Mapping[tuple[Any, ...], _Named]:
+) -> Mapping[tuple[Any, ...], _NamedHead]:
     """The heads of some layers by layer, attention and number."""
     names = {
-        (of.inspected.layer, of.inspected.name): short_name(of.inspected, record.layers)
-        for of in layers
+        (layer.inspected.layer, layer.inspected.name): short_name(layer.inspected, record.layers)
+        for layer in layers
     }
-    return {
-        (head.layer, head.attention, head.head): (
-            f"{names[head.layer, head.attention]}.{head.head}",
-            head,
-        )
-        for head in corpus.heads
-        if (head.layer, head.attention) in names
-    }
+    heads = {}
+    for head in corpus.heads:
+        name = names.get((head.layer, head.attention))
+        if name is not None:
+            key = head.layer, head.attention, head.head
+            heads[key] = _NamedHead(f"{name}.{head.head}", head)
+    return heads
 
 
 def corpus_tables(
@@ -348,30 +485,33 @@ def corpus_tables(
     if record.corpus is None:
         return
     heads = _by_key(record.corpus, layers, record)
-    of_types = []
-    for head in listed:
-        nearest = nearest_type(head)
-        field = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
-        field = "entropy_share" if field in (None, "", "at_offset") else field
-        of_types.append((*heads[head.layer, head.attention, head.head], field))
-    spreads = [
-        (name, head, spread)
-        for name, head, field in of_types
-        if (spread := head.spread(field)) is not None
+    of_table = [heads[head.layer, head.attention, head.head] for head in listed]
+    spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
+    yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))
+    chosen = [
+        named_head for named_head in heads.values() if options.shows_head(named_head.head.head)
     ]
-    yield Group(*table(_spreads(spreads), screen.width, "interval: bootstrap of the mean"))
-    chosen = [row for row in heads.values() if options.shows_head(row[1].head)]
     for metric in _EFFECTS:
-        removed = [
-            (name, head, spread)
-            for name, head in chosen
-            if (spread := head.spread(metric)) is not None
-        ]
-        if removed:
-            yield Group(
-                *table(_effects(removed, metric, everything=options.everything), screen.width)
-            )
+        removals = [*_rows(chosen, repeat(metric))]
+        if removals:
+            effects = _effects(removals, metric, everything=options.everything)
+            yield Group(*table(effects, screen.width))
             return
+
+
+def _statistic_of_type(head: HeadStatistics) -> str:
+    """The statistic that makes the type of a head, or its nearest type; else the entropy."""
+    nearest = nearest_type(head)
+    field = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
+    return "entropy_share" if field in (None, "", "at_offset") else field
+
+
+def _rows(heads: Iterable[_NamedHead], statistics: Iterable[str]) -> Iterator[_Row]:
+    """The distribution of a statistic of each head, as far as documents have values."""
+    for (name, head), statistic in zip(heads, statistics, strict=False):
+        spread = head.spread(statistic)
+        if spread is not None:
+            yield _Row(name, head, spread)
 
 
 def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
@@ -381,11 +521,11 @@ def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
     words = words_of("columns", "statistic")
     meaning = "documents where the head has this type"
     columns: list[Column[_Row]] = [
-        Column(heading="head", value=lambda row: row[0]),
-        Column(heading="agree", value=lambda row: row[1].agree, unit="fraction", meaning=meaning),
+        Column(heading="head", value=lambda row: row.name),
+        Column(heading="agree", value=lambda row: row.head.agree, unit="fraction", meaning=meaning),
         Column(
             heading="statistic",
-            value=lambda row: words[row[2].statistic].heading or row[2].statistic,
+            value=lambda row: words[row.spread.statistic].heading or row.spread.statistic,
         ),
         *_distribution("mean"),
     ]
@@ -398,19 +538,21 @@ def _distribution(heading: str) -> Iterator[Column[_Row]]:
     """
 
     def words(spread: Spread, *numbers: float | None) -> str | None:
-        texts = [
-            shown(number, *_FORMS.get(spread.statistic, ("short", None))) for number in numbers
-        ]
-        return None if None in numbers else " to ".join(texts)
+        if None in numbers:
+            return None
+        unit, digits = _FORMS.get(spread.statistic, _SCORE)
+        return " to ".join(shown(number, unit, digits) for number in numbers)
 
-    yield Column(heading=heading, value=lambda row: words(row[2], row[2].mean), unit="id")
-    percent = f"{100 * CONFIDENCE:.0f} % interval"
+    yield Column(heading=heading, value=lambda row: words(row.spread, row.spread.mean), unit="id")
     yield Column(
-        heading=percent, value=lambda row: words(row[2], row[2].low, row[2].high), unit="id", drop=2
+        heading=f"{100 * CONFIDENCE:.0f} % interval",
+        value=lambda row: words(row.spread, row.spread.low, row.spread.high),
+        unit="id",
+        drop=2,
     )
     yield Column(
         heading="5 to 95 % of documents",
-        value=lambda row: words(row[2], row[2].quantiles[0], row[2].quantiles[-1]),
+        value=lambda row: words(row.spread, row.spread.quantiles[0], row.spread.quantiles[-1]),
         unit="id",
         drop=1,
     )
@@ -420,8 +562,11 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
     """The effect of removing each head, the largest mean first."""
     word = words_of("columns", "effect")[metric]
     return Table(
-        columns=[Column(heading="removed", value=lambda row: row[0]), *_distribution(word.heading)],
-        rows=sorted(rows, key=lambda row: -abs(row[2].mean)),
+        columns=[
+            Column(heading="removed", value=lambda row: row.name),
+            *_distribution(word.heading),
+        ],
+        rows=sorted(rows, key=lambda row: -abs(row.spread.mean)),
         title="removing a head, mean over documents",
         most=None if everything else _MOST_EFFECTS,
         legend=[f"{word.heading} = {word.legend}, at the first [MASK], else at the last token"],
@@ -437,10 +582,11 @@ def cells_table(
     """The cells of some heads with the largest ratio to uniform in the corpus, each with its
     document and positions.
     """
-    heads, rows = _by_key(corpus, layers, record), []
-    for head in listed:
-        name, of_corpus = heads[head.layer, head.attention, head.head]
-        for cell in of_corpus.cells[:_MOST_CELLS]:
+    heads = _by_key(corpus, layers, record)
+    rows = []
+    for statistics in listed:
+        name, head = heads[statistics.layer, statistics.attention, statistics.head]
+        for cell in head.cells[:_MOST_CELLS]:
             query = token_at(token_label(cell.query_token), cell.query)
             key = token_at(token_label(cell.key_token), cell.key)
             document = visible(named(cell.file, cell.place, cell.n_documents))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from operator import itemgetter
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -26,7 +26,7 @@ from mhacli.record.heads import (
     require_order,
     words_of_type,
 )
-from mhacli.record.record import Record
+from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
@@ -46,15 +46,28 @@ from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
 
-HeadRow = tuple[HeadStatistics, str]
-"""A head; with a name uniform attention over the keys of the head."""
+
+class HeadRow(NamedTuple):
+    """A head, or, with the name of that row, uniform attention over the keys of the head."""
+
+    head: HeadStatistics
+    baseline: str = ""
+
+    @property
+    def averages(self) -> Averages:
+        """The statistics of the row."""
+        return self.head.uniform or Averages() if self.baseline else self.head
+
 
 _OF_TYPES = (
     "The type with the largest excess over uniform attention, if that is at least"
     f" {CERTAIN_ENOUGH}, and this excess. Beside mixed stands the nearest type with its excess."
 )
 _OF_CONTROL = "the type on random tokens of the same number, where only positions can make one"
-_WIDEST_TYPE, _WIDEST_LABEL = 40, 21
+_WIDEST_TYPE = 40
+"""The width down to which the column of types is shortened."""
+_WIDEST_LABEL = 21
+"""The most characters of the name of a row of uniform attention."""
 _TOO_SMALL = 5e-4
 """Smaller weights get no spark."""
 
@@ -77,106 +90,123 @@ def heads_table(
     """
     columns = [
         *_layer_column(record, listed, options),
-        Column(heading="head", value=lambda row: "" if row[1] else row[0].head, unit="id"),
+        Column(heading="head", value=lambda row: "" if row.baseline else row.head.head, unit="id"),
         Column(
             heading="type",
-            value=lambda row: row[1] or _type_text(row[0]),
+            value=lambda row: row.baseline or _type_text(row.head),
             least=_WIDEST_TYPE,
-            style=lambda row: (
-                "dim" if row[1] or _has_no_choice(row[0]) else KIND_SIGNS[row[0].kind][1]
-            ),
+            style=_type_style,
             explanation=_OF_TYPES,
-            about=lambda row: "" if row[1] else words_of_type(row[0].kind).explanation,
+            about=lambda row: "" if row.baseline else words_of_type(row.head.kind).explanation,
         ),
     ]
     if any(head.control is not None for head in listed):
         control: Column[HeadRow] = Column(
             heading="on random tokens",
-            value=lambda row: (
-                "" if row[1] or row[0].control is None else _type_text(row[0].control)
-            ),
+            value=_control_text,
             meaning=_OF_CONTROL,
             explanation=_OF_CONTROL,
         )
         columns.append(control)
     return Table(
         columns=[*columns, *_number_columns(record, options), *_profile_column(record)],
-        rows=[(head, "") for head in listed],
+        rows=[*map(HeadRow, listed)],
         foot=[*_baselines(record, listed)],
         legend=[*_legend(listed)],
         gap=1,
     )
 
 
-def _means(row: HeadRow) -> Averages:
-    head, name = row
-    return head if not name else head.uniform or Averages()
-
-
 # ------------------------------------------------------------------------------------------ columns
+
+
+def _type_style(row: HeadRow) -> str:
+    """The colour of a type; dim where there is none."""
+    return "dim" if row.baseline or _has_no_choice(row.head) else KIND_SIGNS[row.head.kind][1]
+
+
+def _control_text(row: HeadRow) -> str:
+    """The type of a head on random tokens."""
+    control = row.head.control
+    return "" if row.baseline or control is None else _type_text(control)
 
 
 def _layer_column(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions
 ) -> Iterator[Column[HeadRow]]:
     """The column of layers; none if the record has a single layer, or one was chosen."""
-    keys = {head_key(head)[:2] for head in listed}
-    layers = {
-        (layer.layer, layer.name): layer
-        for layer in record.layers
-        if (layer.layer, layer.name) in keys
-    }
-    if len(record.layers) == 1 or not layers or (options.layers is not None and len(layers) == 1):
+    layers = {(layer.layer, layer.name): layer for layer in record.layers}
+    n_layers = len({head_key(head)[:2] for head in listed} & {*layers})
+    is_chosen = options.layers is not None and n_layers == 1
+    if len(record.layers) == 1 or not n_layers or is_chosen:
         return
+
+    def layer_of(row: HeadRow) -> InspectedLayer:
+        return layers[row.head.layer, row.head.attention]
+
     yield Column(
         heading="layer",
-        value=lambda row: "" if row[1] else short_name(layers[head_key(row[0])[:2]], record.layers),
+        value=lambda row: "" if row.baseline else short_name(layer_of(row), record.layers),
         unit="id",
-        style=lambda row: "" if layers[head_key(row[0])[:2]].verified else "bold red",
+        style=lambda row: "" if layer_of(row).verified else "bold red",
     )
 
 
 def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow]]:
     """A column for each statistic with a heading, in display order, and for each condition."""
-    survey = survey_of(record) if record.survey is not None or record.layers else None
     sort, _ = require_order(options.sort)
-    sink_tokens = SINK_TOKENS if survey is None else survey.sink_tokens
-    numbers = [
-        _statistic_column(row, options, sink_tokens, sort)
-        for row in (*OF_REMOVAL, *STATISTICS)
-        if row.priority is not None
-        and not (row.optional and all(getattr(head, row.field) is None for head in record.heads))
+    sink_tokens = SINK_TOKENS
+    patterns: Sequence[str] = ()
+    if record.survey is not None or record.layers:
+        survey = survey_of(record)
+        sink_tokens = survey.sink_tokens
+        patterns = survey.patterns
+    columns = [
+        _statistic_column(statistic, options, sink_tokens, sort)
+        for statistic in (*OF_REMOVAL, *STATISTICS)
+        if statistic.priority is not None and _has_values(record, statistic)
     ]
-    patterns = enumerate(() if survey is None else survey.patterns)
-    return [
-        *numbers,
-        *(_pattern_column(number, visible(name), options.precision) for number, name in patterns),
-    ]
+    for number, name in enumerate(patterns):
+        columns.append(_pattern_column(number, visible(name), options.precision))
+    return columns
+
+
+def _has_values(record: Record, statistic: Statistic) -> bool:
+    """Whether a statistic belongs to every record, or any head has it."""
+    return not statistic.optional or any(
+        getattr(head, statistic.field) is not None for head in record.heads
+    )
 
 
 def _statistic_column(
     statistic: Statistic, options: ViewOptions, sink_tokens: int, sort: str
 ) -> Column[HeadRow]:
     """The column of a statistic; bold where the statistic made the type of the head."""
-    words, name = statistic.words, statistic.field
+    words = statistic.words
+    name = statistic.field
     unit = UNITS.get(statistic.unit, "short")
+
+    def style(row: HeadRow) -> str:
+        kind = row.head.kind
+        return f"bold {KIND_SIGNS[kind][1]}" if HEAD_TYPES[kind] == name else ""
+
     return Column(
         heading=words.heading.format(sink_tokens=sink_tokens),
-        value=lambda row: getattr(_means(row), name, None),
+        value=lambda row: getattr(row.averages, name, None),
         unit=unit,
         digits=options.precision if unit == "weight" else None,
         drop=0 if name == sort else statistic.priority or 0,
-        style=lambda row: (
-            f"bold {KIND_SIGNS[row[0].kind][1]}" if HEAD_TYPES[row[0].kind] == name else ""
-        ),
+        style=style,
         meaning=(words.legend or words.name).format(sink_tokens=sink_tokens),
         explanation=words.explanation + (f" Formula: {words.formula}" if words.formula else ""),
     )
 
 
 def _pattern_column(number: int, pattern: str, digits: int) -> Column[HeadRow]:
+    """The column of the weight where a condition holds."""
+
     def weight(row: HeadRow) -> float | None:
-        weights = _means(row).patterns
+        weights = row.averages.patterns
         return weights[number] if weights else None
 
     return Column(
@@ -209,8 +239,8 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
     def sparks(row: HeadRow) -> str:
         import numpy as np  # not before the viewer's first screen
 
-        arrays, place = places[head_key(row[0])]
-        profiles = arrays["uniform_profile" if row[1] else "profile"]
+        arrays, place = places[head_key(row.head)]
+        profiles = arrays["uniform_profile" if row.baseline else "profile"]
         weights = (
             np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0).tolist()
         )
@@ -260,19 +290,17 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[Hea
         if head.uniform is not None:
             groups.setdefault(replace(head.uniform, offset=None, at_offset=None), []).append(head)
     if len(groups) > 1 and not record.layers:
-        yield from (
-            (head, f"head {head.head} if uniform") for head in listed if head.uniform is not None
-        )
+        for head in listed:
+            if head.uniform is not None:
+                yield HeadRow(head, f"head {head.head} if uniform")
         return
     for heads in groups.values():
-        layer_keys = {head_key(head)[:2] for head in heads}
-        layers = names_of(
-            [layer for layer in record.layers if (layer.layer, layer.name) in layer_keys]
-        )
-        yield (
-            heads[0],
-            fitted("if uniform" if len(groups) == 1 else f"uniform, {layers}", _WIDEST_LABEL),
-        )
+        name = "if uniform"
+        if len(groups) > 1:
+            keys = {head_key(head)[:2] for head in heads}
+            layers = [layer for layer in record.layers if (layer.layer, layer.name) in keys]
+            name = f"uniform, {names_of(layers)}"
+        yield HeadRow(heads[0], fitted(name, _WIDEST_LABEL))
 
 
 def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
@@ -282,19 +310,28 @@ def _legend(listed: Sequence[HeadStatistics]) -> Iterator[str]:
         "beside a type, or the nearest one: its excess (weight − uniform) ÷ (1 − uniform), of a"
         f" type at least {least}"
     )
-    nearest = [words_of_type(found[0]) for found in map(nearest_type, listed) if found is not None]
-    headings = [row.words.heading for row in STATISTICS]
-    yield from dict.fromkeys(
-        f"{kind.short} = {kind.name}"
-        for kind in nearest
-        if kind.short not in (*headings, kind.name)
-    )
+    headings = {row.words.heading for row in STATISTICS}
+    nearest = filter(None, map(nearest_type, listed))
+    for kind in dict.fromkeys(kind for kind, _ in nearest):
+        words = words_of_type(kind)
+        if words.short not in {*headings, words.name}:
+            yield f"{words.short} = {words.name}"
 
 
 # ------------------------------------------------------------------------------- the sinks of heads
 
-TOKEN_WIDTH, _MAX_SINKS = 12, 5
-"""The largest width of a token in a list, and the sinks that a line lists."""
+TOKEN_WIDTH = 12
+"""The largest width of a token in a list."""
+_MAX_SINKS = 5
+"""The most sinks that a line lists."""
+
+
+class SinkOfHead(NamedTuple):
+    """The name of a sink, what it gets as a fraction, and the head that gives it."""
+
+    name: str
+    fraction: float
+    head: str
 
 
 def sinks_are(least: float) -> str:
@@ -309,32 +346,32 @@ def sinks_line(
     record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen
 ) -> Text:
     """The sink keys of the heads of a layer."""
-    found = [
-        (token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
+    sinks = [
+        SinkOfHead(token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
         for head in listed
         for sink in head.sink_keys
     ]
-    return sinks_text(found, sinks_are(least), "head ", screen.width)
+    return sinks_text(sinks, sinks_are(least), "head ", screen.width)
 
 
 def sinks_text(
-    found: Sequence[tuple[str, float, str]], label: str, unit: str, width: int, of: str = ""
+    sinks: Sequence[SinkOfHead], label: str, unit: str, width: int, whole: str = ""
 ) -> Text:
     """Each sink with the number of heads that have it, and the head with most; of many the
-    commonest. A sink is given by its name, its fraction (`of` what) and its head, whose `unit` is
-    printed once.
+    commonest. The `unit` of heads is printed once, and `whole` says what fractions are of.
     """
-    heads_by_name = grouped(found, itemgetter(0)).items()
-    ordered = sorted(heads_by_name, key=lambda item: (-len(item[1]), -max(item[1])[1], item[0]))
+    groups = grouped(sinks, lambda sink: sink.name).values()
+    ordered = sorted(groups, key=lambda group: (-len(group), -max(group).fraction, group[0].name))
     parts: list[str] = []
-    for name, heads in ordered[:_MAX_SINKS]:
-        _, share, head = max(heads)
-        where = f"({'' if parts else unit}{head})"
+    for group in ordered[:_MAX_SINKS]:
+        most = max(group)
+        where = most.head if parts else f"{unit}{most.head}"
         parts.append(
-            f"{name} in {count_of(len(heads), 'head')}, at most {shown(share, 'percent')}{of}"
-            f" {where}"
+            f"{most.name} in {count_of(len(group), 'head')}, at most"
+            f" {shown(most.fraction, 'percent')}{whole} ({where})"
         )
-    parts += [f"{len(ordered) - _MAX_SINKS} others"] if len(ordered) > _MAX_SINKS else []
+    if len(ordered) > _MAX_SINKS:
+        parts.append(f"{len(ordered) - _MAX_SINKS} others")
     if not parts:
         return Text(f"{label}: none", style="dim")
     return Text(f"{label}:\n", style="magenta").append_text(flowing(parts, width, style="magenta"))

@@ -120,8 +120,8 @@ def head_statistics(
     places = {head_key(head.statistics): place for place, head in enumerate(heads)}
 
     def of_row(row: HeadRow) -> Mapping[str, str]:
-        place = places.get(head_key(row[0]))
-        return {} if place is None or row[1] else {"data_head": str(place)}
+        place = places.get(head_key(row.head))
+        return {} if place is None or row.baseline else {"data_head": str(place)}
 
     over = "all queries that see a key, of all sequences"
     if record.corpus is not None:
