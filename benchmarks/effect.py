@@ -30,7 +30,7 @@ import torch
 from peak import peak_mib
 
 import mhacli
-from mhacli.commands.effect.command import EffectSettings
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import TOKENS_AT_ONCE, EffectStudy
 from mhacli.record.record import Record
 from mhacli.run import Run

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from mhacli.commands.check.run import check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
-    from mhacli.commands.effect.in_memory import effects, heads, removed
+    from mhacli.commands.effect.in_memory import effects, heads
+    from mhacli.commands.effect.removed import removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
     from mhacli.models.inspecting import inspecting
@@ -49,7 +50,7 @@ _MODULES = {
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",
-    "removed": "mhacli.commands.effect.in_memory",
+    "removed": "mhacli.commands.effect.removed",
 }
 
 

@@ -20,8 +20,8 @@ Measured = Literal["token", "class", "tag", "span", "score", "metric", "vector"]
 """What is measured: the logit of a token, of a class of the whole text, or of a tag of one token;
 the sum of the logits of the start and the end of an answer; the only score of a text; the value of
 a user's metric; or only the output vector."""
-REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean")
-"""The replacements of the output of a head."""
+HeadReplacement = Literal["zero", "mean"]
+"""What a removal can put in place of the output of a head: a subset of `Replacement`."""
 
 
 class Effect(Struct, frozen=True):

@@ -17,9 +17,16 @@ from mhacli.models.places import first_tensor
 from mhacli.models.run import run_model
 from mhacli.record.effect import Measured
 
-Target = tuple[int, int | None]
-"""The number of the measured outcome; with a second one, the measure is the difference of both
-scores."""
+
+class Target(NamedTuple):
+    """The number of the measured outcome; with a second one, the measure is the difference of both
+    scores.
+    """
+
+    outcome: int
+    versus: int | None
+
+
 GivenMetric = Callable[[Any], Tensor]
 """What a user measures: a function of the output of the model for one text that gives a number."""
 
@@ -59,64 +66,70 @@ def read(
     """The output of one pass over `n_rows` sequences, one of each row, or one with all rows, at the
     positions `at`. Logits of tokens are computed only there.
     """
-    head = (
-        model.get_output_embeddings()
-        if hasattr(model, "get_output_embeddings") and metric is None
-        else None
-    )
-    hidden = list[Tensor]()
-    more: dict[str, Any] = (
-        {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
-    )
+    language_head = None
+    if metric is None and hasattr(model, "get_output_embeddings"):
+        language_head = model.get_output_embeddings()
+    hidden: list[Tensor] = []
 
-    def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def crop(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden.append(args[0][:, at])
         return (hidden[-1], *args[1:])
 
+    keywords = dict(inputs)
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        keywords.setdefault("use_cache", False)
     with ExitStack() as stack:
-        if head is not None:
-            stack.callback(head.register_forward_pre_hook(take).remove)
-        outputs = run_model(model, lambda: model(**more | dict(inputs)))
+        if language_head is not None:
+            stack.callback(language_head.register_forward_pre_hook(crop).remove)
+        outputs = run_model(model, lambda: model(**keywords))
     if metric is not None:
-        value = torch.as_tensor(metric(outputs)).double()
-        if value.numel() != 1:
-            shape, hint = tuple(value.shape), "such as lambda out: out.logits[0, 3]"
-            raise UsageError(f"metric gives {shape}, not a number", hint=hint)
-        return RowOutputs("metric", value.reshape(1, 1), value.reshape(1, 1))
+        return _of_metric(metric(outputs))
     named = outputs if isinstance(outputs, Mapping) else {}
-    cache, logits = (
-        named.get("past_key_values"),
-        named.get("logits", named.get("prediction_logits")),
-    )
+    logits = named.get("logits", named.get("prediction_logits"))
     if hidden and isinstance(logits, Tensor):
-        return RowOutputs(
-            "token", hidden[-1].flatten(0, 1).double(), logits.flatten(0, 1).double(), cache
-        )
+        vector = hidden[-1].flatten(0, 1).double()
+        scores = logits.flatten(0, 1).double()
+        return RowOutputs("token", vector, scores, named.get("past_key_values"))
     if "start_logits" in named:
-        start, end = named["start_logits"].double(), named["end_logits"].double()
-        return RowOutputs(
-            "span", torch.cat([start, end], dim=1), (start[:, :, None] + end[:, None]).flatten(1)
-        )
-    if not isinstance(logits, Tensor):  # the first tensor, at some positions if it has several
-        first = first_tensor(outputs)
-        if hidden or first is None or not 2 <= first.ndim <= 3:
-            kind = type(outputs).__name__
-            raise UsageError(
-                f"no vector or logits are found in the output, a {kind}", hint="give a metric"
-            )
-        if (
-            first.shape[0] != n_rows
-        ):  # a single sequence without an axis of its own, or with it behind that of tokens
-            first = first[None] if first.ndim == 2 else first.transpose(0, 1)
-        return RowOutputs(
-            "vector",
-            (first if first.ndim == 2 else first[:, at].flatten(0, 1)).double(),
-            cache=cache,
-        )
+        return _of_span(named["start_logits"].double(), named["end_logits"].double())
+    if not isinstance(logits, Tensor):
+        return _of_vector(None if hidden else first_tensor(outputs), outputs, at, n_rows)
     if logits.ndim > 2:
         scores = logits[:, at].flatten(0, 1).double()
-        return RowOutputs("tag", scores, scores, cache)
-    return RowOutputs("class" if logits.shape[1] > 1 else "score", logits.double(), logits.double())
+        return RowOutputs("tag", scores, scores, named.get("past_key_values"))
+    scores = logits.double()
+    return RowOutputs("class" if logits.shape[1] > 1 else "score", scores, scores)
+
+
+def _of_metric(value: Any) -> RowOutputs:
+    """The output by a user's metric. Raises `UsageError` for more than one number."""
+    number = torch.as_tensor(value).double()
+    if number.numel() != 1:
+        shape, hint = tuple(number.shape), "such as lambda out: out.logits[0, 3]"
+        raise UsageError(f"metric gives {shape}, not a number", hint=hint)
+    return RowOutputs("metric", number.reshape(1, 1), number.reshape(1, 1))
+
+
+def _of_span(start: Tensor, end: Tensor) -> RowOutputs:
+    """The output by the logits of the start and the end of an answer, `[row, token]`."""
+    sums = start[:, :, None] + end[:, None]
+    return RowOutputs("span", torch.cat([start, end], dim=1), sums.flatten(1))
+
+
+def _of_vector(first: Tensor | None, outputs: Any, at: Sequence[int], n_rows: int) -> RowOutputs:
+    """The output by the first tensor that the model returns, at some positions if it has several.
+    Raises `UsageError` if there is none.
+    """
+    if first is None or not 2 <= first.ndim <= 3:
+        kind = type(outputs).__name__
+        message = f"no vector or logits are found in the output, a {kind}"
+        raise UsageError(message, hint="give a metric")
+    if first.shape[0] != n_rows:
+        # a single sequence without an axis of its own, or with it behind that of tokens
+        first = first[None] if first.ndim == 2 else first.transpose(0, 1)
+    vector = first if first.ndim == 2 else first[:, at].flatten(0, 1)
+    cache = outputs.get("past_key_values") if isinstance(outputs, Mapping) else None
+    return RowOutputs("vector", vector.double(), cache=cache)
 
 
 def values(outputs: RowOutputs, target: Target | None) -> dict[str, Tensor]:
@@ -126,14 +139,14 @@ def values(outputs: RowOutputs, target: Target | None) -> dict[str, Tensor]:
     scores = outputs.scores
     if scores is None or target is None:
         return {}
-    of_target, other = scores[:, target[0]], 0.0 if target[1] is None else scores[:, target[1]]
+    of_target = scores[:, target.outcome]
+    logit = of_target if target.versus is None else of_target - scores[:, target.versus]
     if scores.shape[1] == 1:
-        return {"logit": of_target - other}
-    rank = (scores > of_target[:, None]).sum(dim=-1)
+        return {"logit": logit}
     return {
-        "logit": of_target - other,
-        "logprob": scores.log_softmax(dim=-1)[:, target[0]],
-        "rank": rank,
+        "logit": logit,
+        "logprob": scores.log_softmax(dim=-1)[:, target.outcome],
+        "rank": (scores > of_target[:, None]).sum(dim=-1),
     }
 
 
@@ -143,12 +156,15 @@ def changes(
     """The changes of rows from one without removals, by their fields in `Effect`: of the vector, of
     the target's score, and of all scores if there are several. `rank` is that of the row.
     """
-    after, before = values(rows, target), values(untouched, target)
-    found = {
-        "d_output": (rows.vector - untouched.vector).norm(dim=-1) / untouched.vector.norm(dim=-1)
-    }
-    found |= {f"d_{name}": after[name] - before[name] for name in after.keys() - {"rank"}}
+    after = values(rows, target)
+    before = values(untouched, target)
+    length = untouched.vector.norm(dim=-1)
+    by_name = {"d_output": (rows.vector - untouched.vector).norm(dim=-1) / length}
+    for name in after.keys() - {"rank"}:
+        by_name[f"d_{name}"] = after[name] - before[name]
     if "rank" in after and rows.scores is not None and untouched.scores is not None:
-        log_p, log_q = rows.scores.log_softmax(dim=-1), untouched.scores.log_softmax(dim=-1)
-        found |= {"kl": (log_q.exp() * (log_q - log_p)).sum(dim=-1), "rank": after["rank"]}
-    return found
+        log_p = rows.scores.log_softmax(dim=-1)
+        log_q = untouched.scores.log_softmax(dim=-1)
+        by_name["kl"] = (log_q.exp() * (log_q - log_p)).sum(dim=-1)
+        by_name["rank"] = after["rank"]
+    return by_name

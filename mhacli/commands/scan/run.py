@@ -26,7 +26,7 @@ import torch
 
 import mhacli
 from mhacli.attention.statistics import is_compiled
-from mhacli.commands.effect.command import EffectSettings
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effects_of_heads, study_of, verified
 from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import (

@@ -1,0 +1,74 @@
+"""What a study of effects takes from the inside of torch and transformers, with what it does where
+another version lacks it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from mhacli.models.layer_names import config_of
+
+NO_CACHE = (RuntimeError, ValueError, AttributeError)
+"""What is raised where passes cannot continue from a cache; then they compute the whole text."""
+
+
+def config_value(model: Any, name: str) -> Any:
+    """A value of the config of a model, None if it has none of this name."""
+    return getattr(getattr(model, "config", None), name, None)
+
+
+def is_eager(model: Any) -> bool:
+    """Whether a model computes attention without fused kernels; False if its config does not tell.
+
+    transformers 5 keeps the implementation in the private field `_attn_implementation`.
+    """
+    return bool(config_value(model, "_attn_implementation") == "eager")
+
+
+def has_padding(model: Any) -> bool:
+    """Whether a classifier can take several texts in a batch: one of transformers needs the id of a
+    padding token for that. True for other models.
+    """
+    config = config_of(model)
+    return config is None or getattr(config.get_text_config(), "pad_token_id", None) is not None
+
+
+def crop(cache: Any, n_tokens: int) -> None:
+    """Cuts `n_tokens` at the end of a cache of keys and values. Raises one of `NO_CACHE` where that
+    is not possible.
+
+    transformers 5 has `Cache.crop`, for which a negative number counts from the end.
+    """
+    cache.crop(-n_tokens)
+
+
+def copied(cache: Any) -> Any:
+    """A copy of a cache, which a pass may extend without changing the original. Raises one of
+    `NO_CACHE` for a cache that cannot be copied.
+
+    transformers 5 keeps the keys and values of each layer in `Cache.layers`.
+    """
+    copy_of_cache = copy.copy(cache)
+    copy_of_cache.layers = [copy.copy(layer) for layer in cache.layers]
+    return copy_of_cache
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """A context in which a module runs another function. `nn.Module` calls `self.forward`, which an
+    attribute of the object hides; libraries such as accelerate may have set one.
+    """
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

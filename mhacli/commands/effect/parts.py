@@ -1,0 +1,168 @@
+"""The parts of a model that a study of effects needs, found in one pass: its attentions with their
+output projections, and the blocks before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mhacli.commands.effect.foreign import replaced_forward
+from mhacli.commands.effect.metric import RowOutputs
+from mhacli.models.capture import Call, captured
+from mhacli.models.layer_names import LayerKey, is_numbered
+
+
+class Block(NamedTuple):
+    """A block of a model, and its output for one text."""
+
+    module: nn.Module
+    output: Any
+
+
+@dataclass
+class Parts:
+    """The parts of a model.
+
+    `output` is that of the pass. Of each attention: its module, its output projection, the outputs
+    z of its heads, in `later` those of other calls for these heads, the visible cells if no mask
+    shows them, and the number of `blocks` that finished `before` it. These are in the order in
+    which they ran; a model that runs a block twice has none before its attentions.
+    """
+
+    later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(
+        default_factory=dict
+    )
+    modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
+    projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
+    z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
+    visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
+    before: dict[LayerKey, int] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    output: RowOutputs = field(init=False)
+
+    def z_of(self, call: Call) -> Tensor | None:
+        """The outputs of the heads in the text, None if they were not captured."""
+        key: LayerKey = (call.kind, call.layer)
+        return self.later.get((key, call.part)) if call.part else self.z.get(key)
+
+    @contextmanager
+    def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:
+        """A context in which the blocks before these layers do not run and return `n_rows` copies
+        of their outputs.
+        """
+        n_blocks = min((self.before.get(layer, 0) for layer in layers), default=0)
+        with ExitStack() as stack:
+            for block in self.blocks[:n_blocks]:
+                forward = partial(_repeated_output, block.output, n_rows)
+                stack.enter_context(replaced_forward(block.module, forward))
+            yield
+
+
+def _repeated_output(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
+    """The output of a block that does not run, whatever its arguments are."""
+    return repeated(output, n_rows)
+
+
+def repeated(output: Any, n_rows: int) -> Any:
+    """Tensors of one row, in tuples of any depth, repeated for several rows."""
+    if isinstance(output, Tensor):
+        is_of_row = output.ndim > 1 and output.shape[0] == 1
+        return output.repeat(n_rows, *[1] * (output.ndim - 1)) if is_of_row else output
+    if isinstance(output, (tuple, list)):
+        return type(output)(repeated(part, n_rows) for part in output)
+    return output
+
+
+def same_heads(call: Call, earlier: Sequence[Call]) -> list[Call] | None:
+    """The calls of a module that compute the same heads, up to this one; None if it computes
+    others. `earlier` are those up to its last call that is one of them.
+
+    The first call of a module begins anew. A later one has the keys or the values of an earlier one
+    in differential attention, and in attention by chunks of queries, not in groups of heads.
+    """
+    if call.part == 0:
+        return [call]
+    for other in earlier:
+        for x, y in ((call.k, other.k), (call.v, other.v)):
+            if x is not None and y is not None and torch.equal(x, y):
+                return [*earlier, call]
+    return None
+
+
+def find_parts(model: nn.Module, run_pass: Callable[[], RowOutputs]) -> Parts:
+    """The parts of a model, found in one pass in which every z is replaced by itself. An output
+    projection is the first module without parts whose input equals z bit for bit.
+    """
+    modules = dict(model.named_modules())
+    parts = Parts()
+    with ExitStack() as stack:
+        _keep_blocks(modules, parts, stack)
+        _keep_projections(modules, parts, stack)
+        _keep_attentions(model, modules, parts, stack)
+        parts.output = run_pass()
+    if len({id(block.module) for block in parts.blocks}) < len(parts.blocks):
+        parts.before = dict.fromkeys(parts.before, 0)
+    return parts
+
+
+def _keep_blocks(modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStack) -> None:
+    """Keeps the outputs of the outermost modules in lists of modules, until the stack is closed."""
+
+    def keep(module: nn.Module, _: Any, output: Any) -> None:
+        parts.blocks.append(Block(module, output))
+
+    numbered = [name for name in modules if is_numbered(name)]
+    for name in numbered:
+        if not any(name.startswith(f"{other}.") for other in numbered):
+            stack.callback(modules[name].register_forward_hook(keep).remove)
+
+
+def _keep_projections(modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStack) -> None:
+    """Keeps the output projections, until the stack is closed."""
+
+    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+        key = next(reversed(parts.z), None)  # of the attention before
+        if key is None or key in parts.projections or not (args and isinstance(args[0], Tensor)):
+            return
+        z = parts.z[key].transpose(1, 2)
+        if args[0].numel() == z.numel() and torch.equal(args[0].reshape(z.shape), z):
+            parts.projections[key] = module
+
+    for module in modules.values():
+        if not any(module.children()):
+            stack.callback(module.register_forward_pre_hook(keep).remove)
+
+
+def _keep_attentions(
+    model: nn.Module, modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStack
+) -> None:
+    """Keeps what a study needs of each attention, until the stack is closed."""
+    calls: list[Call] = []
+
+    def keep(call: Call) -> Tensor | None:
+        nonlocal calls
+        key: LayerKey = (call.kind, call.layer)
+        parts.before.setdefault(key, len(parts.blocks))
+        same = same_heads(call, calls)
+        if same is not None:
+            calls = same
+        if call.z is None:
+            return None
+        if call.part == 0:
+            parts.modules[key] = modules.get(call.name, model)
+            parts.z[key] = call.z.clone()
+            every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
+            parts.visible[key] = every.tril() if call.causal else every
+        elif same is not None and key in parts.z:
+            parts.later[key, call.part] = call.z.clone()
+        return call.z.clone()
+
+    stack.enter_context(captured(model, keep, batch=1))

@@ -1,0 +1,218 @@
+"""`mhacli.removed`: a model in memory runs without some heads and edges, in calls of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.commands.effect.parts import same_heads
+from mhacli.commands.effect.removal import Removal, without
+from mhacli.commands.effect.settings import given_edge, given_head, require_replacement
+from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.models.capture import Call
+from mhacli.models.layer_names import LayerKey, is_pair
+from mhacli.models.passes import ModelPass, followed, require_open
+from mhacli.record.effect import HeadReplacement
+from mhacli.text.tokens import AttentionKind
+
+_REMOVED = "mhacli.removed"
+
+
+@contextmanager
+def removed(
+    model: nn.Module,
+    heads: Sequence[tuple[Any, ...]] = (),
+    edges: Sequence[tuple[Any, ...]] = (),
+    *,
+    replace: HeadReplacement = "zero",
+) -> Iterator[None]:
+    """A context in which `model` runs without some heads and edges: `with removed(model, heads=[(5,
+    1)]): model(**inputs)`.
+
+    A head is `(layer, head)`: zeros replace its output before the output projection, at all
+    positions of all sequences. With `replace` mean, its mean over the positions of each sequence,
+    padding excluded, replaces it. An edge is `(layer, head, query, key)`: this attention weight is
+    masked, and the rest of its row is renormalised; the head None means all heads. In an
+    encoder-decoder, `(layer, head)` is a head of the decoder's self-attention, and `("cross", 2,
+    1)` one of another kind. Positions count the columns of the batch, cached tokens included.
+    Gradients flow through the remaining model.
+
+    Removals of nested contexts of one model add up; if two remove the same head, the inner one
+    decides its replacement. Leaving the context restores the model. Raises `MhaError` if not
+    everything could be removed: for a model that hides its parts (compiled, scripted, DataParallel)
+    or is called in another thread, for heads that do not exist, for a mean in a call without all
+    positions, and on leaving a context in which the model was not called or never computed the
+    named heads or edges.
+    """
+    require_open(model, _REMOVED)
+    require_replacement(replace)
+    if not (heads or edges):
+        hint = "heads=[(5, 1)] is head 1 of layer 5"
+        raise UsageError(f"{_REMOVED} is given nothing to remove", hint=hint)
+    if not heads and replace != "zero":
+        message = "replace applies to heads only: an edge is masked"
+        raise UsageError(message, hint="leave replace out")
+    usual: AttentionKind = "decoder" if is_pair(model) else "self"
+    removals: list[Removal] = []
+    for kind, layer, head in map(given_head, heads):
+        removals.append(Removal((kind or usual, layer or 0), (head,), replace=replace))
+    for edge in map(given_edge, edges):
+        chosen = () if edge.head is None else (edge.head,)
+        layer_key: LayerKey = (edge.kind or usual, edge.layer)
+        removals.append(Removal(layer_key, chosen, (edge.query,), (edge.key,)))
+    removing = _Removing(model, removals)
+    with followed(model, removing, by=_REMOVED, edits=True), ExitStack() as stack:
+        _require_unshared(model)
+        stack.callback(_OPEN.remove, removing)
+        _OPEN.append(removing)
+        yield
+    removing.require_done()
+
+
+def _require_unshared(model: nn.Module) -> None:
+    """Raises `MhaError` if another model with the same modules is open."""
+    for other in (removing.model for removing in _OPEN):
+        if other is not model and not set(model.modules()).isdisjoint(other.modules()):
+            names = f"{type(model).__name__} and {type(other).__name__}"
+            message = f"{names} share modules, and {_REMOVED} is open for both"
+            hint = f"give {_REMOVED} the same model each time"
+            raise MhaError(message, hint=hint, code="shared")
+
+
+class _Removing:
+    """Removes heads and edges in the attentions of a model. Of several that are open for a model,
+    the outermost removes what all are to remove.
+    """
+
+    def __init__(self, model: nn.Module, removals: Sequence[Removal]) -> None:
+        self.model = model
+        self._removals = removals
+        self._pass: ModelPass | None = None
+        self._done: set[Removal] = set()
+        self._layers: dict[LayerKey, None] = {}
+        self._calls: list[Call] = []
+
+    def require_done(self) -> None:
+        """Raises `MhaError` if not everything was removed."""
+        name = type(self.model).__name__
+        if self._pass is None:
+            message = f"{name} was not called within {_REMOVED}, so nothing was removed"
+            hint = (
+                "call this object inside the with block; copies and wrappers are different objects"
+            )
+            raise MhaError(message, hint=hint, code="not-called")
+        for removal in self._removals:
+            if removal not in self._done:
+                known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
+                place = f"layer {removal.layer[1]}"
+                if removal.keys:
+                    place = f"query {removal.queries[0]} and key {removal.keys[0]} of {place}"
+                message = f"{place} did not occur in the calls of {name}: not all was removed"
+                raise MhaError(message, hint=f"layers with attention: {known}", code="not-removed")
+
+    def begin(self, began: ModelPass) -> None:
+        """A pass begins."""
+        self._pass = began
+
+    def end(self, *, is_whole: bool) -> None:
+        """A pass is over."""
+
+    def stray(self, name: str) -> None:
+        """Handles a part of the model that was called by itself, so that the positions of its
+        tokens are unknown.
+        """
+        message = f"{name} was called by itself within {_REMOVED}, outside of a call of the model"
+        hint = f"give {_REMOVED} the module that is called"
+        raise MhaError(message, hint=hint, code="not-called")
+
+    def take(self, call: Call) -> Tensor | None:
+        """`z` after the removals in this attention. Raises `MhaError` for a head that does not
+        exist, and if nothing can be removed.
+        """
+        together = [removing for removing in _OPEN if removing.model is self.model]
+        if self._pass is None or together[0] is not self:
+            return None
+        calls = same_heads(call, self._calls)
+        if calls is None:
+            return None
+        self._calls = calls
+        key: LayerKey = (call.kind, call.layer)
+        n_past = self._pass.n_past
+        here: list[Removal] = []
+        for removing in together:
+            for removal in removing._removals:
+                if removal.layer == key:
+                    _require_removable(removal, call)
+                    if _is_within(removal, call, n_past):
+                        here.append(removal)
+        for removing in together:
+            removing._layers.setdefault(key)
+            removing._done.update(here)
+        if not here:
+            return None
+        real = None
+        if any(removal.replace == "mean" for removal in here):
+            real = self._real(call, self._pass)
+        rows = dict.fromkeys(range(call.shape[0]), here)
+        with torch.autocast(call.device.type, enabled=False):
+            return without(call, rows, start=n_past, real=real).z
+
+    def _real(self, call: Call, model_pass: ModelPass) -> Tensor | None:
+        """The positions of each sequence that are not padding; None if all are. Raises `MhaError`
+        if the call does not have all of them, or if it does not show which are padding.
+        """
+        if model_pass.n_past and call.kind != "encoder":
+            raise MhaError(
+                f"{call.name} runs behind tokens in a cache: a mean over all positions is not"
+                " known",
+                hint="call the model with the whole text",
+                code="not-removed",
+            )
+        read = model_pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
+        may_have_padding = (
+            hasattr(self.model, "config") if read is None else not bool(read.real.all())
+        )
+        if not may_have_padding:
+            return None
+        if read is None or tuple(read.real.shape) != (call.shape[0], call.shape[2]):
+            raise MhaError(
+                f"{call.name} reads no ids at its positions, and which of them are padding is not"
+                " known",
+                hint="call the model with input_ids, or without padding",
+                code="not-removed",
+            )
+        return read.real.to(call.device)
+
+
+def _require_removable(removal: Removal, call: Call) -> None:
+    """Raises `MhaError` for a head that an attention does not have, and if nothing can be removed
+    from it.
+    """
+    n_heads = call.shape[1]
+    if any(head >= n_heads for head in removal.heads):
+        reason = out_of_range("head", removal.heads[0], n_heads)
+        raise UsageError(f"layer {call.layer}: {reason}")
+    if call.z is None:
+        reason = "gives no head outputs that could be replaced"
+    elif "dropout" in call.unknown and removal.keys:
+        reason = "drops weights by chance"
+    else:
+        return
+    raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")
+
+
+def _is_within(removal: Removal, call: Call, n_past: int) -> bool:
+    """Whether a call has the query and the key of an edge; True for whole heads."""
+    if not removal.keys:
+        return True
+    n_queries, n_keys = call.shape[2:]
+    end = n_keys if call.kind == "cross" else max(n_keys, n_past + n_queries)
+    return n_past <= removal.queries[0] < n_past + n_queries and removal.keys[0] < end
+
+
+_OPEN: list[_Removing] = []
+"""What removes now, the outermost first, in one thread: another one waits until all are closed."""
