@@ -1,6 +1,9 @@
 """mha, the attention inspector for the terminal. Importing this package does not import torch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mhacli.record.shown import register_renderer
 
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
@@ -54,12 +57,13 @@ _MODULES = {
 }
 
 
+register_renderer(lambda: import_module("mhacli.render.notebook"))
+
+
 def __getattr__(name: str) -> Any:
     """A public name, imported from its module on first use, so that `import mhacli` is fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'mhacli' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_MODULES[name]), name)
 
 

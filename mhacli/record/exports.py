@@ -1,20 +1,19 @@
-"""What results become outside of mha: HTML of notebooks and pages, views of terminals, tables of
-other libraries, and attention patterns with their tokens. Renderers and libraries are imported on
-use.
+"""What results become outside of mha: pages, tables of other libraries, and attention patterns with
+their tokens. Libraries are imported on use.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import Array
 from mhacli.record.effect import Effect
 from mhacli.record.heads import Averages, HeadStatistics, removal_columns
+from mhacli.record.shown import renderer
 from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:
@@ -24,35 +23,6 @@ if TYPE_CHECKING:
     import xarray
 
     from mhacli.record.record import Record
-
-
-class Shown:
-    """A result that notebooks show as HTML, and that rich prints as its command does."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        """The HTML for a notebook: static, without a script, below 200 kB, for light and dark
-        themes.
-        """
-        return str(renderers().html_of(self))
-
-    def view(self, screen: Any) -> Any:
-        """What its command prints on a screen."""
-        raise NotImplementedError
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """The parts of its view, which adapts to the width and the colours of the console."""
-        yield from renderers().views_of(
-            self, options.max_width, colour=console.color_system is not None
-        )
-
-
-def renderers() -> Any:
-    """The module that draws results, which is imported on first use: records know nothing of
-    views.
-    """
-    return import_module("mhacli.render.notebook")
 
 
 @dataclass(frozen=True)
@@ -288,7 +258,7 @@ class Pattern(Table):
 
     def _repr_html_(self) -> str:
         """The HTML for a notebook."""
-        return str(renderers().html_of(self))
+        return renderer().html_of(self)
 
     def columns(self) -> Columns:
         """The columns, by name, of a table with a row per cell."""

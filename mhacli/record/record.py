@@ -29,12 +29,11 @@ from mhacli.record.exports import (
     HeadTable,
     Page,
     Pattern,
-    Shown,
     pattern_of_layer,
-    renderers,
     stacked,
 )
 from mhacli.record.heads import HeadsSummary, HeadStatistics
+from mhacli.record.shown import Shown, renderer
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.escape import visible
@@ -251,7 +250,7 @@ class Record(Shown):
         """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in
         a frame.
         """
-        return Page(renderers().page_of(self))
+        return Page(renderer().page_of(self))
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, atomically. Raises `MhaError`."""

@@ -1,5 +1,5 @@
 """A result in a notebook, as HTML: no script, no network, and a size limit. And what else results
-become through `mhacli.record.exports`: a terminal view, the page of a record, and the page and the
+become through `mhacli.record.shown`: a terminal view, the page of a record, and the page and the
 picture of a report that is no record.
 
 GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign
@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
-from mhacli.record.exports import Pattern, Shown
+from mhacli.record.exports import Pattern
 from mhacli.record.record import Record
+from mhacli.record.shown import Shown
 from mhacli.render.base.format import fitted, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from mhacli.errors import UsageError
 from mhacli.io.data import plain
-from mhacli.record.exports import Shown
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
+from mhacli.record.shown import Shown
 from mhacli.settings import MODEL, Config, OwnCode, like, pairs, setting
 from mhacli.usercode.process import SourceLine, shown_path
 from mhacli.usercode.target import Choice, Mode, TargetRequest

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.io.data import plain
-from mhacli.record.exports import Shown
+from mhacli.record.shown import Shown
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from mhacli.commands.doctor.result import CheckStatus, ExaminedModel, HealthChec
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.record.exports import Shown
+from mhacli.record.shown import Shown
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.terminal import table
