@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.result import TIMING, Benchmark, Direction
+from mhacli.commands.bench.result import TIMING, Benchmark, Comparison
 from mhacli.commands.check.result import Examination
 from mhacli.commands.doctor.result import CheckStatus
 from mhacli.commands.doctor.run import Report
 from mhacli.record.heads import PER_QUERY
 from mhacli.record.record import Record
-from mhacli.settings import Config, Dtype
+from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import TokenSequence
 
@@ -60,52 +60,6 @@ KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name i
 """Arrays that `--keep` adds."""
 CHECK = dict.fromkeys(("name?", "note?", "rounding?", "sites?", "n?", "identical?"), ...)
 """The parts of a check that most checks lack."""
-
-
-class TimeChange(TypedDict):
-    """The ratio of a row's time to the baseline's."""
-
-    batch: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    q_len: int
-    k_len: int
-    dtype: Dtype
-    causal: bool
-    direction: Direction
-    backend: str
-    name: str
-    baseline_s: float
-    median_s: float
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    verdict: Literal["slower", "faster", "similar"]
-    shows_from: float | None
-    noise_high: float | None
-
-
-class Rule(TypedDict):
-    """The result of --fail-if."""
-
-    limit: float
-    outcome: Literal["slower", "inconclusive", "passed"]
-    undecided: list[TimeChange]
-
-
-class Comparison(TypedDict):
-    """What --compare adds: the rows that have a time in both runs, and those that cannot be
-    compared.
-    """
-
-    baseline: str
-    broken: list[str]
-    unmatched: list[str]
-    warnings: list[str]
-    summary: str
-    changes: list[TimeChange]
-    rule: Rule | None
 
 
 class SequenceMask(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, assert_never
 
 import typer
 
@@ -13,7 +13,14 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.result import BACKENDS, Sweep, compare, read_benchmark
+from mhacli.commands.bench.result import (
+    BACKENDS,
+    Benchmark,
+    Comparison,
+    Sweep,
+    compare,
+    read_benchmark,
+)
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole
 from mhacli.settings import setting
@@ -59,17 +66,14 @@ def bench(
     Sizes that are not given are those of the baseline.
     """
     saved = {} if save_baseline is None else {"save-baseline": save_baseline}
-    baseline, sweep = None, Sweep(**given).checked()
+    sweep = Sweep(**given).checked()
     require_writable(saved | output.files, force=output.force)
-    if compare_with is not None:
-        baseline = read_benchmark(compare_with)
+    baseline = None if compare_with is None else read_benchmark(compare_with)
+    if baseline is not None:
         known = tuple(name for name in baseline.sweep.backends if name in BACKENDS)
         sweep = replace(baseline.sweep, **{"backends": known, **given}).checked()
-        timed = sorted({row.k_len for row in baseline.rows if row.interval is not None})
-        if fail_if is not None and not {*timed} & {*sweep.lengths}:
-            lengths = ", ".join(map(str, timed)) or "none"
-            message = f"{compare_with} has times of other lengths than this run: {lengths}"
-            raise MhaError(message, code="nothing-compared", path=compare_with)
+        if fail_if is not None:
+            _require_common_lengths(baseline, sweep, compare_with or "")
     with loading_torch():
         from mhacli.commands.bench.measure import measure
     with progress() as report_progress:
@@ -94,15 +98,36 @@ def bench(
             f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows
         )
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    comparison = benchmark.comparison
-    if comparison is None:
-        return
-    if output.csv:  # it has no place for warnings and the result
-        note("; ".join([*comparison["warnings"], comparison["summary"]]))
-    outcome = comparison["rule"] and comparison["rule"]["outcome"]
-    if fail_if is not None and outcome is None:
-        raise MhaError(
-            f"no row of {comparison['baseline']} was measured in this run", code="nothing-compared"
-        )
-    if outcome == "slower" or (strict and outcome == "inconclusive"):
-        raise typer.Exit(EXIT_CHECK)
+    if benchmark.comparison is not None:
+        if output.csv:  # it has no place for warnings and the result
+            note("; ".join([*benchmark.comparison.warnings, benchmark.comparison.summary]))
+        if fail_if is not None:
+            _require_passed(benchmark.comparison, strict=strict)
+
+
+def _require_common_lengths(baseline: Benchmark, sweep: Sweep, path: str) -> None:
+    """Raises `MhaError` for a baseline without a time at a length that will be measured."""
+    timed = sorted({row.k_len for row in baseline.rows if row.interval is not None})
+    if not {*timed} & {*sweep.lengths}:
+        lengths = ", ".join(map(str, timed)) or "none"
+        message = f"{path} has times of other lengths than this run: {lengths}"
+        raise MhaError(message, code="nothing-compared", path=path)
+
+
+def _require_passed(comparison: Comparison, *, strict: bool) -> None:
+    """Ends with the exit code of a failed check if the rule of `--fail-if` is broken, and if it is
+    `strict` also if the result is inconclusive. Raises `MhaError` where nothing was compared.
+    """
+    if comparison.rule is None:
+        message = f"no row of {comparison.baseline} was measured in this run"
+        raise MhaError(message, code="nothing-compared")
+    match comparison.rule.outcome:
+        case "slower":
+            raise typer.Exit(EXIT_CHECK)
+        case "inconclusive":
+            if strict:
+                raise typer.Exit(EXIT_CHECK)
+        case "passed":
+            pass
+        case _:
+            assert_never(comparison.rule.outcome)

@@ -17,19 +17,20 @@ from functools import cache, partial
 from itertools import accumulate
 from operator import truediv
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
-from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
+from mhacli.commands.bench import view  # noqa: F401 - it registers the view of a benchmark
+from mhacli.commands.bench.foreign import kernel_among, observed
 from mhacli.commands.bench.result import (
     LAYERS,
     BackendStatus,
@@ -60,16 +61,26 @@ _REFUSED = re.compile(
     "No available kernel|No viable backend|not implemented for|No working C|Cannot find a working"
     " triton"
 )
-MIN_ROUNDS, MAX_ROUNDS = 6, 384
-"""Six is the fewest samples whose range contains the true median with a probability of 95 %."""
+KERNELS: Mapping[str, SDPBackend] = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+"""torch's kernels by name; `math` is the one that is not fused."""
+MIN_ROUNDS = 6
+"""The fewest samples whose range contains the true median with a probability of 95 %."""
+MAX_ROUNDS = 384
 CHECKPOINTS = (6, 12, 24, 48, 96, 192)
 """The numbers of rounds after which intervals are checked, since checking after each would stop at
 a lucky moment."""
 CLOSE_ENOUGH = 0.01
 """The rounds are enough if the interval of every median lies within this fraction of it."""
-MIN_SAMPLE_S, MAX_CALLS = 2e-3, 1000
+MIN_SAMPLE_S = 2e-3
 """Shorter calls are repeated within a sample, so that the overhead of clock and loop does not
 count."""
+MAX_CALLS = 1000
+"""The largest number of calls in a sample."""
 L2_BYTES = 256 << 20
 """More than the level-2 cache of any GPU, so that clearing so many bytes evicts the inputs.
 
@@ -109,31 +120,53 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     full, sizes = sweep.plan(device.type)
     if sweep.threads is not None:
         torch.set_num_threads(sweep.threads)
-    where = asdict(environment(device, sweep.device)) | {"cpu_name": cpu_name(), "n_cpus": n_cpus()}
-    where |= {
+    where = {
+        **asdict(environment(device, sweep.device)),
+        "cpu_name": cpu_name(),
+        "n_cpus": n_cpus(),
         "driver": driver() if device.type == "cuda" else None,
         "load_average": os.getloadavg()[0],
     }
     rows: list[BenchRow] = []
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        rate, n = (
-            0.0,
-            512 if device.type == "cpu" else 4096,
-        )  # operations per second of a square matrix product
-        for dtype in {"float32", *full.dtypes}:  # a kernel may widen to float32
-            numbers = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
-            fastest = min(
-                seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4)
-            )
-            rate = max(rate, 2 * n**3 / fastest)
+        most_flops = sweep.call_limit * _flops_per_s(full.dtypes, device)
         for place, planned in enumerate(sizes):
             report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
             available = free_bytes(device)
-            admitted = {
-                row.backend: _admitted(row, rate * sweep.call_limit, available) for row in planned
-            }
+            admitted = {row.backend: _admitted(row, most_flops, available) for row in planned}
             rows += _measured(admitted, device, sweep)
     return Benchmark((), sweep.seed, where, full, tuple(rows))
+
+
+def _flops_per_s(dtypes: Iterable[str], device: torch.device) -> float:
+    """The rate of a square matrix product in the fastest of some dtypes, or in float32, to which a
+    kernel may widen.
+    """
+    n = 512 if device.type == "cpu" else 4096
+    rate = 0.0
+    for dtype in {"float32", *dtypes}:
+        numbers = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
+        product = partial(torch.mm, numbers, numbers)
+        fastest = min(seconds_of(product, 1, device) for _ in range(4))
+        rate = max(rate, 2 * n**3 / fastest)
+    return rate
+
+
+class _Work(NamedTuple):
+    """The matrix products of a direction, the times that it moves q, k, v and z, and those that a
+    layer moves its inputs and weights.
+    """
+
+    n_products: int
+    n_passes: int
+    n_layer_passes: int
+
+
+_WORK: Mapping[Direction, _Work] = {
+    "forward": _Work(2, 1, 1),
+    "backward": _Work(5, 2, 1),
+    "both": _Work(7, 3, 2),
+}
 
 
 def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
@@ -144,23 +177,23 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
     has four projections too, of which backward computes the gradient of the input alone. Source:
     Dao 2023, "FlashAttention-2", section 4.1.
     """
-    item, width, n_tokens = ITEM_BYTES[row.dtype], row.n_heads * row.d_head, row.batch * row.q_len
+    item_bytes = ITEM_BYTES[row.dtype]
+    width = row.n_heads * row.d_head
+    n_tokens = row.batch * row.q_len
     cells = n_tokens * row.n_heads * row.k_len
-    visible = cells - row.is_masked * n_tokens * row.n_heads * (row.q_len - 1) // 2
+    n_masked = n_tokens * row.n_heads * (row.q_len - 1) // 2 if row.is_masked else 0
     tensors = 2 * n_tokens * width + 2 * row.batch * row.n_kv_heads * row.k_len * row.d_head
-    n_products, n_passes, n_layers = {
-        "forward": (2, 1, 1),
-        "backward": (5, 2, 1),
-        "both": (7, 3, 2),
-    }[row.direction]
-    flops, moved = 2 * visible * row.d_head * n_products, tensors * n_passes
-    needed = tensors * (2 * item + 24)
+    work = _WORK[row.direction]
+    flops = 2 * (cells - n_masked) * row.d_head * work.n_products
+    moved = tensors * work.n_passes
+    needed = tensors * (2 * item_bytes + 24)
     if row.backend in LAYERS:
-        flops += 8 * n_tokens * width * width * n_layers
-        moved = (2 * n_tokens * width + 4 * width * width) * n_layers
+        flops += 8 * n_tokens * width * width * work.n_layer_passes
+        moved = (2 * n_tokens * width + 4 * width * width) * work.n_layer_passes
     if row.backend in _HOLDS_SCORES:
-        needed += (n_layers + 1) * cells * max(item, 4)
-    row = replace(row, flops=flops, bytes=moved * item, flops_per_byte=flops / (moved * item))
+        needed += (work.n_layer_passes + 1) * cells * max(item_bytes, 4)
+    n_bytes = moved * item_bytes
+    row = replace(row, flops=flops, bytes=n_bytes, flops_per_byte=flops / n_bytes)
     if not fits(needed, available):
         reason = f"needs {shown(needed, 'bytes')}, and {shown(available, 'bytes')} is available"
         return replace(row, status="too-large", reason=reason)
@@ -230,7 +263,10 @@ def _first_calls(
     call = _call(row, leaves)
     whole = partial(_results, call, leaves, row.direction)
     first_s = seconds_of(whole, 1, device)
-    results, ran, peak = _watched(row, whole, device)
+    results, operators, peak = observed(whole, device)
+    ran = row.backend
+    if ran not in ("explicit", *_COMPILED):
+        ran = kernel_among(operators) or "unknown"
     is_fallback = row.backend in ("sdpa", "torch-mha") and ran in ("math", "unfused")
     row = replace(row, first_s=first_s, ran=ran, is_fallback=is_fallback, extra_bytes=peak)
     if exact is not None:
@@ -273,7 +309,7 @@ def median_interval(samples: Iterable[float]) -> Interval:
     2003, "Order Statistics", section 7.1.
 
     >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
-    (3.5, 1.0, 9.0)
+    Interval(median=3.5, low=1.0, high=9.0)
     """
     ordered = sorted(samples)
     n = len(ordered)
@@ -281,7 +317,7 @@ def median_interval(samples: Iterable[float]) -> Interval:
         math.comb(n, k) for k in range(n // 2)
     )  # outcomes with at most k samples below the median
     k = max(0, sum(40 * outcomes <= 2**n for outcomes in below) - 1)
-    return statistics.median(ordered), ordered[k], ordered[-1 - k]
+    return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
 def _timed(row: BenchRow, first: BenchRow) -> BenchRow:
@@ -293,10 +329,8 @@ def _timed(row: BenchRow, first: BenchRow) -> BenchRow:
     ratio = median / statistics.median(first.samples_s)
     _, ratio_low, ratio_high = median_interval(map(truediv, row.samples_s, first.samples_s))
     p25, p75 = np.quantile(row.samples_s, (0.25, 0.75)).tolist()
-    is_sure, is_similar = (
-        len(row.samples_s) >= MIN_ROUNDS,
-        row is not first and min(ratio_low, ratio) <= 1,
-    )
+    is_sure = len(row.samples_s) >= MIN_ROUNDS
+    is_similar = row is not first and min(ratio_low, ratio) <= 1
     return replace(
         row,
         n_samples=len(row.samples_s),
@@ -406,34 +440,6 @@ def _call(row: BenchRow, leaves: Leaves) -> Callable[[], Tensor]:
     return partial(compiled(flex_attention), *leaves, block_mask=blocks, enable_gqa=is_grouped)
 
 
-def _watched(
-    row: BenchRow, call: Callable[[], Leaves], device: torch.device
-) -> tuple[Leaves, str, int | None]:
-    """What a call gives, the kernel that it runs, and the most bytes that torch's allocator held
-    for it at a time, results included; None where the allocator does not say.
-    """
-    peak, before = None, 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr
-    with profile(use_kineto=False, profile_memory=device.type == "cpu") as seen:
-        results = call()
-    assert seen.kineto_results is not None  # it has been stopped
-    events = sorted(seen.kineto_results.events(), key=lambda event: int(event.start_ns()))
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) - before
-    elif device.type == "cpu":
-        peak = max(
-            accumulate(
-                (event.nbytes() for event in events if event.name() == "[memory]"), initial=0
-            )
-        )
-    if row.backend in ("explicit", *_COMPILED):
-        return results, row.backend, peak
-    return results, kernel_among(frozenset(event.name() for event in events)) or "unknown", peak
-
-
 # ------------------------------------------------------------------------------------------- timing
 
 
@@ -484,34 +490,3 @@ def time_in_turns(clocks: Mapping[str, Clock], sweep: Sweep) -> dict[str, list[f
             if sweep.repeat is None and n_rounds >= MIN_ROUNDS and is_over:
                 break
     return samples
-
-
-# ----------------------------------------------------------------------------- kernels of attention
-
-KERNELS: Mapping[str, SDPBackend] = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
-"""torch's kernels by name; `math` is the one that is not fused."""
-
-_TRACES = {
-    "_flash_attention": "flash",
-    "_efficient_attention": "efficient",
-    "_cudnn_attention": "cudnn",
-    "_attention_math_for_mps": "mps",
-    "_attention_math": "math",
-    "_fused_attention_overrideable": "overrideable",
-}
-"""What stands in the name of the operator `aten::_scaled_dot_product…` of each kernel."""
-
-
-def kernel_among(operators: frozenset[str]) -> str | None:
-    """The kernel of attention that left its name among operators; `unfused` for a softmax outside
-    one; None without either.
-    """
-    for part, kernel in _TRACES.items():
-        if any("_scaled_dot_product" in name and part in name for name in operators):
-            return kernel
-    return "unfused" if any("softmax" in name for name in operators) else None

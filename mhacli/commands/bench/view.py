@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter, methodcaller
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.bench.result import Benchmark, BenchRow
-from mhacli.render.base.doc import Column, Table, column, fields
+from mhacli.commands.bench.result import Benchmark, BenchRow, Comparison, TimeChange, longest
+from mhacli.record.shown import draws
+from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import grouped
@@ -23,8 +23,6 @@ from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
-_FAMILY = attrgetter("family")
-"""What rows have in common that differ only in batch, length and backend."""
 _OUTCOMES = {
     None: "bold",
     "slower": "bold red",
@@ -33,60 +31,20 @@ _OUTCOMES = {
 }
 
 
+@draws(Benchmark)
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     """The complete output of `mha bench`: the answer, the times of each family of sizes, what they
     mean, and the machine.
     """
-    parts: list[RenderableType] = [
-        Text(visible(sentence), style="bold") for sentence in benchmark.summary
-    ]
-    for family, rows in grouped(benchmark.rows, _FAMILY).items():
+    parts: list[RenderableType] = []
+    for sentence in benchmark.summary:
+        parts.append(Text(visible(sentence), style="bold"))
+    for family, rows in grouped(benchmark.rows, attrgetter("family")).items():
         parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
     parts += [Text(), flowing(_machine(benchmark), screen.width, style="dim")]
     if benchmark.comparison is not None:
         parts += _changes(benchmark.comparison, screen.width)
     return Group(*parts)
-
-
-def sentences(benchmark: Benchmark) -> tuple[str, ...]:
-    """One sentence per family of sizes: the fastest backend, its margin, and whether that is
-    certain.
-    """
-    timed = grouped((row for row in benchmark.rows if row.interval is not None), _FAMILY)
-    found = [(f"{family}: " * (len(timed) > 1)) + _sentence(rows) for family, rows in timed.items()]
-    return tuple(found) or ("nothing could be timed",)
-
-
-def _sentence(rows: Sequence[BenchRow]) -> str:
-    """The fastest backend at the longest size against `explicit`, the plain formula, or else
-    against the slowest.
-    """
-    first, *others = _longest(rows)
-    time, where = shown(first.median_s, "seconds"), first.length_text
-    if not others:
-        return f"{first.backend} takes {time} at {where}; no other backend was timed"
-    other = next((row for row in others if row.backend == "explicit"), others[-1])
-    ratio, low, high = (
-        shown(each, "short") for each in (other.ratio, other.ratio_low, other.ratio_high)
-    )
-    is_certain = first.is_sure and (other.ratio_low or 0.0) > 1
-    words = (
-        f"{first.backend} {'is' if is_certain else 'was'} {ratio} × faster than {other.backend} at"
-        f" {where}"
-    )
-    words += (
-        f" ({time} against {shown(other.median_s, 'seconds')}, 95 % interval {low} to {high} ×)"
-    )
-    return words if is_certain else f"{words}, which may be chance"
-
-
-def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The timed rows of the longest size, of those with two of them if any, the fastest first."""
-    by_size = grouped((row for row in rows if row.interval is not None), attrgetter("size"))
-    longest = max(
-        by_size.values(), key=lambda size: (len(size) > 1, size[0].k_len, size[0].batch), default=[]
-    )
-    return sorted(longest, key=lambda row: row.median_s or 0.0)
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -118,11 +76,11 @@ def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
     """
     sizes = [*dict.fromkeys(map(_size, rows))]
     cells = {
-        row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in _longest(rows)
+        row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in longest(rows)
     }
     for row in rows:
         if row.interval is not None:
-            star = "* " * (row.ratio == 1 or row.is_similar)
+            star = "* " if row.ratio == 1 or row.is_similar else ""
             times = cells.setdefault(row.backend, {})
             times[_size(row)] = star + shown(row.median_s, "seconds")
             is_known = row.ran == row.backend or row.backend == "torch-mha-weights"
@@ -161,33 +119,42 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
 def _machine(benchmark: Benchmark) -> Iterator[str]:
     e = benchmark.environment
     yield f"mha {e['mha']} bench"
-    yield visible(f"{e['device']}{' (auto)' * (e['device_asked'] == 'auto')}, {e['device_name']}")
+    device = f"{e['device']} (auto)" if e["device_asked"] == "auto" else e["device"]
+    yield visible(f"{device}, {e['device_name']}")
     yield f"{count_of(e['threads'], 'thread')} of {count_of(e['n_cpus'], 'core')}"
     yield f"torch {e['torch']}"
     yield f"load {e['load_average'] or 0:.1f} at the start"
     yield f"seed {benchmark.seed}"
 
 
-def _changes(comparison: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+_CHANGES: Sequence[tuple[str, Unit]] = (
+    ("backend", "word"),
+    ("baseline_s", "seconds"),
+    ("median_s", "seconds"),
+    ("ratio", "short"),
+    ("ratio_low", "short"),
+    ("ratio_high", "short"),
+    ("verdict", "word"),
+)
+"""The fields of a change that are shown, with their units."""
+
+
+def _changes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
     """The ratio of each time to that of the baseline, the rows that cannot be compared, and the
     outcome.
     """
-    times: dict[str, Unit] = {"backend": "word", "baseline_s": "seconds", "median_s": "seconds"}
-    ratios: dict[str, Unit] = {
-        "ratio": "short",
-        "ratio_low": "short",
-        "ratio_high": "short",
-        "verdict": "word",
-    }
-    yield Text(f"\nagainst {visible(comparison['baseline'])}", style="bold")
-    for size, changes in groupby(comparison["changes"], key=itemgetter("name")):
-        yield from table(Table(columns=fields(times | ratios), rows=[*changes], title=size), width)
-    yield from (
-        Text(visible(line), style="dim")
-        for line in [*comparison["warnings"], *comparison["broken"]]
-    )
-    outcome = comparison["rule"] and comparison["rule"]["outcome"]
-    yield from (Text(), Text(visible(comparison["summary"]), style=_OUTCOMES[outcome]))
+    columns = [
+        Column[TimeChange](heading=name, value=attrgetter(name), unit=unit)
+        for name, unit in _CHANGES
+    ]
+    yield Text(f"\nagainst {visible(comparison.baseline)}", style="bold")
+    for size, changes in groupby(comparison.changes, key=attrgetter("name")):
+        yield from table(Table(columns=columns, rows=[*changes], title=size), width)
+    for line in (*comparison.warnings, *comparison.broken):
+        yield Text(visible(line), style="dim")
+    outcome = None if comparison.rule is None else comparison.rule.outcome
+    yield Text()
+    yield Text(visible(comparison.summary), style=_OUTCOMES[outcome])
 
 
 # -------------------------------------------------------------------------------------------- plots
@@ -206,8 +173,11 @@ _COLOURS = (
     "#898989",
 )
 """Colours that readers with any colour vision tell apart."""
-_LEFT, _TOP, _RIGHT, _BOTTOM = 50.0, 20.0, 430.0, 250.0
-"""The edges of the area of a chart, beside which its labels stand."""
+_LEFT = 50.0
+"""The left edge of the area of a chart, beside which its labels stand."""
+_TOP = 20.0
+_RIGHT = 430.0
+_BOTTOM = 250.0
 
 
 def plots(benchmark: Benchmark) -> list[Piece]:
