@@ -7,22 +7,20 @@ Wrapping is process-wide and is undone on any exit.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
-from unittest.mock import patch
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
+from mhacli.models import foreign
 from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
 from mhacli.text.tokens import AttentionKind
 
@@ -159,21 +157,15 @@ class Call:
     def unread_mask(self) -> str | None:
         """The reason why its mask cannot be read, None if it can or there is none."""
         mask: Any = self.mask
+        if mask is None:
+            return None
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else (0,)
-        is_of_keys = (
-            self.level != "sdpa" and len(shape) == 2
-        )  # flash-attention has a mask for padding only
+        is_of_keys = self.level != "sdpa" and len(shape) == 2  # flash-attention's, for padding
         sizes = zip(reversed(shape), reversed(self.shape), strict=False)
-        is_read = (
-            not is_of_keys
-            and len(shape) <= len(self.shape)
-            and all(n in (1, of) for n, of in sizes)
-        )
-        return (
-            None
-            if mask is None or is_read
-            else "attention whose mask is no tensor of batch, head, query and key"
-        )
+        has_axes = len(shape) <= len(self.shape) and all(n in (1, size) for n, size in sizes)
+        if has_axes and not is_of_keys:
+            return None
+        return "attention whose mask is no tensor of batch, head, query and key"
 
     def behind(self, n: int) -> Call:
         """The attention with `n` queries of zeros before its own."""
@@ -190,21 +182,24 @@ class Call:
         Where queries and keys begin at different places, a causal one has a mask instead.
         """
         q_len, k_len = self.shape[2:]
-        cut: dict[str, Any] = {}
-        for name, tensor in self.tensors.items():
-            if name in ("q", "z", "k", "v"):
-                cut[name] = tensor[:, :, queries if name in ("q", "z") else keys]
-            elif name == "sinks":
-                cut[name] = tensor[:, :, queries] if tensor.ndim == 3 else tensor
-            else:
-                cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
-                cut[name] = (
-                    cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
-                )
+
+        def part(name: str, tensor: Tensor) -> Tensor:
+            if name in ("q", "z"):
+                return tensor[:, :, queries]
+            if name in ("k", "v"):
+                return tensor[:, :, keys]
+            if name == "sinks":
+                return tensor[:, :, queries] if tensor.ndim == 3 else tensor
+            cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
+            has_queries = cells.ndim > 1 and cells.shape[-2] == q_len
+            return cells[..., queries, :] if has_queries else cells
+
+        fields: dict[str, Any] = {name: part(name, each) for name, each in self.tensors.items()}
         if self.causal and queries.start and queries != keys:
-            rows, columns = (torch.arange(n, device=self.device) for n in (q_len, k_len))
-            cut |= {"causal": False, "mask": columns[keys] <= rows[queries, None]}
-        return replace(self, **cut)
+            q_idx = torch.arange(q_len, device=self.device)[queries]
+            k_idx = torch.arange(k_len, device=self.device)[keys]
+            fields |= {"causal": False, "mask": k_idx <= q_idx[:, None]}
+        return replace(self, **fields)
 
 
 # -------------------------------------------------------------------------------------- the capture
@@ -236,18 +231,7 @@ def captured(
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
         with ExitStack() as wrapped:
-            if "transformers.modeling_utils" in sys.modules:
-                interface = sys.modules["transformers.modeling_utils"].AttentionInterface
-                of_table, chosen = interface.__getitem__, interface.get_interface
-                functions: dict[str, Any] = {
-                    "__getitem__": lambda table, name: watch.watching(
-                        "registry", of_table(table, name)
-                    ),
-                    "get_interface": lambda table, name, usual: chosen(
-                        table, name, watch.watching("module", usual)
-                    ),
-                }
-                wrapped.enter_context(patch.multiple(interface, **functions))
+            wrapped.enter_context(foreign.attention_functions(watch.watching))
             if _writes_out(model):
                 wrapped.enter_context(watch)
             _OPEN.append((watch, wrapped.pop_all()))
@@ -261,13 +245,10 @@ def captured(
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
-_GIVEN = ("query", "key", "value", "attention_mask")
-"""The arguments of transformers' attention functions that are given without their names, behind the
-module."""
-_SDPA, _MULTI_HEAD = (
-    nn.functional.scaled_dot_product_attention,
-    nn.functional.multi_head_attention_forward,
-)
+_UNNAMED = ("query", "key", "value", "attention_mask")
+"""The arguments of transformers' attention functions that follow the module without a name."""
+_SDPA = nn.functional.scaled_dot_product_attention
+_MULTI_HEAD = nn.functional.multi_head_attention_forward
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
@@ -294,6 +275,29 @@ _SAME_WEIGHTS = (
 nothing in evaluation."""
 
 
+class _ModuleRun(NamedTuple):
+    """A run of a module: its number among all, and how many calls were captured before it."""
+
+    module: nn.Module
+    number: int
+    n_calls: int
+
+
+@dataclass
+class _PendingPattern:
+    """A captured softmax that waits for its product with the values. `weights` are its result, and
+    the tensors made of it with the same weights, of `n_sequences`.
+    """
+
+    call: Call
+    n_sequences: int
+    weights: list[Tensor]
+
+    def is_in(self, value: Any) -> bool:
+        """Whether a value is the pattern, or a tensor made of it with the same weights."""
+        return any(value is tensor for tensor in self.weights)
+
+
 class Watch(TorchFunctionMode):
     """The state of a capture while a model runs: the running modules, a softmax that waits for its
     product with the values, and the receiver of calls. As a mode of torch it captures
@@ -310,10 +314,13 @@ class Watch(TorchFunctionMode):
         self._anywhere = anywhere
         named = dict(model.named_modules())
         self.names = {id(module): name or type(module).__name__ for name, module in named.items()}
-        self.batch, self.may_lack_batch = batch, False
+        self.batch = batch
+        self.may_lack_batch = False
         self.is_closed = False
         self.silent: dict[str, str] = {}
-        self._model, self._take, self._numbers = model, take, LayerNumbers(model)
+        self._model = model
+        self._take = take
+        self._numbers = LayerNumbers(model)
         self._attentions = {
             id(module) for name, module in named.items() if is_attention(name, module)
         }
@@ -325,10 +332,9 @@ class Watch(TorchFunctionMode):
     def begin_pass(self) -> None:
         """Starts a forward pass. What an interrupted pass left is forgotten."""
         self._numbers.begin_pass()
-        self._running: list[tuple[nn.Module, int, int]] = []
+        self._running: list[_ModuleRun] = []
         self._open: list[nn.Module] = []  # those that are named like attentions
-        self._pending: Call | None = None
-        self._n_sequences, self._held = 1, list[Tensor]()
+        self._pending: _PendingPattern | None = None
 
     # -------------------------------------------------------------------------- the running modules
 
@@ -339,15 +345,15 @@ class Watch(TorchFunctionMode):
         if id(module) not in self.names:
             return
         self._n_runs += 1
-        self._running.append((module, self._n_runs, self._n_calls))
+        self._running.append(_ModuleRun(module, self._n_runs, self._n_calls))
         if id(module) in self._attentions:
             self._open.append(module)
 
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         """The hook after any module, also if it raised."""
-        if not self._running or self._running[-1][0] is not module:
+        if not self._running or self._running[-1].module is not module:
             return  # of another model, or an earlier hook raised
-        *_, n_calls = self._running.pop()
+        n_calls = self._running.pop().n_calls
         if id(module) not in self._attentions:
             return
         self._open.pop()
@@ -365,31 +371,34 @@ class Watch(TorchFunctionMode):
     # ------------------------------------------------------------------------------------ the calls
 
     def _call(self, module: nn.Module, level: InterceptionLevel, **seen: Any) -> Call:
-        """A call by a module, with its place in the pass. Its layer is the outermost module of a
-        list, else the outermost attention, else the innermost module.
-        """
+        """A call by a module, with its place in the pass."""
         name = self.names[id(module)]
-        layers = [
-            run
-            for of in (self._numbered, self._attentions)
-            for run in self._running
-            if id(run[0]) in of
-        ]
-        block, n_run, _ = next(iter([*layers, *self._running[-1:]]), (module, 0, 0))
-        kind, layer, part = self._numbers.next(name, self.names[id(block)], n_run)
+        block = self._block_of(module)
+        kind, layer, part = self._numbers.next(name, self.names[id(block.module)], block.number)
         self._n_calls += 1
-        is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
-        place: dict[str, Any] = {
-            "kind": kind,
-            "layer": layer,
-            "part": part,
-            "is_token_first": is_token_first,
-        }
-        return Call(name=name, level=level, **place, **seen)
+        return Call(
+            name=name,
+            level=level,
+            kind=kind,
+            layer=layer,
+            part=part,
+            is_token_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
+            **seen,
+        )
+
+    def _block_of(self, module: nn.Module) -> _ModuleRun:
+        """The run that makes the layer of a module: the outermost module of a list, else the
+        outermost attention, else the innermost module.
+        """
+        for layers in (self._numbered, self._attentions):
+            for run in self._running:
+                if id(run.module) in layers:
+                    return run
+        return self._running[-1] if self._running else _ModuleRun(module, 0, 0)
 
     def _give(self, call: Call) -> Tensor | None:
         """Passes a complete call to the receiver. Returns the replacement of its `z`, if any."""
-        with patch.object(Watch, "is_taking", True):
+        with foreign.replaced(Watch, is_taking=True):
             return self._take(call)
 
     def watching(
@@ -402,13 +411,14 @@ class Watch(TorchFunctionMode):
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_of_model(module):
                 return original(module, *args, **kwargs)
-            with patch.object(self, "_is_inside", True):
+            with foreign.replaced(self, _is_inside=True):
                 result = original(module, *args, **kwargs)
-            seen = _arguments(module, dict(zip(_GIVEN, args, strict=False)) | kwargs, level)
+            given = dict(zip(_UNNAMED, args, strict=False)) | kwargs
+            seen = _arguments(module, given, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
-            return (
-                result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
-            )
+            if changed is None:
+                return result
+            return (changed.transpose(1, 2).contiguous(), *result[1:])
 
         return wrapper
 
@@ -417,58 +427,42 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Runs a function of torch, and captures it if it is part of an attention."""
         kwargs = kwargs or {}
-        if (
-            torch.compiler.is_compiling()
-        ):  # this is traced, which allows a message of fixed words alone
-            if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
-                raise MhaError(
-                    "a function made by torch.compile hides the attention within it", code="hidden"
-                )
+        if torch.compiler.is_compiling():
+            self._require_no_attention(func)
             return func(*args, **kwargs)
-        running = self._open or [module for module, *_ in self._running[-1:]]
-        if not (self._open or func is _SDPA or self._anywhere) or not (
-            running and self._is_of_model(running[-1])
-        ):
+        module = self._caller_of(func)
+        if module is None:
             return func(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if func is _SDPA:
-            return self._sdpa(
-                running[-1], dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result
-            )
+            given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+            return self._sdpa(module, given, result)
         if func in _SOFTMAX:
-            scores = args[0] if args else kwargs["input"]
-            dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            is_pattern = bool(self._open) or scores.shape[-2] == scores.shape[-1] > 1
-            # kept until its product with the values
-            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1) and is_pattern:
-                self._give_pending()
-                n, self._held = self._count(scores), [result]
-                seen = {"scores": _by_head(scores, n), "pattern": _by_head(result, n)}
-                self._n_sequences = n
-                self._pending = self._call(running[-1], "softmax", kernel="softmax", **seen)
-        elif func is torch.einsum:
+            self._softmax(module, args, kwargs, result)
+            return result
+        if func is torch.einsum:
             return self._einsum(args, result)
-        elif (
-            args
-            and self._pending is not None
-            and self._is_pattern(args[0])
-            and isinstance(result, Tensor)
-        ):
-            name = func.__name__
-            if name in _PRODUCTS:
-                return self._product(args[0], args[1], result)
-            keeps = name in _SAME_WEIGHTS or (
-                name == "masked_fill" and _empties_rows(args[0], result)
-            )
-            if keeps and result.numel() == self._held[0].numel():
-                self._held.append(result)
-                given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
-                is_training = given.get("training", given.get("train", True))
-                if name == "dropout" and given.get("p", 0.5) and is_training:
-                    self._pending = replace(self._pending, unknown=("dropout",))
-        return result
+        return self._follow(func, args, kwargs, result)
+
+    def _require_no_attention(self, func: Any) -> None:
+        """Raises `MhaError` for an attention that is traced, which allows fixed words alone."""
+        if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
+            message = "a function made by torch.compile hides the attention within it"
+            raise MhaError(message, code="hidden")
+
+    def _caller_of(self, func: Any) -> nn.Module | None:
+        """The module of the model that calls a function of torch, if the call may be one of an
+        attention.
+        """
+        if self._open:
+            module = self._open[-1]
+        elif self._running and (func is _SDPA or self._anywhere):
+            module = self._running[-1].module
+        else:
+            return None
+        return module if self._is_of_model(module) else None
 
     def _sdpa(self, module: nn.Module, given: Mapping[str, Any], z: Tensor) -> Tensor:
         """The result of torch's own function, after its call was captured."""
@@ -478,7 +472,7 @@ class Watch(TorchFunctionMode):
             "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
             "mask": given.get("attn_mask"),
             "causal": bool(given.get("is_causal")),
-            "kernel": _kernel(**given),
+            "kernel": foreign.sdpa_kernel(**given),
             "unknown": ("dropout",) if given.get("dropout_p") else (),
         }
         changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
@@ -490,33 +484,67 @@ class Watch(TorchFunctionMode):
         operators are seen one by one.
         """
         query = args[0] if args else kwargs["query"]
-        seen = patch.multiple(
-            self, batch=query.shape[1] if query.ndim == 3 else 1, may_lack_batch=False
-        )
-        with seen, patch.object(nn.functional, "has_torch_function", lambda _: False), self:
+        batch = query.shape[1] if query.ndim == 3 else 1
+        state = foreign.replaced(self, batch=batch, may_lack_batch=False)
+        with state, foreign.without_dispatch(), self:
             return _MULTI_HEAD(*args, **kwargs)
 
     # ------------------------------------------------------------------------ attention written out
 
-    def _is_pattern(self, value: Any) -> bool:
-        """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
-        return any(value is held for held in self._held)
+    def _softmax(
+        self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], pattern: Tensor
+    ) -> None:
+        """Keeps a softmax over keys until its product with the values."""
+        scores = args[0] if args else kwargs["input"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if scores.ndim not in (3, 4) or dim not in (-1, scores.ndim - 1):
+            return
+        if not self._open and not scores.shape[-2] == scores.shape[-1] > 1:
+            return
+        self._give_pending()
+        n = self._count(scores)
+        seen = {"scores": _by_head(scores, n), "pattern": _by_head(pattern, n)}
+        call = self._call(module, "softmax", kernel="softmax", **seen)
+        self._pending = _PendingPattern(call, n, [pattern])
 
-    def _product(self, weights: Tensor, v: Tensor, z: Tensor) -> Tensor:
+    def _follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
+        """The result of a function of the waiting pattern. A product with the values completes the
+        call; a tensor with the same weights stands for the pattern from then on.
+        """
+        pending = self._pending
+        if pending is None or not args or not isinstance(result, Tensor):
+            return result
+        weights, name = args[0], func.__name__
+        if not pending.is_in(weights):
+            return result
+        if name in _PRODUCTS:
+            return self._product(pending, weights, args[1], result)
+        keeps_weights = name in _SAME_WEIGHTS or (
+            name == "masked_fill" and _empties_rows(weights, result)
+        )
+        if keeps_weights and result.numel() == weights.numel():
+            pending.weights.append(result)
+            if name == "dropout" and _drops(args, kwargs):
+                pending.call = replace(pending.call, unknown=("dropout",))
+        return result
+
+    def _product(self, pending: _PendingPattern, weights: Tensor, v: Tensor, z: Tensor) -> Tensor:
         """The head outputs, after the waiting pattern was captured with its values. In rows that
         became zeros all is masked.
         """
-        assert self._pending is not None
-        weights, v_by_head, z_by_head = (
-            _by_head(tensor, self._n_sequences) for tensor in (weights, v, z)
-        )
-        self._pending = replace(self._pending, v=v_by_head, z=z_by_head)
-        if (empty := (weights == 0).all(dim=-1, keepdim=True)).any():
-            for name, fill in (("scores", -torch.inf), ("pattern", 0.0)):
-                self._pending = replace(
-                    self._pending, **{name: getattr(self._pending, name).masked_fill(empty, fill)}
-                )
-        changed = self._give_pending()
+        n = pending.n_sequences
+        call = replace(pending.call, v=_by_head(v, n), z=_by_head(z, n))
+        empty = (_by_head(weights, n) == 0).all(dim=-1, keepdim=True)
+        if empty.any():
+            assert call.scores is not None
+            assert call.pattern is not None
+            call = replace(
+                call,
+                scores=call.scores.masked_fill(empty, -torch.inf),
+                pattern=call.pattern.masked_fill(empty, 0.0),
+            )
+        self._pending = None
+        changed = self._give(call)
         return z if changed is None else changed.reshape(z.shape)
 
     def _einsum(self, args: Any, result: Tensor) -> Tensor:
@@ -524,25 +552,30 @@ class Watch(TorchFunctionMode):
         tensors, whatever the order of their axes.
         """
         equation, *tensors = args
-        at = next((i for i, tensor in enumerate(tensors) if self._is_pattern(tensor)), None)
-        if at is None or len(tensors) != 2 or tensors[at].ndim < 3:
+        pending = self._pending
+        if pending is None or len(tensors) != 2:
+            return result
+        at = next((i for i, tensor in enumerate(tensors) if pending.is_in(tensor)), None)
+        if at is None or tensors[at].ndim < 3:
             return result
         terms, _, output = equation.replace(" ", "").partition("->")
         both = terms.split(",")
         (*outer, query, key), values = both[at], both[1 - at]
         width = [letter for letter in values if letter not in both[at]]
-        of_values, of_z = [*outer, key, *width], [*outer, query, *width]
-        if len(width) != 1 or sorted(values) != sorted(of_values) or sorted(output) != sorted(of_z):
+        v_axes = [*outer, key, *width]
+        z_axes = [*outer, query, *width]
+        is_product = sorted(values) == sorted(v_axes) and sorted(output) == sorted(z_axes)
+        if len(width) != 1 or not is_product:
             return result
-        z = torch.einsum(f"{output}->{''.join(of_z)}", result)
-        v = torch.einsum(f"{values}->{''.join(of_values)}", tensors[1 - at])
-        changed = self._product(tensors[at], v, z)
-        return result if changed is z else torch.einsum(f"{''.join(of_z)}->{output}", changed)
+        z = torch.einsum(f"{output}->{''.join(z_axes)}", result)
+        v = torch.einsum(f"{values}->{''.join(v_axes)}", tensors[1 - at])
+        changed = self._product(pending, tensors[at], v, z)
+        return result if changed is z else torch.einsum(f"{''.join(z_axes)}->{output}", changed)
 
     def _give_pending(self) -> Tensor | None:
         """Passes on a pattern that still waits for its product with the values, if there is one."""
-        pending, self._pending, self._held = self._pending, None, []
-        return None if pending is None else self._give(pending)
+        pending, self._pending = self._pending, None
+        return None if pending is None else self._give(pending.call)
 
     def _count(self, first: Tensor) -> int:
         """The number of sequences of a tensor with a row for each query, whose code may merge the
@@ -557,6 +590,13 @@ class Watch(TorchFunctionMode):
 def _empties_rows(pattern: Tensor, filled: Tensor) -> bool:
     """Whether weights became zeros in whole rows alone."""
     return torch.equal(filled, pattern.masked_fill((filled == 0).all(dim=-1, keepdim=True), 0.0))
+
+
+def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of dropout changes weights."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    is_training = given.get("training", given.get("train", True))
+    return bool(given.get("p", 0.5) and is_training)
 
 
 def _by_head(tensor: Tensor, n: int) -> Tensor:
@@ -574,51 +614,45 @@ def _arguments(
     """The fields of `Call` for the arguments of an attention function of transformers. `unknown`
     are those that are neither known nor None nor False.
     """
-    q, k, v = (given[name] for name in _GIVEN[:3])
-    mask, scaling, is_causal = (
-        given.get(name) for name in ("attention_mask", "scaling", "is_causal")
-    )
+    q, k, v = (given[name] for name in _UNNAMED[:3])
+    mask = given.get("attention_mask")
     is_registered = level == "registry"
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    causal = is_registered and mask is None and is_causal and q.shape[2] > 1
-    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
+    is_causal = given.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    causal = is_registered and mask is None and bool(is_causal) and q.shape[2] > 1
+    sinks = given.get("sinks") if given.get("s_aux") is None else given["s_aux"]
+    if isinstance(sinks, Tensor) and sinks.ndim == 4:
+        sinks = sinks.squeeze(-1)
+    scale = given.get("scaling")
     dropout = given.get("dropout") if is_registered or module.training else 0
-    unknown = [
-        n for n in given if n not in KNOWN and given[n] is not None and given[n] is not False
-    ]
-    kernel = (
-        getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if is_registered
-        else "eager"
+    unknown = sorted(
+        name
+        for name, value in given.items()
+        if name not in KNOWN and value is not None and value is not False
     )
+    if dropout:
+        unknown.append("dropout")
+    kernel: str | None = "eager"
+    if is_registered:
+        kernel = foreign.attn_implementation(getattr(module, "config", None))
     if kernel == "sdpa":
+        choice = {"dropout_p": dropout or 0.0, "is_causal": causal}
         is_grouped = q.shape[1] != k.shape[1]
-        kernel = _kernel(
-            q, k, v, mask, dropout_p=dropout or 0.0, is_causal=causal, enable_gqa=is_grouped
-        )
+        kernel = foreign.sdpa_kernel(q, k, v, mask, enable_gqa=is_grouped, **choice)
     return {
         "q": q,
         "k": k,
         "v": v,
-        "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
+        "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
         "mask": mask,
         "causal": causal,
         "softcap": given.get("softcap"),
         "bias": given.get("position_bias"),
-        "sinks": sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks,
+        "sinks": sinks,
         "kernel": kernel or "eager",
-        "unknown": (*sorted(unknown), *(["dropout"] if dropout else [])),
+        "unknown": tuple(unknown),
     }
-
-
-def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: Any) -> str:
-    """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`:
-    flash, efficient, cudnn or math.
-    """
-    if query.device.type not in ("cpu", "cuda"):
-        return "sdpa"
-    chosen = torch._fused_sdp_choice(query, key, value, attn_mask, **given)
-    return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 
 
 # -------------------------------------------------------------------- what is wrapped, and put back
@@ -632,16 +666,12 @@ def _writes_out(model: nn.Module) -> bool:
     """Whether an attention of the model may not use transformers' interface, and must be captured
     at torch's functions.
     """
-    named = [(name, module, type(module).__module__) for name, module in model.named_modules()]
-    is_of_torch = any(isinstance(module, nn.MultiheadAttention) for _, module, _ in named)
-    is_foreign = any(not file.startswith(("torch.", "transformers.")) for *_, file in named)
-    files = {
-        file
-        for name, module, file in named
-        if is_attention(name, module) and not file.startswith(_LIBRARIES)
-    }
-    return (
-        is_of_torch
-        or is_foreign
-        or any(not hasattr(sys.modules.get(f), "ALL_ATTENTION_FUNCTIONS") for f in files)
-    )
+    attention_files = set[str]()
+    for name, module in model.named_modules():
+        file = type(module).__module__
+        is_foreign = not file.startswith(("torch.", "transformers."))
+        if is_foreign or isinstance(module, nn.MultiheadAttention):
+            return True
+        if is_attention(name, module) and not file.startswith(_LIBRARIES):
+            attention_files.add(file)
+    return not all(map(foreign.uses_attention_functions, attention_files))

@@ -11,13 +11,11 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import prod
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,6 +26,7 @@ from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, 
 from mhacli.io import memory
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
+from mhacli.models import foreign
 from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
 from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.settings import ModelSettings, PaddingSide
@@ -40,10 +39,6 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
 """Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack
 them."""
-_WRAPPED = re.compile(r"((_orig_mod|module)\.)+")
-"""What torch.compile and DistributedDataParallel put before the name of every tensor of a model
-that they wrap."""
-
 
 LanguageHead = Literal["generate", "predict"]
 """`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next
@@ -71,17 +66,15 @@ class Loaded:
     @classmethod
     def in_memory(cls, model: Any, tokenizer: Any = None) -> Loaded:
         """A model of transformers that is in memory, with its tokenizer, if there is one."""
-        name, made = (
-            type(model).__name__,
-            None if tokenizer is None else tokenizer_in_memory(tokenizer),
+        name = type(model).__name__
+        return cls(
+            source=name,
+            checkpoint=Checkpoint(name),
+            config=model.config,
+            target=device_of(model),
+            tokenizer=None if tokenizer is None else tokenizer_in_memory(tokenizer),
+            model=model,
         )
-        parts: dict[str, Any] = {
-            "config": model.config,
-            "target": device_of(model),
-            "tokenizer": made,
-            "model": model,
-        }
-        return cls(source=name, checkpoint=Checkpoint(name), **parts)
 
     @property
     def text_config(self) -> Any:
@@ -91,15 +84,11 @@ class Loaded:
     @property
     def pad_id(self) -> int:
         """The id of padding; it is masked, so any valid id will do if the tokenizer names none."""
-        pad_id = (
-            getattr(
-                self.tokenizer or self.text_config,
-                "pad_id" if self.tokenizer else "pad_token_id",
-                None,
-            )
-            or 0
-        )
-        return pad_id if pad_id < int(getattr(self.text_config, "vocab_size", 0) or 0) else 0
+        pad_id: int | None = getattr(self.text_config, "pad_token_id", None)
+        if self.tokenizer is not None:
+            pad_id = self.tokenizer.pad_id
+        n_vocabulary = int(getattr(self.text_config, "vocab_size", 0) or 0)
+        return pad_id if pad_id is not None and pad_id < n_vocabulary else 0
 
     @property
     def dtype(self) -> str:
@@ -119,12 +108,10 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
     try:
         folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as fault:
-        words = next(
-            (line for line in str(fault).splitlines() if line.strip()), type(fault).__name__
-        )
-        reason = (
-            f"the hub says: {words:.200}" if "/" in source else f"there is no folder {source} here"
-        )
+        lines = (line for line in str(fault).splitlines() if line.strip())
+        reason = f"there is no folder {source} here"
+        if "/" in source:
+            reason = f"the hub says: {next(lines, type(fault).__name__):.200}"
         raise MhaError(
             f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be"
             " fetched from a hub",
@@ -145,40 +132,14 @@ def find(
     folder may be read already. Raises `MhaError`, also for a family that transformers does not
     know.
     """
-    source, revision, device_map = settings.path or "", None, settings.device_map
-    if isinstance(device_map, Mapping):  # the first except CPU and disk, to which weights are moved
-        devices = {
-            choose_device(name, "--device-map"): None
-            for name in device_map.values()
-            if name != "disk"
-        }
-        device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-    else:
-        device = choose_device(settings.device)
+    source = settings.path or ""
+    device = _target_of(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    revision = None
     if checkpoint is None:
         checkpoint, revision = find_checkpoint(source, settings.revision)
-    library, path, tokenizer = transformers(), checkpoint.path, None
-    if (
-        checkpoint.config.get("auto_map")
-        and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING
-    ):
-        raise bad_file(
-            path,
-            f"{path} brings code of its own for its model, which mha does not run",
-            hint=(
-                "if you trust it, load it in Python with trust_remote_code=True and inspect it with"
-                " mhacli.inspecting"
-            ),
-        )
-    with offline():
-        config = guarded(
-            "config.json",
-            path,
-            lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False),
-        )
-    config.return_dict = True  # outputs are read by name, whatever the file says
+    config = _config_of(checkpoint)
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
     for kind, n in settings.layers or ():
         if kind is not None and kind not in kinds:
@@ -188,6 +149,7 @@ def find(
             )
             raise UsageError(message, hint=f"try --layer {n}")
     n_vocabulary_of(config)  # without one, a tokenizer is of no use
+    tokenizer = None
     try:
         tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
     except MhaError as fault:
@@ -201,6 +163,39 @@ def find(
         target=device,
         revision=revision,
     )
+
+
+def _target_of(settings: ModelSettings) -> torch.device:
+    """The device that computes; by a device map the first in it except CPU and disk, from which
+    weights are moved.
+    """
+    device_map = settings.device_map
+    if not isinstance(device_map, Mapping):
+        return choose_device(settings.device)
+    names = dict.fromkeys(name for name in device_map.values() if name != "disk")
+    devices = [choose_device(name, "--device-map") for name in names]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _config_of(checkpoint: Checkpoint) -> Any:
+    """The config of a checkpoint. Raises `MhaError`, also for a family that is not known."""
+    library = transformers()
+    path = checkpoint.path
+    has_code = bool(checkpoint.config.get("auto_map"))
+    if has_code and checkpoint.config.get("model_type") not in library.CONFIG_MAPPING:
+        raise bad_file(
+            path,
+            f"{path} brings code of its own for its model, which mha does not run",
+            hint=(
+                "if you trust it, load it in Python with trust_remote_code=True and inspect it with"
+                " mhacli.inspecting"
+            ),
+        )
+    load = partial(library.AutoConfig.from_pretrained, path, trust_remote_code=False)
+    with foreign.offline():
+        config = guarded("config.json", path, load)
+    config.return_dict = True  # outputs are read by name, whatever the file says
+    return config
 
 
 _FILES = (
@@ -259,72 +254,68 @@ def load_model(
     Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do
     not fit into memory, and for a map that does not fit the model.
     """
-    checkpoint, config, dtype, device_map = (
-        found.checkpoint,
-        found.config,
-        settings.dtype,
-        settings.device_map,
-    )
-    library, path = transformers(), checkpoint.path
-    kind, placed = _auto_class(library, config, head, checkpoint.tensors), dict[str, Any]()
+    library = transformers()
+    checkpoint, config, device_map = found.checkpoint, found.config, settings.device_map
+    kind = _auto_class(library, config, head, checkpoint.tensors)
     is_base = kind is library.AutoModel
-    wrappers = {match[0] if match else "" for match in map(_WRAPPED.match, checkpoint.tensors)}
+    placing = dict[str, Any]()
     if device_map is None:
-        _require_room(checkpoint, dtype, found.target)
+        _require_room(checkpoint, settings.dtype, found.target)
     else:
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
-        placed = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
-        if device_map != "auto" and "offload_folder" in placed:
-            _require_tied_together(kind, config, path, placed["device_map"])
+        placing = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
+        if device_map != "auto" and "offload_folder" in placing:
+            _require_tied_together(kind, config, checkpoint.path, placing["device_map"])
+    model, info = _pretrained(kind, found, settings.dtype, placing)
+    notes = [*checkpoint.notes, *_require_whole(model, info, checkpoint.path, head=not is_base)]
+    trained = config.architectures or []
+    if is_base and head and trained and type(model).__name__ not in trained:
+        notes.append(f"the head of {trained[0]} is left out: the output vector is measured")
+    if not allow_nonfinite:
+        _require_finite(model, checkpoint.path)
+    if device_map is None:
+        model = model.to(found.target)
+    else:
+        devices = foreign.placed_devices(model) or {str(device_of(model))}
+        notes.append(f"the weights are on: {', '.join(sorted(devices))}")
+    return replace(found, config=model.config, model=model.eval(), notes=tuple(notes))
+
+
+def _pretrained(
+    kind: Any, found: Loaded, dtype: str | None, placing: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The model of a class of transformers with the weights of a checkpoint, and what transformers
+    reports of missing and mismatched ones. `placing` puts it onto several devices.
+    """
+    path, names = found.checkpoint.path, found.checkpoint.tensors
+    prefixes = {match and match[0] for match in map(foreign.WRAPPER_PREFIX.match, names)}
+    prefix = prefixes.pop() if len(prefixes) == 1 else None  # all names have it
     load = partial(
         kind.from_pretrained,
         path,
-        config=config,
+        config=found.config,
         dtype=getattr(torch, dtype) if dtype else "auto",
         use_safetensors=True,
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused by name
-        key_mapping=(
-            {f"^{re.escape(*wrappers)}": ""} if len(wrappers) == 1 and "" not in wrappers else None
-        ),
-        **placed,
+        key_mapping={f"^{re.escape(prefix)}": ""} if prefix else None,
+        **placing,
     )
-    with offline(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "error" if device_map else "ignore", message=".*device_map keys do not match"
-        )
+    action: Literal["error", "ignore"] = "error" if placing else "ignore"
+    with foreign.offline(), warnings.catch_warnings():
+        warnings.filterwarnings(action, message=".*device_map keys do not match")
         model, info = guarded("the config and the weights", path, load)
-    notes = _require_whole(model, info, path, head=not is_base)
-    if (
-        is_base
-        and head
-        and config.architectures
-        and type(model).__name__ not in config.architectures
-    ):
-        notes.append(
-            f"the head of {config.architectures[0]} is left out: the output vector is measured"
-        )
-    for place, module in () if allow_nonfinite else model.named_modules():
-        kept = [
-            hook.weights_map
-            for hook in _hooks(module)
-            if getattr(hook, "weights_map", None) is not None
-        ]
-        for name, parameter in module.named_parameters(place, recurse=False):
-            # on the device meta the numbers are on CPU or disk
-            tensor = (
-                kept[0][name.rpartition(".")[2]].to(parameter.dtype)
-                if parameter.is_meta
-                else parameter
-            )
-            require_finite_weights({name: tensor}, path)
-    model = (model.to(found.target) if device_map is None else model).eval()
-    if device_map is not None:
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
-    return replace(found, config=model.config, model=model, notes=(*checkpoint.notes, *notes))
+    return model, info
+
+
+def _require_finite(model: nn.Module, path: str) -> None:
+    """Raises `MhaError` for a weight that is NaN or infinite."""
+    for place, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            full_name = f"{place}.{name}" if place else name
+            require_finite_weights({full_name: foreign.stored_parameter(module, name)}, path)
 
 
 _HEADS = {
@@ -364,10 +355,9 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
     """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The
     largest is held twice.
     """
-    tensors = checkpoint.tensors.values()
     sizes = [
-        t.n_bytes if dtype is None else prod(t.shape) * getattr(torch, dtype).itemsize
-        for t in tensors
+        tensor.n_bytes if dtype is None else prod(tensor.shape) * getattr(torch, dtype).itemsize
+        for tensor in checkpoint.tensors.values()
     ]
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
@@ -389,25 +379,25 @@ def _require_whole(model: Any, info: Any, path: str, *, head: bool) -> list[str]
     With a language `head` nothing may be missing, because it decides what is generated. Tables that
     the class computes are in no file; Marian names them as in the model with a head.
     """
-    computed, prefix = model._keys_to_ignore_on_load_missing or (), model.base_model_prefix
+    computed = [re.compile(form) for form in foreign.computed_weights(model)]
     missing = [
-        n
-        for n in sorted(info["missing_keys"])
-        if not any(re.search(c, f"{prefix}.{n}") for c in computed)
+        name
+        for name in sorted(info["missing_keys"])
+        if not any(form.search(f"{model.base_model_prefix}.{name}") for form in computed)
     ]
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
-    wrong = sorted(
-        f"{name} {list(has)}, not {list(needs)}"
-        for name, has, needs in info.get("mismatched_keys", ())
-    )
-    if needed or wrong:
-        hint = "a checkpoint without a language head cannot generate" if head and needed else None
-        if longer := [
-            name for name in info["unexpected_keys"] if needed and name.endswith(f".{needed[0]}")
-        ]:
-            hint = f"its files have {longer[0]}: a prefix stands before the names of the model"
-        fault = "lacks tensors of" if needed else "has tensors of other shapes than"
-        raise bad_file(path, f"{path} {fault} its model: {first_names(needed or wrong)}", hint=hint)
+    mismatched = info.get("mismatched_keys", ())
+    if needed:
+        longer = (name for name in info["unexpected_keys"] if name.endswith(f".{needed[0]}"))
+        hint = "a checkpoint without a language head cannot generate" if head else None
+        if (name := next(longer, None)) is not None:
+            hint = f"its files have {name}: a prefix stands before the names of the model"
+        message = f"{path} lacks tensors of its model: {first_names(needed)}"
+        raise bad_file(path, message, hint=hint)
+    if mismatched:
+        others = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in mismatched)
+        message = f"{path} has tensors of other shapes than its model: {first_names(others)}"
+        raise bad_file(path, message)
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
 
@@ -435,9 +425,10 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
     devices = {
         name.removeprefix(leaves_out).removesuffix("."): device for name, device in inner.items()
     }
-    return {"device_map": devices} | (
-        {"offload_folder": temporary_folder()} if "disk" in devices.values() else {}
-    )
+    placing: dict[str, Any] = {"device_map": devices}
+    if "disk" in devices.values():
+        placing["offload_folder"] = temporary_folder()
+    return placing
 
 
 def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[str, Any]) -> None:
@@ -446,9 +437,13 @@ def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[s
     """
     with torch.device("meta"):
         model = guarded("config.json", path, lambda: kind.from_config(config))
-    for names in model.all_tied_weights_keys.items():
-        on = {devices[place] for place in devices for name in names if name.startswith(f"{place}.")}
-        if "disk" in on and len(on) > 1:
+    for names in foreign.tied_weights(model).items():
+        of_both = {
+            device
+            for place, device in devices.items()
+            if any(name.startswith(f"{place}.") for name in names)
+        }
+        if "disk" in of_both and len(of_both) > 1:
             raise UsageError(f"--device-map splits {' and '.join(names)}, which are one tensor")
 
 
@@ -456,18 +451,11 @@ def device_of(model: nn.Module) -> torch.device:
     """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise
     by its weights.
     """
-    for hook in (hook for module in model.modules() for hook in _hooks(module)):
-        if getattr(hook, "execution_device", None) is not None:
-            return torch.device(hook.execution_device)
-    return next(
-        (tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu")
-    )
-
-
-def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """The hooks of accelerate on a module."""
-    hook = getattr(module, "_hf_hook", None)
-    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
+    device = foreign.execution_device(model)
+    if device is not None:
+        return device
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------------------ the tokenizer
@@ -591,12 +579,13 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
         return ModelTokenizer(of_bytes, name)
     if name is not None:
         return ModelTokenizer(file_tokenizer(name).library, name)
-    library, path, found = transformers(), checkpoint.path, None
+    library = transformers()
+    path, found = checkpoint.path, None
     load = partial(
         library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False
     )
     if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-        with offline():
+        with foreign.offline():
             found = guarded("the tokenizer", path, load)
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
@@ -669,8 +658,3 @@ def transformers() -> Any:
     found.logging.set_verbosity_error()
     found.logging.disable_progress_bar()
     return found
-
-
-def offline() -> AbstractContextManager[Any]:
-    """A context in which no hub is contacted."""
-    return patch("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.models import foreign
 from mhacli.models.capture import FORBIDDING, Call, Watch, captured
 from mhacli.models.layer_names import is_pair
 
@@ -69,13 +70,17 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
         for name, part in model.named_modules():
             if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
                 continue
-            # a copy of the model takes functions along, but not what they refer to
-            enter, leave = (
-                lambda *seen, hook=hook: hook(*seen) for hook in (passes.enter, passes.leave)
-            )
+            enter, leave = _function(passes.enter), _function(passes.leave)
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield passes.watch
+
+
+def _function(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method: a copy of a model shares the functions of its hooks, but
+    copies the objects of methods along.
+    """
+    return lambda *seen: method(*seen)
 
 
 class _Passes:
@@ -86,11 +91,10 @@ class _Passes:
     def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
         self._model, self._listener, self._by, self._edits = model, listener, by, edits
         self._name, self._thread = type(model).__name__, threading.get_ident()
-        self._is_pair, self._is_whole_model = is_pair(model), hasattr(model, "main_input_name")
-        numbers = (getattr(module, "layer_idx", None) for module in model.modules())
-        self._first_layer = next(
-            (n for n in numbers if isinstance(n, int) and not self._is_whole_model), 0
-        )
+        self._is_pair = is_pair(model)
+        is_of_transformers = hasattr(model, "main_input_name")
+        # a part of a model may begin with a later layer
+        self._first_layer = 0 if is_of_transformers else foreign.first_layer_idx(model) or 0
         self._running: list[nn.Module] = []
         self._pass = ModelPass(1)
 
@@ -103,35 +107,36 @@ class _Passes:
                 f"{self._name} is called through torch.compile, whose kernels hide its attention"
             )
             raise MhaError(message, hint=f"call the module itself within {self._by}", code="hidden")
-        if _is_in_backward():
+        if foreign.is_in_backward():
             return
         if threading.get_ident() != self._thread:
             message = (
                 f"{self._name} is called in a different thread from the one that opened {self._by}"
             )
-            raise MhaError(
-                message,
-                hint=f"open {self._by} in the thread that calls the model",
-                code="other-thread",
-            )
+            hint = f"open {self._by} in the thread that calls the model"
+            raise MhaError(message, hint=hint, code="other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
-        given, is_first = _given(module, args, keywords), not self._running
+        given = _given(module, args, keywords)
         self._require_readable(given.values())
+        is_first = not self._running
         if is_first:
-            first = _tensor(given, at=0)
-            self._pass = ModelPass(1 if first is None else first.shape[0])
-            # rows of numbers, or ids in a row, may be the tokens of a single sequence
-            self.watch.may_lack_batch = (
-                first is not None and first.ndim - first.is_floating_point() <= 1
-            )
-            self.watch.batch = self._pass.batch
-            self.watch.begin_pass()
-            self.watch.enter(module, args)
+            self._begin(module, args, given)
         self._running.append(module)
         self._read(self.watch.names[id(module)], given, is_first=is_first)
         if is_first:
             self._listener.begin(self._pass)
+
+    def _begin(self, module: nn.Module, args: Any, given: Mapping[str, Any]) -> None:
+        """Begins a pass with the module that is called."""
+        first = _tensor(given, at=0)
+        self._pass = ModelPass(1 if first is None else first.shape[0])
+        # rows of numbers, or ids in a row, may be the tokens of a single sequence
+        n_axes_of_ids = 2 if first is None else first.ndim - first.is_floating_point()
+        self.watch.may_lack_batch = n_axes_of_ids <= 1
+        self.watch.batch = self._pass.batch
+        self.watch.begin_pass()
+        self.watch.enter(module, args)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """The hook after such a module, also if it raised."""
@@ -153,53 +158,54 @@ class _Passes:
         self._pass.is_cached |= cache is not None or given.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
             self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
-        first_half: Half = (
-            "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
-        )
-        for half, prefix in zip((first_half, "decoder"), ("", "decoder_"), strict=True):
-            ids: Any = given.get(f"{prefix}input_ids")
-            vectors = given.get(f"{prefix}inputs_embeds")
-            if (
-                ids is None
-                and not hasattr(self._model, "config")
-                and (first_half == "encoder" or not prefix)
-            ):
-                ids = _tensor(given, at=1 if prefix else 0)
-            has_ids = (
-                isinstance(ids, Tensor)
-                and ids.ndim == 2
-                and ids.numel() > 0
-                and ids.dtype in _WHOLE
-            )
-            if has_ids:
-                read = ids.cpu()
-            elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
-                read = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
-            else:
-                continue
-            shown = _shown(given.get(f"{prefix}attention_mask"), read, self._pass.n_past)
-            self._pass.halves.setdefault(half, ReadIds(read, shown, are_places=not has_ids))
+        half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        self._read_half(half, "", given, is_first=is_first, takes_tensor=True)
+        takes_tensor = half == "encoder"  # otherwise the first tensor is the decoder's
+        self._read_half("decoder", "decoder_", given, is_first=is_first, takes_tensor=takes_tensor)
+
+    def _read_half(
+        self,
+        half: Half,
+        prefix: str,
+        given: Mapping[str, Any],
+        *,
+        is_first: bool,
+        takes_tensor: bool,
+    ) -> None:
+        """Reads the ids, or vectors, that the arguments of a module name with a prefix. A module
+        without a config may take the ids of a half as a tensor under any name.
+        """
+        ids: Any = given.get(f"{prefix}input_ids")
+        vectors = given.get(f"{prefix}inputs_embeds")
+        if ids is None and takes_tensor and not hasattr(self._model, "config"):
+            ids = _tensor(given, at=1 if prefix else 0)
+        is_table = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
+        has_ids = is_table and ids.dtype in _WHOLE
+        if has_ids:
+            read = ids.cpu()
+        elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
+            read = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
+        else:
+            return
+        real = _shown(given.get(f"{prefix}attention_mask"), read, self._pass.n_past)
+        self._pass.halves.setdefault(half, ReadIds(read, real, are_places=not has_ids))
 
     def _require_readable(self, values: Iterable[Any]) -> None:
         """Raises `MhaError` for tensors without data, with rows of different lengths, or with
         several tensors inside.
         """
-        tensors, is_transformed = (
-            filter(torch.is_tensor, values),
-            torch._C._functorch.is_functorch_wrapped_tensor,
-        )
-        if any(tensor.is_meta or tensor.is_nested or is_transformed(tensor) for tensor in tensors):
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if any(each.is_meta or each.is_nested or foreign.is_transformed(each) for each in tensors):
             message = (
                 f"{self._name} is called with tensors whose numbers cannot be read: on the device"
                 " meta, nested, or in a transform of torch.func"
             )
-            raise MhaError(
-                message, hint=f"call it with ordinary tensors within {self._by}", code="hidden"
-            )
+            hint = f"call it with ordinary tensors within {self._by}"
+            raise MhaError(message, hint=hint, code="hidden")
 
     def take(self, call: Call) -> Tensor | None:
         """Hands an attention of the model on."""
-        if _is_in_backward():
+        if foreign.is_in_backward():
             if self._edits:
                 message = (
                     f"{self._by} does not work with activation checkpointing: a backward pass"
@@ -215,29 +221,24 @@ class _Passes:
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
-            tensors: dict[str, Any] = {
-                name: part.detach() for name, part in call.tensors.items() if part.requires_grad
-            }
-            q, z, device = call.q, call.z, call.device.type
-            if (
-                q is not None
-                and z is not None
-                and q.dtype != z.dtype
-                and torch.is_autocast_enabled(device)
-            ):
-                # autocast rounds queries, keys and values within the operator that reads them
-                tensors |= {
-                    name: part.detach().to(z.dtype)
-                    for name, part in zip("qkv", call.qkv, strict=True)
-                }
+            device = call.device.type
+            detached = _detached(call, is_autocast=torch.is_autocast_enabled(device))
             with torch.autocast(device, enabled=False):
-                self._listener.take(replace(call, **tensors))
+                self._listener.take(detached)
         return None
 
 
-def _is_in_backward() -> bool:
-    """Whether a backward pass is running, which recomputes layers with activation checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+def _detached(call: Call, *, is_autocast: bool) -> Call:
+    """A call outside of the graph of gradients, with queries, keys and values as the operator that
+    reads them rounds them under autocast.
+    """
+    tensors: dict[str, Any] = {
+        name: tensor.detach() for name, tensor in call.tensors.items() if tensor.requires_grad
+    }
+    if is_autocast and call.q is not None and call.z is not None and call.q.dtype != call.z.dtype:
+        for name, tensor in zip("qkv", call.qkv, strict=True):
+            tensors[name] = tensor.detach().to(call.z.dtype)
+    return replace(call, **tensors)
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -272,49 +273,51 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
     """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where
     keys without any query are padding on the left. Without such a mask all are.
     """
-    mask = (
-        next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask
-    )  # one mask per kind of layer
+    if isinstance(mask, Mapping):
+        mask = next(iter(mask.values()), None)  # one mask per kind of layer
     batch, n = ids.shape[:2]
-    shown = torch.ones(batch, n, dtype=torch.bool)
-    if (
-        isinstance(mask, Tensor)
-        and mask.shape[0] == batch
-        and mask.ndim == 2
-        and mask.shape[1] >= n
-    ):
-        shown = (mask != 0)[:, -n:]
-    elif isinstance(mask, Tensor) and mask.shape[0] == batch and mask.ndim == 4:
+    real = torch.ones(batch, n, dtype=torch.bool)
+    if not isinstance(mask, Tensor) or not mask.ndim or mask.shape[0] != batch:
+        return real
+    if mask.ndim == 2 and mask.shape[1] >= n:
+        real = (mask != 0)[:, -n:]
+    elif mask.ndim == 4 and mask.shape[2] == n and mask.shape[3] >= n_past + n:
         cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
-        if mask.shape[2] == n and mask.shape[3] >= n_past + n:
-            seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
-            shown = seen.cumsum(dim=1) > 0
-    return shown.cpu()
+        seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
+        real = seen.cumsum(dim=1) > 0
+    return real.cpu()
 
 
 # ---------------------------------------------------------------------------------- what is refused
 
 
+class _Hidden(NamedTuple):
+    """Why computations cannot be followed, and what helps."""
+
+    why: str
+    remedy: str
+
+
 _HIDING = {
-    "OptimizedModule": (
+    "OptimizedModule": _Hidden(
         "compiled, and its attention runs within kernels",
         "use its _orig_mod, the module before it was compiled",
     ),
-    "ScriptModule": (
+    "ScriptModule": _Hidden(
         "scripted: torch.jit runs it without Python",
         "give {by} the module that it was made of",
     ),
-    "DataParallel": (
+    "DataParallel": _Hidden(
         "run in copies, each in a thread of its own",
         "give {by} model.module, and call it",
     ),
 }
-"""Classes that hide the computations of their parts, with the reason and a remedy."""
-_COMPILED = (
+"""Classes that hide the computations of their parts."""
+_COMPILED = _Hidden(
     "compiled, and its attention runs within kernels",
     "give {by} a copy on which compile() was not called",
 )
-_FAST = (
+_FAST = _Hidden(
     "in evaluation, where a fast path of torch leaves it out",
     "torch.backends.mha.set_fastpath_enabled(False)",
 )
@@ -329,23 +332,24 @@ def require_open(model: nn.Module, by: str) -> None:
             "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
         )
         raise UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint)
-    is_fast, modules = torch.backends.mha.get_fastpath_enabled(), dict(model.named_modules())
+    modules = dict(model.named_modules())
     for name, module in modules.items():
-        reasons = [
-            _HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING
-        ]
-        if module._compiled_call_impl is not None:
-            reasons.append(_COMPILED)
-        has_fast_path = (
-            isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer))
-            and not module.training
-        )
-        around = type(modules[name.rpartition(".")[0]]).__module__
-        if (
-            is_fast and has_fast_path and not around.startswith("transformers.")
-        ):  # there no text attends to itself so
-            reasons.append(_FAST)
-        for reason, remedy in reasons:
+        reason = _hidden_by(module, around=modules[name.rpartition(".")[0]])
+        if reason is not None:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            message = f"{what} cannot be inspected: it is {reason}"
-            raise MhaError(message, hint=remedy.format(by=by), code="hidden")
+            message = f"{what} cannot be inspected: it is {reason.why}"
+            raise MhaError(message, hint=reason.remedy.format(by=by), code="hidden")
+
+
+def _hidden_by(module: nn.Module, around: nn.Module) -> _Hidden | None:
+    """The reason why the computations of a module cannot be followed, None if they can."""
+    for kind in type(module).__mro__:
+        if kind.__name__ in _HIDING:
+            return _HIDING[kind.__name__]
+    if foreign.is_compiled(module):
+        return _COMPILED
+    has_fast_path = isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer)
+    if not has_fast_path or module.training or not torch.backends.mha.get_fastpath_enabled():
+        return None
+    # in models of transformers no text attends to itself in this way
+    return None if type(around).__module__.startswith("transformers.") else _FAST
