@@ -29,7 +29,7 @@ from mhacli.io.files import write_whole
 from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
-from mhacli.models.layers import as_attention
+from mhacli.models.masking import as_attention
 from mhacli.models.places import OF_CALLS, Event, Forward, Part, Pass, Place, Stack, observe
 from mhacli.models.run import shaken_parts
 from mhacli.run import rows_of_block

@@ -21,12 +21,12 @@ from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import (
     ModelInputs,
     PassInspection,
-    as_attention,
     layer_words,
     nothing_seen,
     unfit_words,
 )
 from mhacli.models.load import ModelTokenizer, device_of, tokenizer_in_memory
+from mhacli.models.masking import as_attention
 from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import Averages, HeadKey, HeadStatistics, with_kind

@@ -27,7 +27,7 @@ from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
-from mhacli.models.layers import as_attention
+from mhacli.models.masking import as_attention
 from mhacli.models.places import first_tensor
 from mhacli.models.run import CheckpointRun, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck

@@ -36,7 +36,7 @@ from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
-from mhacli.models.layers import as_attention
+from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.find_call import find_modes

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhacli.attention.core import per_query_head
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey
-from mhacli.models.layers import as_attention
+from mhacli.models.masking import as_attention
 from mhacli.record.effect import HeadReplacement, Replacement
 
 
