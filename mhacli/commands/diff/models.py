@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhacli.commands.diff.comparison import Comparison, compare
+from mhacli.commands.diff.computed import Computed, compute, load_places, save_places
+from mhacli.commands.diff.places import OF_CALLS, Forward, Place
 from mhacli.commands.diff.request import DiffRequest, Side
 from mhacli.commands.diff.result import Diff, model_diff
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
-from mhacli.models.compare import Comparison, Computed, compare, compute, load_places, save_places
 from mhacli.models.folder import Checkpoint
 from mhacli.models.layer_names import most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, find, load_model, load_tokenizer
 from mhacli.models.passes import require_open
-from mhacli.models.places import OF_CALLS, Forward, Place
 from mhacli.models.run import forward_of, make_texts, run_model
 from mhacli.run import Run, require_room
 from mhacli.settings import pairs
@@ -108,7 +109,7 @@ def _inputs(
     tokenizer.
     """
     if side.kind == "places":
-        return load_places(side.word)[1]
+        return load_places(side.word).inputs
     if request.ids is not None:
         n = None if loaded is None else n_vocabulary_of(loaded.config)
         if n is not None and max(request.ids) >= n:
@@ -146,7 +147,7 @@ def _computed(
     once, and it is freed.
     """
     if side.kind == "places":
-        return load_places(side.word)[0]
+        return load_places(side.word).computed
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
     if found is not None:
         _require_room(found, max(len(rows[0]) for rows in inputs.values()))

@@ -14,7 +14,7 @@ from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from mhacli.commands.diff.compare import LayerDifference
-    from mhacli.models.compare import Comparison
+    from mhacli.commands.diff.comparison import Comparison
     from mhacli.record.record import Record
     from mhacli.render.base.options import Screen, ViewOptions
 

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mhacli.errors import UsageError
-from mhacli.models.places import first_tensor
-from mhacli.models.run import run_model
+from mhacli.models.run import first_tensor, run_model
 from mhacli.record.effect import Measured
 
 

@@ -9,10 +9,10 @@ roles of projections.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -22,21 +22,31 @@ from torch import Tensor, nn
 
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
+from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
 Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
 Stack = Literal["encoder", "decoder", "cross"]
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
-Source = tuple[Literal["in", "out", "call"], str, int]
-"""What a module reads or gives, by its name and how often it ran before; or the number of an
-attention, without a name."""
+
+
+class Source(NamedTuple):
+    """Where something comes from: what a module reads or gives, by its `name` and how often it ran
+    before; or a `call` of an attention, by its number, without a name.
+    """
+
+    kind: Literal["in", "out", "call"]
+    name: str
+    number: int
+
+
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
 """The sites of an attention that are not the output of a module."""
 _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
 _ELEMENT = re.compile(r"(?<![^.])\d+(?=\.)")
 """The number of an element of a list around a module."""
-_OF_CODEGEN = 4
+_N_QUARTERS = 4
 """The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`,
 `mp_num`."""
 
@@ -113,13 +123,10 @@ class _Span:
     @property
     def is_norm(self) -> bool:
         """Whether it normalises, and does nothing else."""
-        is_small = (
-            all(parameter.ndim < 2 for parameter in self.module.parameters()) and not self.calls
-        )
+        if self.calls or any(parameter.ndim > 1 for parameter in self.module.parameters()):
+            return False
         words = (self.name.rpartition(".")[2], type(self.module).__name__)
-        return is_small and (
-            is_norm(self.module) or (self.has_weights and any(map(_NORM.search, words)))
-        )
+        return is_norm(self.module) or (self.has_weights and any(map(_NORM.search, words)))
 
     @property
     def has_weights(self) -> bool:
@@ -129,14 +136,13 @@ class _Span:
     @property
     def projected(self) -> list[_Span]:
         """What ran within it since the last attention, of which the output is known."""
-        after = max(
-            (at + 1 for at, item in enumerate(self.items) if isinstance(item, int)), default=0
-        )
-        return [
-            item
-            for item in self.items[after:]
-            if isinstance(item, _Span) and item.output is not None
-        ]
+        since = list[_Span]()
+        for item in self.items:
+            if isinstance(item, int):
+                since.clear()
+            elif item.output is not None:
+                since.append(item)
+        return since
 
 
 # ------------------------------------------------------------------------------------------- a pass
@@ -149,22 +155,26 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
     """
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
-    running, runs, calls = [_Span("", 0, nn.Module())], Counter[str](), list[Call]()
+    running = [_Span("", 0, nn.Module())]
+    n_runs = Counter[str]()
+    calls = list[Call]()
+
+    def begin(name: str, run: int, tensor: Tensor | None) -> None:
+        running.append(_Span(name, run, modules[name]))
+        running[-2].items.append(running[-1])
+        if is_numbered(name) and tensor is not None:
+            receive(Event(Source("in", name, run), name), tensor)
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name, tensor = names[id(module)], first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
             running.pop().end()
-        around = len(running[-1].name)
-        elements = [
-            name[: number.end()] for number in _ELEMENT.finditer(name) if number.end() > around
-        ]
-        for each, run in (*((element, -1) for element in elements), (name, runs[name])):
-            running.append(_Span(each, run, modules[each]))
-            running[-2].items.append(running[-1])
-            if is_numbered(each) and tensor is not None:
-                receive(Event(("in", each, run), each), tensor)
-        runs[name] += 1
+        n_around = len(running[-1].name)
+        for number in _ELEMENT.finditer(name):
+            if number.end() > n_around:
+                begin(name[: number.end()], -1, tensor)
+        begin(name, n_runs[name], tensor)
+        n_runs[name] += 1
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
         while running[-1].run < 0:
@@ -176,13 +186,13 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
             return
         if span.has_weights and not span.calls and not (is_numbered(span.name) and span.items):
             span.output = tensor
-        receive(Event(("out", span.name, span.run), span.name), tensor)
+        receive(Event(Source("out", span.name, span.run), span.name), tensor)
 
     def take(call: Call) -> None:
         units = next((units for span in reversed(running) if (units := span.projected)), [])
         running[-1].items.append(len(calls))
         for site, name, value in _of_call(call, units):
-            receive(Event(("call", "", len(calls)), name, site), value)
+            receive(Event(Source("call", "", len(calls)), name, site), value)
         for unit in units:
             unit.output = None
         calls.append(call.holding({}))
@@ -200,19 +210,30 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
 # ----------------------------------------------------------------------------- what modules are for
 
 
-@dataclass(eq=False)
+class _BlockPart(NamedTuple):
+    """A part of a block: a captured attention, by its number; one that is silent, by the name of
+    its module; or the MLP.
+    """
+
+    kind: Literal["call", "silent", "mlp"]
+    number: int = 0
+    name: str = ""
+
+
+_MLP = _BlockPart("mlp")
+
+
+@dataclass(frozen=True, eq=False)
 class _Item:
     """What runs in a block or outside of all, in order: a `call` of an attention, one that is
     `silent`, a norm, a `unit` of weights, a table of embeddings, or a block; with the module around
-    it that computes the attention, if any.
+    it that computes the attention, if any, and the part of the block to which it belongs.
     """
 
     kind: Literal["call", "silent", "norm", "unit", "table", "block"]
     span: _Span
     owner: _Span | None
-    of: object = None
-    """The part of the block to which it belongs: the number of an attention, the span of a silent
-    one, or "mlp"."""
+    part: _BlockPart | None = None
 
 
 class Pass:
@@ -225,33 +246,32 @@ class Pass:
         self.root = next(
             (item for item in ran.items if isinstance(item, _Span) and item.name == ""), ran
         )
-        self.all_calls, self.silent = calls, silent
+        self.all_calls = calls
+        self.silent = silent
         self.known = dict[Source, Place]()
-        self._taken, self._n_layers = Counter[tuple[Any, ...]](), Counter[Stack | None]()
+        self._n_places = Counter[tuple[Any, ...]]()
+        self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks()
 
     def place_of(self, event: Event) -> Place | None:
         """The place of what is computed, None if it has none."""
         place = self.known.get(event.source)
-        return (
-            changed(place, site=event.site, name=event.name)
-            if place is not None and event.site
-            else place
-        )
+        if place is None or not event.site:
+            return place
+        return changed(place, site=event.site, name=event.name)
 
     def find_places(self, mapped: Mapping[str, Place | None]) -> None:
         """Finds all places; `mapped` modules have a place that is given, or one of their own."""
         self._find()
         for name, place in mapped.items():
+            source = Source("out", name, 0)
             if place is None:
-                self.known.setdefault(
-                    ("out", name, 0), Place(None, None, "mlp", f"mapped {name}", name)
-                )
+                new = Place(None, None, "mlp", f"mapped {name}", name)
+                self.known.setdefault(source, new)
             else:
-                self.known = {
-                    source: other for source, other in self.known.items() if other.key != place.key
-                }
-                self.known["out", name, 0] = changed(place, name=name)
+                known = self.known.items()
+                self.known = {at: other for at, other in known if other.key != place.key}
+                self.known[source] = changed(place, name=name)
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
@@ -259,8 +279,9 @@ class Pass:
             self._block(self.root, None, 0)
             self._put(self.root, None, None, "logits", "logits")
             return
-        last = max(place for place, item in enumerate(items) if item.kind == "block")
-        above, stack = "", None
+        last = max(at for at, item in enumerate(items) if item.kind == "block")
+        above = ""  # the modules around the last list of blocks
+        stack: Stack | None = None
         for item in items[: last + 1]:
             if item.kind == "block":
                 above, stack = self._next_block(item.span)
@@ -274,20 +295,23 @@ class Pass:
             self._put(span, None, stack, "norm", "norm")
         for span in head[n_norms:-1]:
             self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
-        of_logits = Place(None, None, "logits", "logits", head[-1].name if head[n_norms:] else "")
-        self._add(("out", self.root.name, self.root.run), of_logits)
+        name = head[-1].name if head[n_norms:] else ""
+        of_logits = Place(None, None, "logits", "logits", name)
+        self._add(Source("out", self.root.name, self.root.run), of_logits)
 
     def _put(
         self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str
     ) -> None:
         """Adds the place of what a module gives."""
         if span.run >= 0:
-            self._add(("out", span.name, span.run), Place(layer, stack, part, site, span.name))
+            self._add(
+                Source("out", span.name, span.run), Place(layer, stack, part, site, span.name)
+            )
 
     def _add(self, source: Source, place: Place) -> None:
         """Adds a place, with its number."""
-        self.known[source] = changed(place, number=self._taken[place.key])
-        self._taken[place.key] += 1
+        self.known[source] = changed(place, number=self._n_places[place.key])
+        self._n_places[place.key] += 1
 
     def _stack_of(self, number: int) -> Stack | None:
         """The stack of an attention."""
@@ -304,40 +328,36 @@ class Pass:
         """The names of the blocks: elements of the longest list of modules of one class whose
         elements contain attention; without any attention, elements of the list with most modules.
         """
-        every = [item for item in self.root.within() if isinstance(item, _Span)]
-        spans = [span for span in every if is_numbered(span.name)]
-        holding = [span for span in spans if self._attends(span)]
-        members: dict[tuple[str, type], set[str]] = defaultdict(set)
-
-        def list_of(span: _Span) -> tuple[str, type]:
-            return span.name.rpartition(".")[0], type(span.module)
-
-        for span in holding or spans:
-            members[list_of(span)].add(span.name)
-        lists = set[str]()
-        for end in every:
-            above = [span for span in holding if f"{end.name}.".startswith(f"{span.name}.")]
-            is_end = end.name in self.silent or any(isinstance(item, int) for item in end.items)
-            if is_end and above:  # of equals the outermost
-                lists.add(list_of(max(above, key=lambda span: len(members[list_of(span)])))[0])
-        if not holding:
-            counts = Counter(of for (of, _), names in members.items() for _ in names)
-            lists = {of for of, _ in counts.most_common(1)}
-        names = {span.name for span in spans if span.name.rpartition(".")[0] in lists}
+        spans = [item for item in self.root.within() if isinstance(item, _Span)]
+        elements = [span for span in spans if is_numbered(span.name)]
+        with_attention = [span for span in elements if self._attends(span)]
+        members = dict.fromkeys((_list_of(span), span.name) for span in with_attention or elements)
+        if with_attention:
+            n_members = Counter(of_list for of_list, _ in members)
+            attentions = [span.name for span in spans if self._is_attention(span)]
+            lists = _lists_around(attentions, with_attention, n_members)
+        else:
+            n_modules = Counter(of_list.name for of_list, _ in members)
+            lists = {name for name, _ in n_modules.most_common(1)}
+        names = {span.name for span in elements if _list_of(span).name in lists}
         return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
+
+    def _is_attention(self, span: _Span) -> bool:
+        """Whether a module computes an attention itself, captured or silent."""
+        return span.name in self.silent or any(isinstance(item, int) for item in span.items)
 
     def _flat(self, span: _Span, owner: _Span | None) -> list[_Item]:
         """What runs within a span, at the level of norms and of units without one."""
         items = list[_Item]()
         for item in span.items:
             if isinstance(item, int):
-                items.append(_Item("call", span, owner, of=item))
+                items.append(_Item("call", span, owner, _BlockPart("call", number=item)))
                 continue
             inner = [each for each in item.within() if isinstance(each, _Span)]
             if item.name in self.blocks:
                 items.append(_Item("block", item, None))
             elif item.name in self.silent and not item.calls:
-                items.append(_Item("silent", item, item, of=item))
+                items.append(_Item("silent", item, item, _BlockPart("silent", item.run, item.name)))
             elif item.is_norm:
                 items.append(_Item("norm", item, owner))
             elif any(each.name in self.blocks for each in inner):
@@ -347,9 +367,8 @@ class Pass:
             elif any(each.is_norm for each in inner):
                 items += self._flat(item, owner)
             elif item.has_weights:
-                items.append(
-                    _Item("table" if isinstance(item.module, nn.Embedding) else "unit", item, owner)
-                )
+                is_table = isinstance(item.module, nn.Embedding)
+                items.append(_Item("table" if is_table else "unit", item, owner))
         return items
 
     # -------------------------------------------------------------------------------------- a block
@@ -360,118 +379,141 @@ class Pass:
         """
         above = span.name.rpartition(".")[0]
         kinds = {call.kind for call in self.all_calls if call.name.startswith(above)}
-        stack: Stack | None = (
-            "encoder" if "encoder" in kinds else "decoder" if kinds & {"decoder", "cross"} else None
-        )
+        stack: Stack | None = None
+        if "encoder" in kinds:
+            stack = "encoder"
+        elif kinds & {"decoder", "cross"}:
+            stack = "decoder"
         layer = self._n_layers[stack]
         if not layer:
-            self._add(
-                ("in", span.name, span.run), Place(None, stack, "embedding", "embedding", span.name)
-            )
+            place = Place(None, stack, "embedding", "embedding", span.name)
+            self._add(Source("in", span.name, span.run), place)
         self._n_layers[stack] += 1
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
-        content = span
-        while (
-            True
-        ):  # the only module with weights in a span, if it contains all attentions of the span
-            parts = [item for item in content.items if isinstance(item, int) or item.has_weights]
-            only = parts[0] if len(parts) == 1 else None
-            if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
-                break
-            content = only
-        items = self._flat(content, None)
-        has_output = set[object]()
-        for at, item in enumerate(
-            items
-        ):  # the units before an attention are of it, and the first one after it
-            if item.kind != "unit":
-                continue
-            before, after = (
-                [other.of for other in part if other.kind == "call" and other.owner is item.owner]
-                for part in (items[:at], items[at:])
-            )
-            if after:
-                item.of = after[0]
-            elif before and (item.owner is not None or before[-1] not in has_output):
-                item.of = before[-1]
-                has_output.add(item.of)
-            else:
-                item.of = "mlp"
+        """Adds the places of a block."""
+        items = _with_parts(self._flat(self._content(span), None))
         for at, item in enumerate(items):
             if item.kind == "norm":
-                self._norm(items, at, layer, stack)
+                self._put_norm(items, at, layer, stack)
             elif item.kind == "silent":
                 self._put(item.span, layer, stack, "attention", "output")
-            elif isinstance(item.of, int) and item.kind == "call":
-                place = Place(
-                    layer,
-                    self._stack_of(item.of),
-                    "attention",
-                    "scores",
-                    self.all_calls[item.of].name,
-                )
-                self._add(("call", "", item.of), place)
-                units = (
-                    unit.span for unit in items[at:] if unit.kind == "unit" and unit.of == item.of
-                )
+            elif item.kind == "call" and item.part is not None:
+                number = item.part.number
+                name, of_stack = self.all_calls[number].name, self._stack_of(number)
+                place = Place(layer, of_stack, "attention", "scores", name)
+                self._add(Source("call", "", number), place)
+                later = (other for other in items[at:] if other.kind == "unit")
+                units = (other.span for other in later if other.part == item.part)
                 output = next(units, item.owner)
                 if output is not None:
-                    self._put(output, layer, place.stack, "attention", "output")
-        of_mlp = [item.span for item in items if item.kind == "unit" and item.of == "mlp"]
+                    self._put(output, layer, of_stack, "attention", "output")
+        of_mlp = [item.span for item in items if item.kind == "unit" and item.part == _MLP]
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:
             self._put(span, layer, stack, "mlp", "residual")
 
-    def _norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
-        """Adds a norm, with the part that it precedes or follows: in a block that begins with a
-        norm, the last norm between two parts precedes the second; in others norms follow.
-        """
-        item, begins = (
-            items[at],
-            next(each.kind == "norm" for each in items if each.kind != "table"),
-        )
-        before = (
-            next((each for each in items[at - 1 :: -1] if each.kind != "norm"), None)
-            if at
-            else None
-        )
-        after = next((each for each in items[at + 1 :] if each.kind != "norm"), None)
-        site, of = "norm", after
-        if before is None and after is not None and "mlp" in item.span.name.rpartition(".")[2]:
-            of = next((each for each in items if each.of == "mlp"), after)
-        elif before is not None and after is not None and before.of == after.of:
-            letters = read_name(item.span.name)[0]
-            site = f"{letters}_norm" if letters in ("q", "k") else "inner_norm"
-        elif before is not None and (after is None or not begins or items[at + 1].kind == "norm"):
-            site, of = "output_norm", before
-        if of is None or site in ("q_norm", "k_norm"):
+    def _content(self, span: _Span) -> _Span:
+        """The innermost module that contains all attentions of a span, and all its weights."""
+        parts = [item for item in span.items if isinstance(item, int) or item.has_weights]
+        only = parts[0] if len(parts) == 1 else None
+        if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
+            return span
+        return self._content(only)
+
+    def _put_norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
+        """Adds a norm, with the part that it precedes or follows."""
+        norm = _norm_site(items, at)
+        if norm is None:
             return
-        is_mlp = of.of == "mlp"
-        of_stack = self._stack_of(of.of) if isinstance(of.of, int) else stack
-        self._put(item.span, layer, of_stack, "mlp" if is_mlp else "attention", site)
+        part: Part = "attention"
+        if norm.part == _MLP:
+            part = "mlp"
+        elif norm.part is not None and norm.part.kind == "call":
+            stack = self._stack_of(norm.part.number)
+        self._put(items[at].span, layer, stack, part, norm.site)
+
+
+class _ModuleList(NamedTuple):
+    """The elements of one class in a list of modules, by its name."""
+
+    name: str
+    kind: type
+
+
+def _list_of(span: _Span) -> _ModuleList:
+    return _ModuleList(span.name.rpartition(".")[0], type(span.module))
+
+
+def _lists_around(
+    attentions: Sequence[str], elements: Sequence[_Span], n_members: Mapping[_ModuleList, int]
+) -> set[str]:
+    """The longest list around each attention, of equally long ones the outermost."""
+    lists = set[str]()
+    for name in attentions:
+        around = [_list_of(span) for span in elements if f"{name}.".startswith(f"{span.name}.")]
+        if around:
+            lists.add(max(around, key=n_members.__getitem__).name)
+    return lists
+
+
+def _with_parts(items: Sequence[_Item]) -> list[_Item]:
+    """The items of a block with the part of each unit: the units before an attention, in the same
+    module, are of it, and the first one after it, or all in the module that computes it alone. The
+    others are of the MLP.
+    """
+    with_parts = list[_Item]()
+    with_output = set[_BlockPart | None]()
+    for at, item in enumerate(items):
+        if item.kind != "unit":
+            with_parts.append(item)
+            continue
+        before, after = (
+            [other.part for other in side if other.kind == "call" and other.owner is item.owner]
+            for side in (items[:at], items[at:])
+        )
+        part: _BlockPart | None = _MLP
+        if after:
+            part = after[0]
+        elif before and (item.owner is not None or before[-1] not in with_output):
+            part = before[-1]
+            with_output.add(part)
+        with_parts.append(replace(item, part=part))
+    return with_parts
+
+
+class _NormSite(NamedTuple):
+    """The part to which a norm belongs, and its site there."""
+
+    part: _BlockPart | None
+    site: Literal["norm", "inner_norm", "output_norm"]
+
+
+def _norm_site(items: Sequence[_Item], at: int) -> _NormSite | None:
+    """The part that a norm precedes or follows: in a block that begins with a norm, the last norm
+    between two parts precedes the second; in others norms follow. None for a norm of queries or
+    keys, which is found as a projection, and for one without any part.
+    """
+    name = items[at].span.name
+    before = next((item for item in reversed(items[:at]) if item.kind != "norm"), None)
+    after = next((item for item in items[at + 1 :] if item.kind != "norm"), None)
+    if before is None:
+        if after is not None and "mlp" in name.rpartition(".")[2]:
+            after = next((item for item in items if item.part == _MLP), after)
+        return None if after is None else _NormSite(after.part, "norm")
+    if after is not None and before.part == after.part:
+        is_of_scores = read_name(name)[0] in ("q", "k")
+        return None if is_of_scores else _NormSite(after.part, "inner_norm")
+    begins_with_norm = next(item.kind == "norm" for item in items if item.kind != "table")
+    if after is None or not begins_with_norm or items[at + 1].kind == "norm":
+        return _NormSite(before.part, "output_norm")
+    return _NormSite(after.part, "norm")
 
 
 # --------------------------------------------------------------------------------- what is computed
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor of real numbers in an output, the logits if it names them."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if getattr(value, "logits", None) is not None:
-        return first_tensor(value.logits)
-    values = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, (tuple, list))
-        else ()
-    )
-    return next((tensor for each in values if (tensor := first_tensor(each)) is not None), None)
 
 
 def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:
@@ -500,7 +542,9 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     that the values are those of the attention.
     """
     found = dict[str, tuple[str, Tensor]]()
-    (batch, n_heads, *_), v = call.shape, call.v
+    if call.v is None:
+        return found
+    batch, n_heads = call.shape[:2]
     letters_of = {
         unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)
     }
@@ -508,28 +552,34 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     for unit, letters in letters_of.items():
         tensor, name = unit.output, unit.name
         site = f"{letters}_norm" if unit.is_norm else letters
-        if (
-            v is None
-            or tensor is None
-            or tensor.ndim < 2
-            or tensor.numel() % batch
-            or site in found
-        ):
+        if site in found or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
             continue
-        like = {"q": call.q, "k": call.k, "v": v}.get(letters)
-        d = v.shape[-1] if like is None else like.shape[-1]
-        n = n_heads if letters == "q" else tensor.shape[-1] // d
-        if tensor.ndim == 4 and letters in ("q", "k", "v"):
-            is_first = (
-                tensor.shape[-1] == d and like is not None and tensor.shape[1] == like.shape[1]
-            )
-            found[site] = name, tensor if is_first else tensor.transpose(1, 2)
-        elif letters in ("q", "k", "v") and n and tensor.shape[-1] % n == 0:
-            found[site] = name, tensor.reshape(batch, -1, n, tensor.shape[-1] // n).transpose(1, 2)
-        elif not unit.is_norm and (len(letters) == 3 or (n_plain == 1 and letters != "o")):
+        by_head = _by_head(call, letters, tensor)
+        may_be_fused = len(letters) == 3 or (n_plain == 1 and letters != "o")
+        if by_head is not None:
+            found[site] = name, by_head
+        elif may_be_fused and not unit.is_norm:
             rows = tensor.reshape(batch, -1, tensor.shape[-1])
-            found |= {letter: (name, part) for letter, part in _cut(rows, n_heads, v).items()}
+            parts = _cut(rows, n_heads, call.v)
+            found |= {letter: (name, part) for letter, part in parts.items()}
     return found
+
+
+def _by_head(call: Call, letters: str, tensor: Tensor) -> Tensor | None:
+    """A projection of queries, keys or values with a separate axis for heads; None for another one,
+    and if its width is not one of heads.
+    """
+    if letters not in ("q", "k", "v") or call.v is None:
+        return None
+    like = {"q": call.q, "k": call.k, "v": call.v}[letters]
+    width, d_head = tensor.shape[-1], (call.v if like is None else like).shape[-1]
+    if tensor.ndim == 4:
+        has_heads = like is not None and tensor.shape[1] == like.shape[1] and width == d_head
+        return tensor if has_heads else tensor.transpose(1, 2)
+    n = call.shape[1] if letters == "q" else width // d_head
+    if not n or width % n:
+        return None
+    return tensor.reshape(call.shape[0], -1, n, width // n).transpose(1, 2)
 
 
 def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
@@ -539,25 +589,20 @@ def _cut(rows: Tensor, n_heads: int, v: Tensor) -> dict[str, Tensor]:
     """
     d = v.shape[-1]
     n_kv = (rows.shape[-1] // d - n_heads) // 2
-    if (
-        n_kv < 1
-        or rows.shape[-1] != (n_heads + 2 * n_kv) * d
-        or n_heads % n_kv
-        or v.shape[1] % n_kv
-    ):
+    if n_kv < 1 or n_heads % n_kv or v.shape[1] % n_kv:
         return {}
-    whole = [
-        part.unflatten(-1, (-1, d))
-        for part in rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)
-    ]
+    if rows.shape[-1] != (n_heads + 2 * n_kv) * d:
+        return {}
+    parts = rows.split([n_heads * d, n_kv * d, n_kv * d], dim=-1)
+    whole = [part.unflatten(-1, (-1, d)) for part in parts]
     groups = rows.unflatten(-1, (n_kv, -1, d))
     by_group = [groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]]
     layouts = [whole, by_group]
-    if n_kv == n_heads and n_heads % _OF_CODEGEN == 0:
-        q, values, k = rows.unflatten(-1, (_OF_CODEGEN, 3, -1, d)).unbind(dim=3)
+    if n_kv == n_heads and n_heads % _N_QUARTERS == 0:
+        q, values, k = rows.unflatten(-1, (_N_QUARTERS, 3, -1, d)).unbind(dim=3)
         layouts.append([q.flatten(2, 3), k.flatten(2, 3), values.flatten(2, 3)])
-    for parts in layouts:
-        q, k, values = (part.transpose(1, 2) for part in parts)
+    for layout in layouts:
+        q, k, values = (part.transpose(1, 2) for part in layout)
         if torch.equal(values.repeat_interleave(v.shape[1] // n_kv, dim=1), v):
             return {"q": q, "k": k, "v": values}
     return {}

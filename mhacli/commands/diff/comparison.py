@@ -1,0 +1,282 @@
+"""Compares what two models compute, place by place in the order of execution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import replace as changed
+from torch import Tensor
+
+from mhacli.commands.diff.computed import Computed, Rounding
+from mhacli.commands.diff.gaps import Gap, gaps_at
+from mhacli.commands.diff.places import OF_CALLS, Part, Place, Stack
+from mhacli.errors import MhaError, first_names
+from mhacli.models.capture import Call
+
+TIMES_ROUNDING = 8
+"""A difference counts beyond this multiple of the rounding of its place."""
+
+
+class _OfBoth(msgspec.Struct, frozen=True):
+    """A place of one model or of both, with the names of the modules."""
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    name_a: str | None
+    name_b: str | None
+
+
+class Difference(_OfBoth, frozen=True):
+    """The difference of two models at a place: `relative` to what the first computes, the `largest`
+    of a number with its indices `at`, and the `head` that differs most. It is `beyond` rounding,
+    and so are `heads`; it is `healed` if what follows from it is the same in both again, as where
+    two implementations scale in another order.
+    """
+
+    relative: float
+    rounding: float
+    largest: float
+    at: tuple[int, ...] | None
+    head: int | None
+    heads: tuple[int, ...]
+    n_heads: int
+    beyond: bool
+    healed: bool = False
+
+
+class Unmatched(_OfBoth, frozen=True):
+    """A place that could not be compared, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences of two models at the `places` that both have, in the order of execution of
+    the first, the other places, the dtypes of both, and notes. Nothing is compared of two models
+    that read other `ids`.
+    """
+
+    places: list[Difference] = field(default_factory=list)
+    unmatched: list[Unmatched] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    times_rounding: int | None = None
+    ids: tuple[list[int], list[int]] | None = None
+
+
+def compare(a: Computed, b: Computed) -> Comparison:
+    """The differences of `b` from `a`, with the rounding of the one with the coarser dtype, of
+    equals that of `a`. Places of other shapes are unmatched. Raises `MhaError` if no place can be
+    compared.
+    """
+    coarser = max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
+    coarser.measure_rounding()
+    rounding = _KnownRounding.of(coarser)
+    rows, unmatched = list[Difference](), list[Unmatched]()
+    has_all_tokens = True
+    for pair in _pairs(a, b):
+        if pair.a is None or pair.b is None:
+            unmatched.append(_alone(pair))
+            continue
+        x, y = a.value(pair.a), b.value(pair.b)
+        gaps = {} if _only_one_has_head(pair.a, pair.b, x, y) else gaps_at(pair.a, x, y)
+        if pair.a.site == "logits":
+            has_all_tokens = x.shape[:-1] == y.shape[:-1]
+        if not gaps:
+            why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
+            unmatched.append(Unmatched(*pair.a.where, pair.a.name, pair.b.name, why))
+        for site, gap in gaps.items():
+            rows.append(_row(changed(pair.a, site=site), pair.b.name, gap, rounding))
+    if not rows:
+        reasons = [f"{place.part} {place.site}: {place.why}" for place in unmatched[:4]]
+        words = "; ".join(reasons) or "neither has any"
+        message = f"the two models have no place that could be compared: {words}"
+        raise MhaError(message, code="cannot-compare")
+    if a.kind != b.kind:
+        is_coarse = torch.finfo(coarser.dtype).eps > torch.finfo(torch.float32).eps
+        rows = _with_healed(rows, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
+    dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
+    return Comparison(rows, unmatched, [*_notes(a, b)], dtypes, TIMES_ROUNDING)
+
+
+# ------------------------------------------------------------------------------------------- places
+
+
+class _Pair(NamedTuple):
+    """The same place in both models, None in the one that lacks it."""
+
+    a: Place | None
+    b: Place | None
+
+
+def _pairs(a: Computed, b: Computed) -> Iterator[_Pair]:
+    """The places in the order of A, then those of B alone. Rotations that change nothing in any
+    model that has them are left out.
+    """
+    of_b = {place.key: place for place in b.entries}
+    for place in a.entries:
+        other = of_b.pop(place.key, None)
+        if not a.rotates_nothing(place) or (other is not None and not b.rotates_nothing(other)):
+            yield _Pair(place, other)
+    for place in of_b.values():
+        if not b.rotates_nothing(place):
+            yield _Pair(None, place)
+
+
+def _alone(pair: _Pair) -> Unmatched:
+    """A place that one model lacks."""
+    if pair.a is not None:
+        return Unmatched(*pair.a.where, pair.a.name, None, "only A has it")
+    assert pair.b is not None
+    return Unmatched(*pair.b.where, None, pair.b.name, "only B has it")
+
+
+def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -> bool:
+    """Whether one model gives logits, and the other its last hidden states."""
+    is_one = a.site == "logits" and bool(a.name) != bool(b.name)
+    return is_one and x.shape[-1] != y.shape[-1]
+
+
+@dataclass(frozen=True)
+class _KnownRounding:
+    """How far rounding moves each place of a model, by its key, and at least any place."""
+
+    by_key: Mapping[Any, Rounding]
+    least: float
+
+    @classmethod
+    def of(cls, computed: Computed) -> _KnownRounding:
+        """The measured rounding of a model; numbers of 64 bits are held to 32."""
+        least = max(torch.finfo(dtype).eps for dtype in (computed.dtype, torch.float32))
+        return cls({place.key: how for place, how in computed.rounding.items()}, least)
+
+    def at(self, place: Place, n_heads: int) -> Rounding:
+        """The rounding of a place, and of each of its heads."""
+        whole, heads = self.by_key.get(place.key, Rounding(0.0, []))
+        whole = max(whole, self.least) if math.isfinite(whole) else self.least
+        if len(heads) != n_heads:
+            return Rounding(whole, [whole] * n_heads)
+        return Rounding(whole, [max(self.least, head) for head in heads])
+
+
+def _row(place: Place, name_b: str, gap: Gap, known: _KnownRounding) -> Difference:
+    """The difference at a place."""
+    relatives = gap.heads
+    rounding = known.at(place, len(relatives))
+    is_beyond = not gap.relative <= TIMES_ROUNDING * rounding.whole  # also if it is NaN
+    heads = list[int]()
+    if is_beyond:
+        limits = [TIMES_ROUNDING * of_head for of_head in rounding.heads]
+        heads = [n for n, limit in enumerate(limits) if relatives[n] > limit]
+    return Difference(
+        *place.where,
+        place.name,
+        name_b,
+        relative=gap.relative,
+        rounding=rounding.whole,
+        largest=gap.largest,
+        at=gap.at,
+        head=relatives.index(max(relatives)) if relatives and is_beyond else None,
+        heads=tuple(heads),
+        n_heads=len(relatives),
+        beyond=is_beyond,
+    )
+
+
+# -------------------------------------------------------------------------- what agrees again later
+
+
+def _with_healed(
+    rows: Sequence[Difference], *, is_coarse: bool, has_all_tokens: bool
+) -> list[Difference]:
+    """The differences of two classes of models, those marked after which both agree again."""
+    marked = list[Difference]()
+    for at, row in enumerate(rows):
+        later = rows[at + 1 :]
+        is_healed = (
+            _heals_in_scores(row, later)
+            if is_coarse
+            else _heals(row, later, has_all_tokens=has_all_tokens)
+        )
+        marked.append(changed(row, healed=row.beyond and is_healed))
+    return marked
+
+
+def _heals(row: Difference, later: Sequence[Difference], *, has_all_tokens: bool) -> bool:
+    """Whether all that follows from a difference passes through a later place that is the same in
+    both: the output of the same part, the residual stream, or the logits of all tokens.
+    """
+    for other in later:
+        is_end_of_part = row.layer is not None and other.site in ("z", "output")
+        is_cut = is_end_of_part and _is_same_part(row, other)
+        is_cut |= other.site == "logits" and has_all_tokens
+        is_cut |= other.site == "residual" and other.stack == row.stack
+        if is_cut and not other.beyond:
+            return True
+    return False
+
+
+def _heals_in_scores(row: Difference, later: Sequence[Difference]) -> bool:
+    """Whether a difference of queries or keys leaves their scores the same. In 16 bits rounding
+    hides much of what follows later.
+    """
+    scores = (other for other in later if other.site == "scores" and _is_same_part(row, other))
+    first = next(scores, None)
+    return first is not None and row.site.startswith(("q", "k")) and not first.beyond
+
+
+def _is_same_part(a: Difference, b: Difference) -> bool:
+    return (a.layer, a.stack, a.part) == (b.layer, b.stack, b.part)
+
+
+# -------------------------------------------------------------------------------------------- notes
+
+
+def _notes(a: Computed, b: Computed) -> Iterator[str]:
+    """Attentions that could not be seen inside, and other numbers of layers and heads."""
+    yield from _unseen("A", a)
+    yield from _unseen("B", b)
+    places = [place for place in (*a.entries, *b.entries) if place.layer is not None]
+    for stack in dict.fromkeys(place.stack for place in places):
+        n_a, n_b = _n_layers(a, stack), _n_layers(b, stack)
+        if n_a != n_b:
+            yield f"A has {n_a} {f'{stack} layers' if stack else 'layers'} and B {n_b}"
+    heads_a, heads_b = _n_heads(a), _n_heads(b)
+    if heads_a != heads_b:
+        yield f"A has {heads_a} heads and B {heads_b}"
+
+
+def _unseen(letter: str, computed: Computed) -> Iterator[str]:
+    """The attentions of a model that were not captured, and the layers without any."""
+    places = computed.entries
+    captured = {(place.stack, place.layer) for place in places if place.site in OF_CALLS}
+    outputs = [place for place in places if (place.part, place.site) == ("attention", "output")]
+    hidden = [place.name for place in outputs if (place.stack, place.layer) not in captured]
+    if hidden:
+        words = "the output is compared, but no head: mha could not capture its attention"
+        yield f"of {first_names(hidden, 3)} of {letter} {words}"
+    with_attention = {(place.stack, place.layer) for place in places if place.part == "attention"}
+    layers = {(place.stack, place.layer) for place in places if place.layer is not None}
+    bare = sorted({str(layer) for _, layer in layers - with_attention})
+    if bare:
+        names = f"layers {first_names(bare, 3)} of {letter}"
+        yield f"no attention was captured in {names}: all in them counts as MLP"
+
+
+def _n_layers(computed: Computed, stack: Stack | None) -> int:
+    return len({place.layer for place in computed.entries if place.stack == stack} - {None})
+
+
+def _n_heads(computed: Computed) -> str:
+    """The numbers of heads of the captured attentions, in words."""
+    attentions = [entry.tensors for entry in computed.entries.values() if entry.call is not None]
+    shapes = [(tensors.get("q") or tensors["scores"]).shape for tensors in attentions]
+    return " or ".join(map(str, sorted({shape[1] for shape in shapes}))) or "no captured"

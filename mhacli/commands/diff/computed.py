@@ -1,0 +1,278 @@
+"""What a model computes at its places, in a temporary file, so that memory holds one model and one
+layer at a time; how far rounding moves each place; and the same in a file that is kept.
+
+Scores and patterns are not stored: they are made again from queries and keys.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from mmap import ACCESS_COPY, MADV_DONTNEED, mmap
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import replace as changed
+from torch import Tensor, nn
+
+from mhacli.commands.diff.gaps import gaps_at
+from mhacli.commands.diff.places import Event, Forward, Pass, Place, observe
+from mhacli.commands.diff.request import PLACES
+from mhacli.errors import bad_file
+from mhacli.io.data import decode, plain
+from mhacli.io.files import write_whole
+from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
+from mhacli.models import foreign
+from mhacli.models.capture import Call
+from mhacli.models.layer_names import dtype_of
+from mhacli.models.run import shaken_parts
+from mhacli.usercode.projections import is_norm
+
+_N_PERTURBED_PASSES = 3
+_ALIGNED = 8
+"""Numbers stand at multiples of this in a file."""
+_N_KNOWN = 8
+"""The number of last tensors of which it is known where they are stored."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Entry(NamedTuple):
+    """What is stored of a place: an attention and its tensors by name, or one tensor without a
+    name.
+    """
+
+    call: Call | None
+    tensors: dict[str, Stored]
+
+
+class Rounding(NamedTuple):
+    """How far rounding moves a place, relative to it, and each of its heads."""
+
+    whole: float
+    heads: list[float]
+
+
+class FirstPass(NamedTuple):
+    """A model, its call, and the pass in which its places were found."""
+
+    model: nn.Module
+    forward: Forward
+    places: Pass
+
+
+@dataclass
+class Computed:
+    """What a model computes at its places, in the order of execution; `data` maps the file with the
+    tensors. Scores and patterns are those of an attention. `rounding` is how far a rounding step of
+    every part moves each place; until that is measured, the `first` pass is kept.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    data: mmap
+    entries: dict[Place, Entry] = field(default_factory=dict)
+    rounding: dict[Place, Rounding] = field(default_factory=dict)
+    first: FirstPass | None = None
+
+    def value(self, place: Place) -> Tensor | Call:
+        """What is computed at a place, whose numbers stay in the file until they are used. What was
+        used before leaves memory.
+        """
+        self.data.madvise(MADV_DONTNEED)
+        call, stored = self.entries[place]
+        tensors = {name: self._tensor(each) for name, each in stored.items()}
+        return tensors[""] if call is None else call.holding(tensors)
+
+    def _tensor(self, stored: Stored) -> Tensor:
+        dtype, shape, start = stored
+        flat = torch.frombuffer(self.data, dtype=dtype, count=math.prod(shape), offset=start)
+        return flat.reshape(shape)
+
+    def measure_rounding(self) -> None:
+        """Measures how far the places move if every part of the model rounds otherwise, the most in
+        some passes, unless it is known. The model is not needed any more.
+        """
+        if self.first is None:
+            return
+        model, forward, places = self.first
+
+        def compare(event: Event, value: Tensor | Call) -> None:
+            place = places.place_of(event)
+            if place is None:
+                return
+            for site, gap in gaps_at(place, self.value(place), value, sampled=True).items():
+                at = changed(place, site=site)
+                before = self.rounding.get(at, Rounding(0.0, gap.heads))
+                heads = [*map(max, before.heads, gap.heads)]
+                self.rounding[at] = Rounding(max(before.whole, gap.relative), heads)
+
+        for seed in range(_N_PERTURBED_PASSES):
+            with shaken_parts(model, seed):
+                observe(model, forward, compare)
+        self.first = None
+
+    def rotates_nothing(self, place: Place) -> bool:
+        """Whether a place is that of queries or keys before their scores that are the same as
+        projected.
+        """
+        before = changed(place, site=place.site.removesuffix("_rotated"))
+        entry = self.entries[place]
+        return before.site != place.site and any(
+            other.key == before.key and of_other == entry
+            for other, of_other in self.entries.items()
+        )
+
+
+def compute(
+    model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}
+) -> Computed:
+    """What a model computes at all its places; `mapped` modules are as for `Pass.find_places`."""
+    stored = dict[Event, Entry]()
+    names = {
+        name
+        for name, module in model.named_modules()
+        if name in mapped or is_norm(module) or any(True for _ in module.parameters())
+    }
+
+    def add(event: Event, value: Tensor | Call) -> None:
+        if isinstance(value, Call):
+            tensors = {name: store(tensor) for name, tensor in value.tensors.items() if name != "z"}
+            stored[event] = Entry(value.holding({}), tensors)
+        elif event.source.kind != "out" or event.name in names:
+            stored[event] = Entry(None, {"": store(value)})
+
+    with TemporaryFile() as file:
+        store = _Writer(file).store
+        first = observe(model, forward, add)
+        first.find_places(mapped)
+        file.write(b"\0")  # a file without content cannot be mapped
+        file.flush()
+        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
+    placed = ((first.place_of(event), entry) for event, entry in stored.items())
+    entries = {place: entry for place, entry in placed if place is not None}
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    first_pass = FirstPass(model, forward, first)
+    return Computed(kind, dtype_of(model), data, entries, first=first_pass)
+
+
+class _Writer:
+    """Writes tensors to a file; one that is the same as one of the last ones, such as a mask that
+    layers share, is not written again.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._known = dict[Any, tuple[Tensor, Stored]]()  # a tensor that lives keeps its memory
+
+    def store(self, tensor: Tensor) -> Stored:
+        """Where a tensor is in the file, after it was written."""
+        version = foreign.version_of(tensor)
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
+        if key not in self._known:
+            data = tensor.detach().cpu().contiguous()
+            self._file.write(bytes(-self._file.tell() % _ALIGNED))
+            stored = Stored(data.dtype, tuple(data.shape), self._file.tell())
+            self._file.write(data.flatten().view(torch.uint8).numpy().data)
+            self._known[key] = tensor, stored
+            if len(self._known) > _N_KNOWN:
+                del self._known[next(iter(self._known))]
+        return self._known[key][1]
+
+
+# ---------------------------------------------------------------------------- places that are saved
+
+
+class _SavedEntry(NamedTuple):
+    """A place, what else its attention has, and the names of its tensors in the file."""
+
+    place: Place
+    call: Any
+    tensors: dict[str, str]
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """The JSON of a file of places, with the inputs of the model."""
+
+    schema: str
+    command: list[str]
+    kind: str
+    dtype: str
+    inputs: dict[str, Any]
+    entries: list[_SavedEntry]
+    rounding: list[tuple[Place, Rounding]]
+
+
+def save_places(
+    computed: Computed, inputs: dict[str, Any], command: Sequence[str], path: str, *, force: bool
+) -> None:
+    """Writes what a model computes, and its inputs as lists of ids, to a safetensors file. Raises
+    `MhaError`.
+    """
+    every = [stored for entry in computed.entries.values() for stored in entry.tensors.values()]
+    widest_first = sorted(dict.fromkeys(every), key=lambda stored: -stored.dtype.itemsize)
+    names = {stored: str(n) for n, stored in enumerate(widest_first)}
+    entries = [
+        _SavedEntry(place, call, {name: names[stored] for name, stored in tensors.items()})
+        for place, (call, tensors) in computed.entries.items()
+    ]
+    dtype = str(computed.dtype).removeprefix("torch.")
+    rounding = [*computed.rounding.items()]
+    saved = _Saved(PLACES, [*command], computed.kind, dtype, inputs, entries, rounding)
+    document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
+    words = {getattr(torch, name): word for word, name in DTYPES.items()}
+    end = 0
+    for stored, name in names.items():
+        offsets = [end, end + stored.n_bytes]
+        end += stored.n_bytes
+        document[name] = {
+            "dtype": words[stored.dtype],
+            "shape": stored.shape,
+            "data_offsets": offsets,
+        }
+    head = json.dumps(document).encode()
+    head += b" " * (-len(head) % _ALIGNED)
+    parts = (computed.data[stored.start : stored.start + stored.n_bytes] for stored in names)
+    write_whole(path, chain([len(head).to_bytes(8, "little") + head], parts), force=force)
+
+
+class SavedPlaces(NamedTuple):
+    """What a model computed, and the inputs that it read."""
+
+    computed: Computed
+    inputs: dict[str, Any]
+
+
+def load_places(path: str) -> SavedPlaces:
+    """What `save_places` wrote. Raises `MhaError` for another file."""
+    header = read_tensor_header(path)
+    saved = decode(_Saved, header.metadata, path)
+    with open(path, "rb") as file:
+        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
+    computed = Computed(saved.kind, getattr(torch, saved.dtype, torch.float32), data)
+    for place, call, names in saved.entries:
+        tensors = {}
+        for name, word in names.items():
+            info = header.tensors.get(word)
+            if info is None or info.dtype not in DTYPES:
+                raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
+            tensors[name] = Stored(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
+        computed.entries[place] = Entry(None if call is None else Call(**call), tensors)
+    computed.rounding |= dict(saved.rounding)
+    return SavedPlaces(computed, saved.inputs)

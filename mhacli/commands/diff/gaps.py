@@ -1,0 +1,164 @@
+"""How far what two models compute at a place is apart: two tensors, or two attentions, whose scores
+and patterns are made from queries and keys in blocks of queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mhacli.commands.diff.places import Place
+from mhacli.models.capture import Call
+from mhacli.models.masking import as_attention
+from mhacli.run import rows_of_block
+
+_CHUNK = 1 << 18
+"""The most numbers of a tensor that are compared at once: what a cache holds."""
+_N_SAMPLES = 2
+"""Where queries are many, the rounding of scores is measured in so many blocks of them."""
+_SAMPLE_LEN = 64
+"""The number of queries in such a block."""
+
+
+class Gap:
+    """How far two arrays of a `shape` are apart: the squares of the difference and of the first
+    array, for each head if the second of four axes is that of heads; and the largest difference.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._has_heads = len(shape) == 4
+        self.n_of_head = math.prod(shape[2:] if self._has_heads else shape)
+        self._squares = [[0.0, 0.0] for _ in range(shape[1] if self._has_heads else 1)]
+        self.largest = 0.0
+        self._worst: tuple[int, Tensor, int] | None = None
+
+    def add(self, start: int, a: Tensor, b: Tensor) -> None:
+        """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their
+        last columns.
+        """
+        n_columns = a.shape[-1]
+        wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+        a, b = a.flatten().to(wide), b.flatten().to(wide)
+        change = b - a
+        sizes = _norms(change, a)
+        if not all(map(math.isfinite, sizes)):
+            is_same = (a == b) | (a.isnan() & b.isnan())
+            change = change.double().masked_fill(is_same, 0.0).nan_to_num(nan=math.inf)
+            sizes = _norms(change, a.double().nan_to_num(posinf=0.0, neginf=0.0))
+        squares = self._squares[start // self.n_of_head % len(self._squares)]
+        squares[:] = [before + size * size for before, size in zip(squares, sizes, strict=True)]
+        worst = max(map(abs, torch.stack(change.aminmax()).tolist())) if sizes[0] else 0.0
+        if worst > self.largest:
+            self.largest = worst
+            self._worst = start, change, n_columns
+
+    @property
+    def at(self) -> tuple[int, ...] | None:
+        """The place of the largest difference."""
+        if self._worst is None:
+            return None
+        start, change, n_columns = self._worst
+        row, column = divmod(int(change.abs().argmax()), n_columns)
+        return tuple(map(int, np.unravel_index(start + row * self.shape[-1] + column, self.shape)))
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over that of the first array."""
+        return _ratio(*map(sum, zip(*self._squares, strict=True)))
+
+    @property
+    def heads(self) -> list[float]:
+        """The same of each head; none without heads."""
+        return [_ratio(*squares) for squares in self._squares] if self._has_heads else []
+
+
+def _norms(*tensors: Tensor) -> list[float]:
+    return [torch.linalg.vector_norm(tensor).item() for tensor in tensors]
+
+
+def _ratio(change: float, of_first: float) -> float:
+    """The root of a ratio of squares: 0 if nothing differs."""
+    if change == 0.0:
+        return 0.0
+    return math.inf if of_first == 0.0 else math.sqrt(change / of_first)
+
+
+def gaps_at(
+    place: Place, a: Tensor | Call, b: Tensor | Call, *, sampled: bool = False
+) -> dict[str, Gap]:
+    """The differences at a place by site: that of an array; or of an attention, those of the scores
+    that both see and of the patterns. Empty where shapes do not fit.
+    """
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        pair = _fitted(place, a, b)
+        return {} if pair is None else {place.site: _gap_of_tensors(*pair)}
+    if isinstance(a, Call) and isinstance(b, Call) and a.shape == b.shape:
+        return _gaps_of_attentions(a, b, sampled=sampled)
+    return {}
+
+
+def _gap_of_tensors(a: Tensor, b: Tensor) -> Gap:
+    gap = Gap(tuple(a.shape))
+    per_head = (tensor.detach().reshape(-1, gap.n_of_head) for tensor in (a, b))
+    for number, (x, y) in enumerate(zip(*per_head, strict=True)):
+        for start in range(0, gap.n_of_head, _CHUNK):
+            stop = start + _CHUNK
+            gap.add(number * gap.n_of_head + start, x[start:stop].cpu(), y[start:stop].cpu())
+    return gap
+
+
+def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Gap]:
+    n_texts, n_heads, n_queries, n_keys = a.shape
+    scores, pattern = Gap(a.shape), Gap(a.shape)
+    hides_later = a.causal and b.causal and n_queries == n_keys
+    for rows in _blocks(n_queries, n_keys, sampled=sampled):
+        keys = slice(0, rows.stop if hides_later else n_keys)
+        x, y = (as_attention(call.cropped(rows, keys)).matrices() for call in (a, b))
+        # what is stored is on the CPU, what passes on its device
+        hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())
+        for text in range(n_texts):
+            for head in range(n_heads):
+                start = ((text * n_heads + head) * n_queries + rows.start) * n_keys
+                cells = hidden[text, min(head, hidden.shape[1] - 1)]  # heads may share a mask
+                of_scores = (each["scores"][text, head].cpu() for each in (x, y))
+                scores.add(start, *(each.masked_fill_(cells, 0.0) for each in of_scores))
+                pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
+    return {"scores": scores, "pattern": pattern}
+
+
+def _blocks(n_queries: int, n_keys: int, *, sampled: bool) -> Iterator[slice]:
+    """The queries in blocks that fit into memory; of many, if `sampled`, the ends of equal
+    parts.
+    """
+    if sampled and n_queries > 2 * _N_SAMPLES * _SAMPLE_LEN:
+        part_len = n_queries // _N_SAMPLES
+        for start in range(part_len - _SAMPLE_LEN, n_queries, part_len):
+            yield slice(start, min(n_queries, start + _SAMPLE_LEN))
+        return
+    step = rows_of_block(n_keys, "cpu")
+    for start in range(0, n_queries, step):
+        yield slice(start, min(n_queries, start + step))
+
+
+def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Two tensors as far as they are the same, if their shapes differ: keys and values that heads
+    share, merged axes, the last position of logits where one side has no more, and the entries that
+    both vocabularies have. None if they do not fit.
+    """
+    if a.ndim == b.ndim == 4 and a.shape != b.shape and place.site in ("k", "v", "k_rotated"):
+        n = max(a.shape[1], b.shape[1])
+        if n % a.shape[1] == n % b.shape[1] == 0:
+            a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
+    if place.site == "logits" and a.ndim == b.ndim == 3:
+        if 1 in (a.shape[1], b.shape[1]):
+            a, b = a[:, -1:], b[:, -1:]
+        n = min(a.shape[2], b.shape[2])
+        a, b = a[..., :n], b[..., :n]
+    if a.ndim != b.ndim and a.numel() == b.numel() and a.shape[-1:] == b.shape[-1:]:
+        b = b.reshape(a.shape)
+    return (a, b) if a.shape == b.shape else None
