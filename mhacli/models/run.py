@@ -475,6 +475,19 @@ def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict(forward_of(model, keywords)())
 
 
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor of real numbers in an output, the logits if it names them."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if getattr(value, "logits", None) is not None:
+        return first_tensor(value.logits)
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, tuple | list):
+        return None
+    return next((tensor for each in value if (tensor := first_tensor(each)) is not None), None)
+
+
 def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
     """A call of a model without a KV cache, on its device, with keywords, positional arguments or
     one tensor. A model that takes other keywords than those of transformers gets the ids alone.

@@ -28,8 +28,7 @@ from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, sp
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.models.masking import as_attention
-from mhacli.models.places import first_tensor
-from mhacli.models.run import CheckpointRun, outputs_of, run_model
+from mhacli.models.run import CheckpointRun, first_tensor, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
