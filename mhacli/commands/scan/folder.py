@@ -32,7 +32,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
-from mhacli.models.inspecting import CONDITION, MEANS, mean_head
+from mhacli.models.means import CONDITION, MEANS, mean_head
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,
