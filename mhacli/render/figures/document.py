@@ -6,25 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import assert_never
 
 from rich.console import Group
 
 from mhacli.errors import EXIT_CHECK, MhaError, library
 from mhacli.record.record import Record
 from mhacli.render.base.format import provenance
-from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import drawable_heads
+from mhacli.render.base.options import Figure, Screen, ViewOptions
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
-from mhacli.render.figures.grids import grids, legend
+from mhacli.render.figures.grids import GridRow, grids, legend
 from mhacli.render.figures.heads import heads_figure
 from mhacli.render.figures.svg import document, printed
 from mhacli.render.page.elements import WIDE
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header, step_table
 
-_MOST, _COLUMNS = 64, 160
-"""The most steps of a picture, and the columns of the terminal whose view it shows."""
+_MOST_STEPS = 64
+"""The most steps of a picture."""
+_COLUMNS = 160
+"""The columns of the terminal whose view a picture shows."""
 
 
 def figure(record: Record, options: ViewOptions) -> str:
@@ -34,13 +36,27 @@ def figure(record: Record, options: ViewOptions) -> str:
     of a record without heads. Raises `UsageError` for options that the record or the picture does
     not support, and `MhaError` if the record lacks the data.
     """
-    kind, metadata = options.figure, {"command": [*record.command], **dict(provenance(record))}
-    if kind == "effects" or (kind is None and record.effect is not None and options.heads is None):
-        return _effects(record, metadata)
-    if kind == "walk" or (kind is None and record.trace and not record.heads):
-        return _walk(record, metadata)
-    usual = "head" if len(drawable_heads(record, options)) == 1 else "grid"
-    return heads_figure(record, options, kind or usual, metadata)
+    metadata = {"command": [*record.command], **dict(provenance(record))}
+    match options.figure or _usual_figure(record, options):
+        case "effects":
+            return _effects(record, metadata)
+        case "walk":
+            return _walk(record, metadata)
+        case "head":
+            return heads_figure(record, options, metadata, is_of_one=True)
+        case "grid":
+            return heads_figure(record, options, metadata)
+        case never:
+            assert_never(never)
+
+
+def _usual_figure(record: Record, options: ViewOptions) -> Figure:
+    """The picture of a record without a request."""
+    if record.effect is not None and options.heads is None:
+        return "effects"
+    if record.trace and not record.heads:
+        return "walk"
+    return "grid"
 
 
 def _walk(record: Record, metadata: Mapping[str, object]) -> str:
@@ -49,17 +65,15 @@ def _walk(record: Record, metadata: Mapping[str, object]) -> str:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
     screen = Screen(_COLUMNS, colour=False)
     if record.decoding is not None:
-        steps = step_table(record.trace, range(len(record.sequences)), _MOST)
-        title, parts = "decoding, step by step", [bare(steps, screen.width)]
+        title = "decoding, step by step"
+        steps = step_table(record.trace, range(len(record.sequences)), _MOST_STEPS)
+        parts = [bare(steps, screen.width)]
     else:
-        title, steps = (
-            "attention, site by site",
-            replace(steps_table(record), most=_MOST, has_ends=True),
-        )
+        title = "attention, site by site"
+        steps = replace(steps_table(record), most=_MOST_STEPS, has_ends=True)
         parts = [bare(steps, screen.width), closing(record, screen)]
-    return document(
-        title, [printed(Group(header(record, screen), "", *parts), screen.width)], metadata
-    )
+    view = Group(header(record, screen), "", *parts)
+    return document(title, [printed(view, screen.width)], metadata)
 
 
 _SIDE = 720.0
@@ -77,14 +91,13 @@ def _effects(record: Record, metadata: Mapping[str, object]) -> str:
     if not summary.verified.ok:
         message = "the effects are not drawn: a second computation gives other numbers"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-    maps, title = effect_grids(record), f"effect on {measured_words(record, summary)}"
-    body = [
-        *(grids([("", [of])], _SIDE) for of in maps),
-        *([legend(maps, maps[0].meaning)] if maps else []),
-    ]
-    return document(
-        title, body, metadata, caption=[part.plain for part in effect_words(record, WIDE)]
-    )
+    panels = effect_grids(record)
+    body = [grids([GridRow("", [g])], _SIDE) for g in panels]
+    if panels:
+        body.append(legend(panels, panels[0].meaning))
+    title = f"effect on {measured_words(record, summary)}"
+    caption = [part.plain for part in effect_words(record, WIDE)]
+    return document(title, body, metadata, caption=caption)
 
 
 # ------------------------------------------------------------------------------------------- as PNG

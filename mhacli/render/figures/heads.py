@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.heads import HeadStatistics
@@ -22,7 +23,7 @@ from mhacli.render.base.selection import (
     scale_of,
 )
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
-from mhacli.render.figures.grids import grids, legend
+from mhacli.render.figures.grids import GridRow, grids, legend
 from mhacli.render.figures.svg import document
 from mhacli.render.heads.head_map import (
     KEY,
@@ -38,8 +39,17 @@ from mhacli.render.heads.table import types_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-_SIZES = ((1, 720.0, 512), (16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
-"""By number of heads: the size of each map, and its most cells per side."""
+
+class _Size(NamedTuple):
+    """For at most so many heads the side of each map, and its most cells per side."""
+
+    n_heads: int
+    side: float
+    n_cells: int
+
+
+_SIZES = (_Size(1, 720.0, 512), _Size(16, 168.0, 128), _Size(160, 84.0, 64))
+_SMALLEST = _Size(1 << 30, 48.0, 32)
 _NAMED = 75
 """The most rows and columns with the names of tokens; more have positions."""
 _WIDEST = 80
@@ -48,56 +58,78 @@ _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
 def heads_figure(
-    record: Record, options: ViewOptions, kind: str, metadata: Mapping[str, object]
+    record: Record, options: ViewOptions, metadata: Mapping[str, object], *, is_of_one: bool = False
 ) -> str:
-    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one `head`
+    """The picture of the chosen heads on one scale. Raises `UsageError` for a picture of one head
     if several are chosen, and `MhaError` if the record has none of their patterns.
     """
     heads = drawable_heads(record, options)
-    if not heads or (options.words and any("pattern" not in head.record.arrays for head in heads)):
-        what = "words" if options.words else "heads"
-        raise MhaError(
-            f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP
-        )
-    if kind == "head" and len(heads) > 1:
-        hint = (
-            "try --layer 0 --head 0"
-            if record.model is not None and options.layers is None
-            else "try --head 0"
-        )
+    _require_patterns(heads, options)
+    if is_of_one and len(heads) > 1:
+        has_layers = record.model is not None and options.layers is None
+        hint = "try --layer 0 --head 0" if has_layers else "try --head 0"
         raise UsageError(f"--figure head draws one head, and {len(heads)} are chosen", hint=hint)
-    sequences = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
-    if options.sequences is not None and len(sequences) > 1:
-        raise UsageError(
-            f"a picture shows one sequence, and --sequence names {', '.join(map(str, sequences))}"
-        )
-    side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
-    whole = [_map(head, sequences[0], options, most) for head in heads]
-    maps = [each.without_sinks() for each in whole] if options.hide_sinks else whole
-    scale, top = scale_of(options, heads), largest_of_maps(maps)
-    of_heads = []
+    sequence = _sequence(record, options)
+    size = next((size for size in _SIZES if len(heads) <= size.n_heads), _SMALLEST)
+    whole = [_map(head, sequence, options, size.n_cells) for head in heads]
+    maps = [cells.without_sinks() for cells in whole] if options.hide_sinks else whole
+    scale = scale_of(options, heads)
+    top = largest_of_maps(maps)
+    panels = []
     for head, cells in zip(heads, maps, strict=True):
-        of = grid_of(cells, "", scale=scale, top=top, digits=options.precision)
-        of_heads.append(_with_words(of, head, cells, is_single=len(heads) == 1))
-    types = " · ".join(text.plain for text in types_of([head.statistics for head in heads]))
-    if len(heads) == 1:
-        types = f"{KIND_SIGNS[heads[0].statistics.kind][0]} {_of_statistics(heads[0].statistics)}"
+        g = grid_of(cells, "", scale=scale, top=top, digits=options.precision)
+        panels.append(_with_words(g, head, cells, is_single=len(heads) == 1))
     block = max(cells.block for cells in maps)
-    sequence = f"sequence {sequences[0]}" if len(record.sequences) > 1 else ""
-    parts = [heads[0].label, sequence]
-    if len(heads) > 1:
-        parts = [names_of([*_layers(heads)]), count_of(len(heads), "head"), sequence]
-    kv_head = kv_head_of(heads[0].record, heads[0].statistics.head) if len(heads) == 1 else ""
     return document(
-        " · ".join(filter(None, parts)) + kv_head,
-        [grids([*_rows(heads, of_heads, side)], side), legend(of_heads, "attention weight")],
+        _title(record, heads, sequence),
+        [grids(_rows(heads, panels, size.side), size.side), legend(panels, "attention weight")],
         metadata,
-        about=[*_texts(heads, sequences[0], options), types],
+        about=[*_texts(heads, sequence, options), _types(heads)],
         caption=[
             cell_meaning(block, of_queries=maps[0].rows is not None),
             *_notes(record, heads, whole, options),
         ],
     )
+
+
+def _require_patterns(heads: Sequence[DrawableHead], options: ViewOptions) -> None:
+    """Raises `MhaError` without heads, and for words of heads whose patterns were not kept."""
+    has_patterns = all("pattern" in head.record.arrays for head in heads)
+    if not heads or (options.words and not has_patterns):
+        what = "words" if options.words else "heads"
+        raise MhaError(
+            f"the {what} cannot be drawn: the record does not have their patterns", hint=_KEEP
+        )
+
+
+def _sequence(record: Record, options: ViewOptions) -> int:
+    """The chosen sequence, or the first. Raises `UsageError` if several are chosen."""
+    sequences = chosen(options.sequences, len(record.sequences), 1, False, "sequence").shown
+    if options.sequences is not None and len(sequences) > 1:
+        raise UsageError(
+            f"a picture shows one sequence, and --sequence names {', '.join(map(str, sequences))}"
+        )
+    return sequences[0]
+
+
+def _title(record: Record, heads: Sequence[DrawableHead], sequence: int) -> str:
+    """The head, or the layers and the number of heads; and the sequence if there are several."""
+    parts = [names_of([*_layers(heads)]), count_of(len(heads), "head")]
+    kv_head = ""
+    if len(heads) == 1:
+        parts = [heads[0].label]
+        kv_head = kv_head_of(heads[0].record, heads[0].statistics.head)
+    if len(record.sequences) > 1:
+        parts.append(f"sequence {sequence}")
+    return " · ".join(filter(None, parts)) + kv_head
+
+
+def _types(heads: Sequence[DrawableHead]) -> str:
+    """The types of the heads, of a single one with its statistics."""
+    statistics = [head.statistics for head in heads]
+    if len(heads) > 1:
+        return " · ".join(text.plain for text in types_of(statistics))
+    return f"{KIND_SIGNS[statistics[0].kind][0]} {_of_statistics(statistics[0])}"
 
 
 def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> HeadMap:
@@ -118,23 +150,24 @@ def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> 
     return finest.of_rows(rows, -(-finest.weights.shape[1] // most))
 
 
-def _with_words(of: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool) -> Grid:
+def _with_words(g: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool) -> Grid:
     """The grid of a head with its axes and tooltip, and positions where there are too many names.
     One of several has its number and the sign of its type as its title.
     """
     statistics = head.statistics
-    rows, columns = (
-        (
-            names
-            if len(names) <= _NAMED
-            else [str(cells.places(axis, cell).start) for cell in range(len(names))]
-        )
-        for axis, names in ((QUERY, of.rows), (KEY, of.columns))
-    )
-    title = "" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind][0]}"
-    meaning = f"{head.label} · {_of_statistics(statistics)}"
+
+    def names(axis: int, tokens: Sequence[str]) -> Sequence[str]:
+        if len(tokens) <= _NAMED:
+            return tokens
+        return [str(cells.places(axis, cell).start) for cell in range(len(tokens))]
+
     return replace(
-        of, title=title, rows=rows, columns=columns, corner="query ↓ key →", meaning=meaning
+        g,
+        title="" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind][0]}",
+        rows=names(QUERY, g.rows),
+        columns=names(KEY, g.columns),
+        corner="query ↓ key →",
+        meaning=f"{head.label} · {_of_statistics(statistics)}",
     )
 
 
@@ -143,22 +176,18 @@ def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
     return {head.layer: None for head in heads if head.layer is not None}
 
 
-def _rows(
-    heads: Sequence[DrawableHead], of_heads: Sequence[Grid], side: float
-) -> Iterator[tuple[str, Sequence[Grid]]]:
+def _rows(heads: Sequence[DrawableHead], panels: Sequence[Grid], side: float) -> list[GridRow]:
     """A row per layer, or for a single layer rows as wide as the picture of one head."""
     layers: dict[str, list[Grid]] = {}
-    for head, of in zip(heads, of_heads, strict=True):
-        name = (
-            "" if head.layer is None else head.layer.label + ("" if head.layer.verified else " !")
-        )
-        layers.setdefault(name, []).append(of)
+    for head, g in zip(heads, panels, strict=True):
+        name = ""
+        if head.layer is not None:
+            name = head.layer.label if head.layer.verified else f"{head.layer.label} !"
+        layers.setdefault(name, []).append(g)
     if len(layers) > 1:
-        yield from layers.items()
-        return
-    across = int(_SIZES[0][1] // side)
-    for start in range(0, len(of_heads), across):
-        yield "", of_heads[start : start + across]
+        return [GridRow(name, row) for name, row in layers.items()]
+    n = int(_SIZES[0].side // side)
+    return [GridRow("", panels[start : start + n]) for start in range(0, len(panels), n)]
 
 
 # ----------------------------------------------------------------------------------------- in words
@@ -167,15 +196,13 @@ def _rows(
 def _texts(heads: Sequence[DrawableHead], sequence: int, options: ViewOptions) -> Iterator[str]:
     """A line for each text that is read: `5 tokens: “the cat …”`."""
     for text in dict.fromkeys(
-        of[sequence] for head in heads for of in (head.record.sequences, head.record.keys)
+        texts[sequence] for head in heads for texts in (head.record.sequences, head.record.keys)
     ):
-        n_tokens = (
-            count_of(len(text.words), "word")
-            if options.words
-            else count_of(len(text.tokens), "token")
-        )
+        size = count_of(len(text.tokens), "token")
+        if options.words:
+            size = count_of(len(text.words), "word")
         words = visible(" ".join(text.text.split()))
-        yield fitted(f"{n_tokens}: “{words}”", _WIDEST) if words else n_tokens
+        yield fitted(f"{size}: “{words}”", _WIDEST) if words else size
 
 
 def _of_statistics(statistics: HeadStatistics) -> str:
@@ -189,24 +216,21 @@ def _notes(
 ) -> Iterator[str]:
     """What was merged, hidden, left out or not verified."""
     if record.corpus is not None:
-        of = count_of(record.corpus.n_documents, "document")
         yield (
             f"patterns of one document, {visible(record.corpus.example_named)}; types and"
-            f" statistics are means over {of}"
+            f" statistics are means over {count_of(record.corpus.n_documents, 'document')}"
         )
     if options.words:
         yield WORDS_CAPTION
     if options.hide_sinks:
         most = max(cells.sink_mass + (cells.learned_mass or 0.0) for cells in whole)
-        taken = (
-            f"sinks are taken out, at most {shown(most, 'weight', options.precision)} of a head's"
-            " attention"
-        )
-        yield (
-            f"{taken}; the rest of each row is renormalised"
-            if most
-            else "no sink, so nothing is taken out"
-        )
+        if most:
+            yield (
+                f"sinks are taken out, at most {shown(most, 'weight', options.precision)} of a"
+                " head's attention; the rest of each row is renormalised"
+            )
+        else:
+            yield "no sink, so nothing is taken out"
     for layer in _layers(heads):
         if not layer.verified:
             yield f"! {layer.label}: NOT verified: {visible('; '.join(layer.unverified))}"

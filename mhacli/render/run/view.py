@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.checks import SelfCheck
-from mhacli.record.heads import HeadsSummary, in_order
+from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
@@ -49,88 +49,109 @@ from mhacli.text.numbers import shown
 MAX_HEADS_DRAWN = 8
 
 
-def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
+def record_views(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
     if record.module is not None:
         from mhacli.render.run.trace import walk
 
-        yield from walk(record, on, in_detail=options.verbose)
+        yield from walk(record, screen, in_detail=options.verbose)
     elif record.decoding is not None and options.view in ("auto", "matrix"):
         from mhacli.render.run.trace import decode_view
 
-        yield decode_view(record, options, on)
+        yield decode_view(record, options, screen)
     elif record.effect is not None:
         from mhacli.render.checkpoint.effect import effect_view
 
-        yield from effect_view(record, options, on)
+        yield from effect_view(record, options, screen)
     elif record.model is not None:
         from mhacli.render.checkpoint.view import layers_view
 
-        yield layers_view(record, options, on)
+        yield layers_view(record, options, screen)
     else:
-        yield layer_view(record, options, on)
+        yield layer_view(record, options, screen)
 
 
 def layer_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The output of `mha run`, `mha heads` and `mha show` of a layer. Raises `UsageError` for a
     head or sequence out of range.
     """
-    survey, sequences = record.survey, sequences_to_draw(options, len(record.sequences))
+    summary = record.survey
+    sequences = sequences_to_draw(options, len(record.sequences))
     places_of(record, [*options.maps, *(options.heads or ())])
-    heads = in_order(record.heads, options.sort)
-    listed = [head for head in heads if options.shows_head(head.head)]
-    of_heads = heads_table(record, listed, options)
-    if survey is None and not options.everything and options.heads is None:
-        of_heads = replace(of_heads, most=MAX_HEADS_DRAWN, has_ends=True)
-    check = self_check_line(record.self_check)
-    if survey is not None:
+    heads = [head for head in in_order(record.heads, options.sort) if options.shows_head(head.head)]
+    rows = heads_table(record, heads, options)
+    if summary is None:
+        check = self_check_line(record.self_check)
+        if not options.everything and options.heads is None:
+            rows = replace(rows, most=MAX_HEADS_DRAWN, has_ends=True)
+    else:
         check = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
-        return Group(bare(of_heads, screen.width), Text(""), check)
+        return Group(bare(rows, screen.width), Text(""), check)
     texts = texts_in_words(record.files, *record.lengths)
-    head = configuration(record.dims, record.environment, record.weights, screen.width, *texts)
-    sections: list[RenderableType] = [head]
+    sections: list[RenderableType] = [
+        configuration(record.dims, record.environment, record.weights, screen.width, *texts)
+    ]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
-    if survey is None:
-        if options.shapes or options.verbose:
-            sections.append(bare(lines_table(record), screen.width))
-        drawn = [
-            *_patterns(record, sequences.shown, [head.head for head in listed], options, screen)
-        ]
-        sections += [Group(*drawn)] if drawn else []
+    if summary is None:
+        sections += _steps_and_patterns(record, sequences.shown, heads, options, screen)
     else:
-        sections += [_costs(record, survey, screen)] if options.verbose else []
-        sections += [
-            maps_view([(record, "")], b, options, screen) for b in sequences.shown if options.maps
-        ]
-        sections += [
-            *cells_view(record, listed, options, screen),
-            strong_places(record, listed, options, screen),
-        ]
+        sections += _heads_in_detail(record, summary, sequences.shown, heads, options, screen)
     sections += kv_heads_line(record)
-    least = SINK_SHARE if survey is None else survey.sink_share
-    sinks = (
-        [sinks_line(record, listed, least, screen)]
-        if any(head.sink_keys for head in listed)
-        else []
-    )
-    sections.append(Group(*table(of_heads, screen.width, has_all=options.verbose), *sinks))
-    if survey is None and (options.timings or options.verbose):
+    numbers = [*table(rows, screen.width, has_all=options.verbose)]
+    if any(head.sink_keys for head in heads):
+        least = SINK_SHARE if summary is None else summary.sink_share
+        numbers.append(sinks_line(record, heads, least, screen))
+    sections.append(Group(*numbers))
+    if summary is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
     return spaced([*sections, check])
 
 
-def _costs(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
+def _steps_and_patterns(
+    record: Record,
+    sequences: Sequence[int],
+    heads: Sequence[HeadStatistics],
+    options: ViewOptions,
+    screen: Screen,
+) -> Iterator[RenderableType]:
+    """What a run shows of its steps and patterns."""
+    if options.shapes or options.verbose:
+        yield bare(lines_table(record), screen.width)
+    parts = [*_patterns(record, sequences, [head.head for head in heads], options, screen)]
+    if parts:
+        yield Group(*parts)
+
+
+def _heads_in_detail(
+    record: Record,
+    summary: HeadsSummary,
+    sequences: Sequence[int],
+    heads: Sequence[HeadStatistics],
+    options: ViewOptions,
+    screen: Screen,
+) -> Iterator[RenderableType]:
+    """What a record of head statistics shows of single heads."""
+    if options.verbose:
+        yield _costs(record, summary, screen)
+    if options.maps:
+        for sequence in sequences:
+            yield maps_view([(record, "")], sequence, options, screen)
+    yield from cells_view(record, heads, options, screen)
+    yield strong_places(record, heads, options, screen)
+
+
+def _costs(record: Record, summary: HeadsSummary, screen: Screen) -> Text:
     """The method, the time, and the memory that it took and that whole matrices would have
     taken.
     """
-    memory = shown(max(0, survey.peak_bytes - BASE_BYTES), "bytes")
+    memory = shown(max(0, summary.peak_bytes - BASE_BYTES), "bytes")
     parts = [
-        f"kernel {visible(survey.kernel)}",
+        f"kernel {visible(summary.kernel)}",
         f"memory about {memory} in addition to torch's own",
+        f"full attention matrices would take {shown(summary.full_bytes, 'bytes')}",
     ]
-    parts.append(f"full attention matrices would take {shown(survey.full_bytes, 'bytes')}")
     total = record.timings.get("total")
     if total is not None:
         parts.append(f"took {shown(total.median_s, 'seconds')}")
@@ -148,19 +169,22 @@ def kv_heads_line(record: Record) -> Iterator[Text]:
     """How many query heads share a kv head, and the bytes that this saves; nothing if none is
     shared.
     """
-    c, group = record.config, record.config.heads_per_kv_head
+    c = record.config
+    group = c.heads_per_kv_head
     if group > 1:
-        shared, unshared = shown(token_bytes(c), "bytes"), shown(token_bytes(c, c.n_heads), "bytes")
-        kv_heads = count_of(c.n_heads // group, "kv head")
-        sentence = f"a token takes {shared} of a cache instead of {unshared}"
-        yield Text(f"{kv_heads} for {c.n_heads} query heads, each shared by {group}: {sentence}")
+        yield Text(
+            f"{count_of(c.n_heads // group, 'kv head')} for {c.n_heads} query heads, each shared by"
+            f" {group}: a token takes {shown(token_bytes(c), 'bytes')} of a cache instead of"
+            f" {shown(token_bytes(c, c.n_heads), 'bytes')}"
+        )
 
 
 def _timings(record: Record, screen: Screen) -> RenderableType:
     """Median, spread and percentage of every stage, with the first run separate, and tokens per
     second in total.
     """
-    timings, total = record.timings, record.timings.get("total")
+    timings = record.timings
+    total = timings.get("total")
     if total is None:
         return Text("no times were measured", style="dim")
 
@@ -210,22 +234,28 @@ def _patterns(
             style="yellow",
         )
         return
-    is_chosen = options.heads is not None or options.everything or options.verbose
-    most = None if is_chosen else MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
-    limit = len(heads) if is_chosen else MAX_HEADS_DRAWN
-    drawn = [
-        each for b in sequences for head in heads[:limit] for each in maps_of_head(record, b, head)
+    if options.heads is not None or options.everything or options.verbose:
+        limit = len(heads)
+        most = None
+    else:
+        limit = MAX_HEADS_DRAWN
+        most = MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
+    maps = [
+        titled
+        for b in sequences
+        for head in heads[:limit]
+        for titled in maps_of_head(record, b, head)
     ]
     n_more = max(0, len(heads) - limit) * len(sequences)
-    yield from patterns(drawn, options, screen, most=most, n_more=n_more)
+    yield from patterns(maps, options, screen, most=most, n_more=n_more)
     if "dropped" in record.arrays:
         p = record.config.dropout
-        dropped = (
+        yield Text(
             f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are"
-            " multiplied by "
+            f" multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on"
+            " average",
+            style="dim",
         )
-        dropped += f"1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on average"
-        yield Text(dropped, style="dim")
 
 
 def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
