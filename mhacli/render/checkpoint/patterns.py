@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
@@ -16,7 +17,15 @@ from mhacli.render.base.format import type_text
 from mhacli.render.base.grids import MAX_LINES
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, LayerView, drawable_heads, names_of
-from mhacli.render.heads.head_map import HeadMap, cell_map, head_map, kv_head_of, patterns, where
+from mhacli.render.heads.head_map import (
+    HeadMap,
+    TitledMap,
+    cell_map,
+    head_map,
+    kv_head_of,
+    patterns,
+    where,
+)
 from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 16
@@ -52,64 +61,74 @@ def patterns_view(
     heads = [head for head in drawable_heads(record, options) if "pattern" in head.record.arrays]
     chosen = [*product(heads, sequences)]
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    drawn = [
-        _with_title(*each, options, is_alone=len(chosen) == 1)
-        for each in (chosen if is_requested else chosen[:MAX_DRAWN])
-    ]
-    maps = [cells for _, cells in drawn]
-    if options.view == "auto" and options.rows is None and not is_requested:
-        options = replace(options, view="heatmap")
-    most = None if is_requested else MAX_LINES
-    yield from patterns(drawn, options, screen, most=most, n_more=len(chosen) - len(drawn))
-    if any(cells.is_followed(row) for cells in maps for row in range(len(cells.weights))):
+    most = None
+    if not is_requested:
+        most = MAX_LINES
+        chosen = chosen[:MAX_DRAWN]
+        if options.view == "auto" and options.rows is None:
+            options = replace(options, view="heatmap")
+    n_heads = len(heads) * len(sequences)
+    maps = [_titled_map(head, b, options, is_alone=n_heads == 1) for head, b in chosen]
+    yield from patterns(maps, options, screen, most=most, n_more=n_heads - len(maps))
+    if any(cells.is_followed(row) for _, cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:
         yield Text(WORDS_CAPTION, style="dim")
 
 
-def _with_title(
+def _titled_map(
     head: DrawableHead, sequence: int, options: ViewOptions, *, is_alone: bool
-) -> tuple[str, HeadMap]:
+) -> TitledMap:
     """The map of a head with its title, of words on request. A head that `is_alone` has its type in
     words.
     """
-    record, of = head.record, head.statistics
-    rows, produced = queries_of(head, sequence, options)
-    cells = replace(
-        words_map(head, sequence) if options.words else head_map(head, sequence), produced=produced
-    )
+    record = head.record
+    statistics = head.statistics
+    queries = queries_of(head, sequence, options)
+    cells = words_map(head, sequence) if options.words else head_map(head, sequence)
+    cells = replace(cells, produced=queries.produced)
+    if queries.rows is not None:
+        cells = cells.of_rows(queries.rows)
     doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
-    kind = f"{KIND_SIGNS[of.kind][0]} {type_text(of)}" if is_alone else KIND_SIGNS[of.kind][0]
-    title = where(record, sequence, head.label + kv_head_of(record, of.head), doubt, kind)
-    return title, cells if rows is None else cells.of_rows(rows)
+    kind = KIND_SIGNS[statistics.kind][0]
+    if is_alone:
+        kind += f" {type_text(statistics)}"
+    label = head.label + kv_head_of(record, statistics.head)
+    return TitledMap(where(record, sequence, label, doubt, kind), cells)
 
 
-def queries_of(
-    head: DrawableHead, sequence: int, options: ViewOptions
-) -> tuple[tuple[int, ...] | None, int | None]:
-    """The requested queries of a text (None: all), and the first whose next token was generated, if
-    any; of words on request.
+class Queries(NamedTuple):
+    """The requested queries of a text (None: all), and the first after which a token was generated,
+    if any. With merged words both are words.
     """
-    record, kind = head.record, "self" if head.layer is None else head.layer.kind
-    text, generated = (
-        record.sequences[sequence],
-        None if record.model is None else record.model.generated,
-    )
-    produced = (
-        None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
-    )
-    rows: tuple[int, ...] | None = None
-    if options.rows == "last":
-        rows = (len(text.tokens) - 1,)
-    elif options.rows == "generated":
-        rows = () if produced is None else tuple(range(produced, len(text.tokens) - 1))
-    elif options.rows is not None:
-        rows = tuple(row for row in dict.fromkeys(options.rows) if row < len(text.tokens))
-    if options.words:
-        rows = None if rows is None else words_with(text, rows)
-        if produced is not None:  # the word before the first generated word
-            produced = sum(word[0] <= produced for word in text.words) - 1
-    return rows, produced
+
+    rows: tuple[int, ...] | None
+    produced: int | None
+
+
+def queries_of(head: DrawableHead, sequence: int, options: ViewOptions) -> Queries:
+    """The queries to draw of a head."""
+    model = head.record.model
+    generated = None if model is None else model.generated
+    is_encoder = head.layer is not None and head.layer.kind == "encoder"
+    produced = None if generated is None or is_encoder else generated.prompt_lens[sequence] - 1
+    text = head.record.sequences[sequence]
+    last = len(text.tokens) - 1
+    rows: tuple[int, ...] | None
+    match options.rows:
+        case None:
+            rows = None
+        case "last":
+            rows = (last,)
+        case "generated":
+            rows = () if produced is None else tuple(range(produced, last))
+        case _:
+            rows = tuple(row for row in dict.fromkeys(options.rows) if row <= last)
+    if not options.words:
+        return Queries(rows, produced)
+    if produced is not None:  # the word before the first generated word
+        produced = sum(word[0] <= produced for word in text.words) - 1
+    return Queries(None if rows is None else words_with(text, rows), produced)
 
 
 # -------------------------------------------------------------------------------------------- words
@@ -126,25 +145,21 @@ def words_map(head: DrawableHead, sequence: int) -> HeadMap:
     Weights are summed over the keys of a word and averaged over its queries with a visible key, so
     row sums are preserved. A pair of words is visible if any pair of their tokens is.
     """
-    cells, queries, keys = (
-        head_map(head, sequence),
-        head.record.sequences[sequence],
-        head.record.keys[sequence],
-    )
-    q_starts, k_starts = ([word[0] for word in text.words] for text in (queries, keys))
+    cells = head_map(head, sequence)
+    queries = head.record.sequences[sequence]
+    keys = head.record.keys[sequence]
+    q_starts = [word[0] for word in queries.words]
+    k_starts = [word[0] for word in keys.words]
     n_queries = np.maximum(1, np.add.reduceat(cells.n_queries, q_starts))
-    of_keys = np.add.reduceat(np.where(cells.is_open, cells.weights, 0.0), k_starts, axis=1)
-    is_open = np.logical_or.reduceat(
-        np.logical_or.reduceat(cells.is_open, k_starts, axis=1), q_starts
-    )
-    weights = np.add.reduceat(of_keys, q_starts) / n_queries[:, None]
-    learned = (
-        None if cells.learned is None else np.add.reduceat(cells.learned, q_starts) / n_queries
-    )
-    merged = cell_map(
-        _names(queries), _names(keys), weights, is_open, sinks=words_with(keys, cells.sinks)
-    )
-    return replace(merged, learned=learned)
+    weights = np.add.reduceat(np.where(cells.is_open, cells.weights, 0.0), k_starts, axis=1)
+    weights = np.add.reduceat(weights, q_starts) / n_queries[:, None]
+    is_open = np.logical_or.reduceat(cells.is_open, k_starts, axis=1)
+    is_open = np.logical_or.reduceat(is_open, q_starts)
+    sinks = words_with(keys, cells.sinks)
+    merged = cell_map(_names(queries), _names(keys), weights, is_open, sinks=sinks)
+    if cells.learned is None:
+        return merged
+    return replace(merged, learned=np.add.reduceat(cells.learned, q_starts) / n_queries)
 
 
 def words_with(text: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -156,6 +171,7 @@ def _names(text: TokenSequence) -> tuple[str, ...]:
     """The words of a text: their only token, or their characters."""
     names = []
     for word in text.words:
-        begin, end = text.offsets[word[0]][0], text.offsets[word[-1]][1]
+        begin, _ = text.offsets[word[0]]
+        _, end = text.offsets[word[-1]]
         names.append(text.tokens[word[0]] if len(word) == 1 else text.text[begin:end])
     return tuple(names)

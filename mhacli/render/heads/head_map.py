@@ -8,10 +8,10 @@ arithmetic for both, and a head looks the same in the terminal, the viewer, page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from rich.cells import set_cell_size
@@ -25,7 +25,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import fitted, flowing, token_at, token_text
 from mhacli.render.base.grids import MASKED, Form, grids
-from mhacli.render.base.options import Scale, Screen, View, ViewOptions
+from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, usual_scale
 from mhacli.render.base.terminal import table
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
@@ -46,8 +46,10 @@ def kv_head_of(record: Record, head: int) -> str:
 
 # --------------------------------------------------------------------------------------------- maps
 
-QUERY, KEY = 0, 1
-"""The axes of a map: queries downward, keys from left to right."""
+QUERY = 0
+"""The axis of a map that runs downward."""
+KEY = 1
+"""The axis of a map that runs from left to right."""
 NOTHING = 1e-6
 """Rows with a smaller remaining weight are not renormalised, because it consists of rounding
 errors."""
@@ -174,9 +176,9 @@ class HeadMap:
         weight.
         """
         rest = np.clip(self.weights - self.of_sinks, 0, None)
-        left = rest.sum(axis=1, keepdims=True)
+        sums = rest.sum(axis=1, keepdims=True)
         weights = np.where(
-            left > NOTHING, rest / np.maximum(left, NOTHING), np.where(np.isnan(left), np.nan, 0.0)
+            sums > NOTHING, rest / np.maximum(sums, NOTHING), np.where(np.isnan(sums), np.nan, 0.0)
         )
         return replace(
             self,
@@ -209,15 +211,15 @@ class HeadMap:
 
     def of_tokens(self) -> HeadMap:
         """The map without rows and columns of padding alone."""
-        texts = zip(self.first, (len(self.queries), len(self.keys)), strict=True)
         rows, columns = (
-            slice(-first // self.block, -((first - n) // self.block)) for first, n in texts
+            slice(-first // self.block, -((first - len(text)) // self.block))
+            for first, text in zip(self.first, self.texts, strict=True)
         )
-        begins = (
-            first + part.start * self.block
-            for first, part in zip(self.first, (rows, columns), strict=True)
+        first = (
+            self.first[QUERY] + rows.start * self.block,
+            self.first[KEY] + columns.start * self.block,
         )
-        return replace(self.part(rows, columns), first=(next(begins), next(begins)))
+        return replace(self.part(rows, columns), first=first)
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
         """The map in blocks, so that at most `rows` × `columns` cells are needed, or one row and
@@ -239,16 +241,20 @@ class HeadMap:
 
     def places(self, axis: int, cell: int) -> range:
         """The positions of the tokens of a row or column, without padding."""
-        begin, size = self.place(axis, cell), self.block if self.rows is None or axis == KEY else 1
+        begin = self.place(axis, cell)
+        size = self.block if self.rows is None or axis == KEY else 1
         return range(max(0, begin), min(len(self.texts[axis]), begin + size))
 
     def token(self, axis: int, cell: int) -> str:
         """The first token of a row or column, or `is → Paris` for a query whose next token was
         generated.
         """
-        text, place = self.texts[axis], self.place(axis, cell)
-        is_followed = axis == QUERY and self.is_followed(cell)
-        return " → ".join(token_text(text, at) for at in range(place, place + 1 + is_followed))
+        text = self.texts[axis]
+        place = self.place(axis, cell)
+        token = token_text(text, place)
+        if axis == QUERY and self.is_followed(cell):
+            return f"{token} → {token_text(text, place + 1)}"
+        return token
 
     def is_followed(self, row: int) -> bool:
         """Whether the next token of a row was generated."""
@@ -278,13 +284,11 @@ def head_map(head: DrawableHead, sequence: int) -> HeadMap:
 
 def pattern_map(record: Record, place: int, sequence: int, *, site: str = "pattern") -> HeadMap:
     """The cells of the head at a `place` of the pattern, without padding."""
-    arrays, statistics = record.arrays, record.heads[place]
-    queries, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
-    first_query, first_key = record.first_query(sequence), record.first_key(sequence)
-    rows, columns = (
-        slice(first_query, first_query + len(queries)),
-        slice(first_key, first_key + len(keys)),
-    )
+    arrays = record.arrays
+    statistics = record.heads[place]
+    queries = record.sequences[sequence].tokens
+    keys = record.keys[sequence].tokens
+    rows, columns = tokens_of(record, sequence)
     allowed = arrays["allowed"]
     cells = cell_map(
         queries,
@@ -296,6 +300,16 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
         cells = replace(cells, entropy=arrays["entropy"][sequence, place, rows])
     return _with_learned(cells, statistics)
+
+
+def tokens_of(record: Record, sequence: int) -> tuple[slice, slice]:
+    """The rows and columns of arrays for a sequence's queries and keys, without padding."""
+    first_query = record.first_query(sequence)
+    first_key = record.first_key(sequence)
+    return (
+        slice(first_query, first_query + len(record.sequences[sequence].tokens)),
+        slice(first_key, first_key + len(record.keys[sequence].tokens)),
+    )
 
 
 def cell_map(
@@ -339,29 +353,30 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     begin a text or document, because the weights of others per query are not kept.
     """
     assert record.survey is not None, "a map is of a record of heads"
-    block, arrays, statistics = record.survey.block, record.arrays, record.heads[place]
+    block = record.survey.block
+    arrays = record.arrays
+    statistics = record.heads[place]
     queries, keys = record.sequences[sequence], record.keys[sequence]
     first_query, first_key = record.first_query(sequence), record.first_key(sequence)
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
-    seen = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
-    n_queries = sums(seen.astype(np.float64), block)
-    entropy = sums(np.where(seen, arrays["entropy"][sequence, place], 0.0), block)
+    has_keys = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
+    n_queries = sums(has_keys.astype(np.float64), block)
+    entropy = sums(np.where(has_keys, arrays["entropy"][sequence, place], 0.0), block)
     weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
-    begins = {
-        document: key
-        for key, document in reversed([*enumerate(keys.documents or (0,) * len(keys.ids))])
-    }
+    begins: dict[int, int] = {}
+    for key, document in enumerate(keys.documents or [0] * len(keys.ids)):
+        begins.setdefault(document, key)
     sinks = tuple(
         key for key in sink_places(statistics, sequence, len(keys.ids)) if key in begins.values()
     )
-    firsts = np.array(
-        [begins.get(document, 0) for document in queries.documents or (0,) * len(queries.ids)],
-        dtype=int,
-    )
-    is_taken, of_sinks = np.isin(firsts, sinks), np.zeros(weights.shape)
-    rows, columns = first_query + np.flatnonzero(is_taken), first_key + firsts[is_taken]
+    documents = queries.documents or [0] * len(queries.ids)
+    begin_of_query = np.array([begins.get(document, 0) for document in documents], dtype=int)
+    is_to_sink = np.isin(begin_of_query, sinks)
+    rows = first_query + np.flatnonzero(is_to_sink)
+    columns = first_key + begin_of_query[is_to_sink]
+    of_sinks = np.zeros(weights.shape)
     np.add.at(of_sinks, (rows // block, columns // block), sink[rows])
     cells = HeadMap(
         queries=queries.tokens,
@@ -384,16 +399,26 @@ def sums(numbers: Array, size: int, axis: int = 0) -> Array:
 
 def largest_of_maps(maps: Iterable[HeadMap]) -> float:
     """The top of the common scale of some maps."""
-    return max((each.largest for each in maps), default=0.0) or 1.0
+    return max((cells.largest for cells in maps), default=0.0) or 1.0
 
 
 # ----------------------------------------------------------------------------------------- as grids
 
-_NAME, _WIDEST = 12, 22
-"""The widest name of a query with its position, and without, where the generated next token may
-follow it."""
-_FORMS: Mapping[View, Form] = {"matrix": "numbers", "heatmap": "shades"}
-_LONGEST, _LEAST_KEYS = 28, 30
+_NAME = 12
+"""The widest name of a query with its position."""
+_WIDEST = 22
+"""The widest name of a query without position, behind which the generated token may stand."""
+_LONGEST = 28
+"""The widest token in a list of keys."""
+_LEAST_KEYS = 30
+"""The least width of a list of keys."""
+
+
+class TitledMap(NamedTuple):
+    """A map with the title of its picture."""
+
+    title: str
+    cells: HeadMap
 
 
 def cell_meaning(block: int, *, of_queries: bool = False) -> str:
@@ -429,7 +454,7 @@ def grid_of(
 
 
 def patterns(
-    heads: Sequence[tuple[str, HeadMap]],
+    maps: Sequence[TitledMap],
     options: ViewOptions,
     screen: Screen,
     *,
@@ -440,26 +465,29 @@ def patterns(
     as each query's top keys. Of more than `most` lines the first are drawn; `n_more` are left out
     before.
     """
-    drawn = [(title, cells) for title, cells in heads if len(cells.weights)]
-    for title in (title for title, cells in heads if not len(cells.weights)):
-        yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
-    if options.view == "top":
-        tables = [
-            Group(*table(_top_keys(title, cells, options), screen.width)) for title, cells in drawn
-        ]
-        yield Columns(tables, padding=(0, 2))
-        return
-    scale = options.map_scale or usual_scale(cells.keys for _, cells in drawn)
-    top = largest_of_maps(cells for _, cells in drawn)
-    panels = [_pattern_grid(title, cells, options, scale=scale, top=top) for title, cells in drawn]
-    yield from grids(
-        panels,
-        screen,
-        form=_FORMS.get(options.view, "auto"),
-        everything=options.everything,
-        most=most,
-        n_more=n_more,
-    )
+    for title, cells in maps:
+        if not len(cells.weights):
+            yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
+    maps = [titled for titled in maps if len(titled.cells.weights)]
+    form: Form
+    match options.view:
+        case "top":
+            tables = (table(_top_keys(*titled, options), screen.width) for titled in maps)
+            yield Columns([Group(*lines) for lines in tables], padding=(0, 2))
+            return
+        case "matrix":
+            form = "numbers"
+        case "heatmap":
+            form = "shades"
+        case "auto" | "none":
+            form = "auto"
+        case _:
+            assert_never(options.view)
+    scale = options.map_scale or usual_scale(cells.keys for _, cells in maps)
+    top = largest_of_maps(cells for _, cells in maps)
+    panels = [_pattern_grid(*titled, options, scale=scale, top=top) for titled in maps]
+    everything = options.everything
+    yield from grids(panels, screen, form=form, everything=everything, most=most, n_more=n_more)
 
 
 def _pattern_grid(
@@ -469,7 +497,7 @@ def _pattern_grid(
     whole = grid_of(cells, title, scale=scale, top=top, digits=options.precision)
     strongest = np.where(whole.allowed, whole.values, -1).argmax(axis=1)
     n_rows, n_columns = whole.values.shape
-    names, keys = [fitted(name, _WIDEST) for name in whole.rows], range(n_columns)
+    names = [fitted(name, _WIDEST) for name in whole.rows]
 
     def smaller(n_lines: int, n_cells: int) -> Grid:
         if cells.rows is None:
@@ -481,7 +509,7 @@ def _pattern_grid(
         whole,
         rows=names,
         corner="query",
-        marked=(strongest[:, None] == keys) & whole.allowed & np.isfinite(whole.values),
+        marked=(strongest[:, None] == range(n_columns)) & whole.allowed & np.isfinite(whole.values),
         beside=[*_beside(cells, options.precision)],
         has_all_rows=options.everything or cells.rows is not None,
         smaller=smaller,
@@ -490,7 +518,9 @@ def _pattern_grid(
 
 def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     """The sum of each row, if one is not 1, what a sink logit takes, and the entropy."""
-    sums, learned, entropy = cells.sums, cells.learned, cells.entropy
+    sums = cells.sums
+    learned = cells.learned
+    entropy = cells.entropy
     if {shown(float(total), "weight", digits) for total in sums} != {shown(1.0, "weight", digits)}:
         yield Column(
             heading="Σ",
@@ -520,7 +550,7 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
 
 def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) -> Grid:
     """The cells or blocks of a map. A row has the name and the position of its first query."""
-    n, names = cells.block, []
+    names = []
     for row in range(len(cells.weights)):
         place = cells.places(QUERY, row).start
         room = _NAME - len(str(place))
@@ -528,7 +558,7 @@ def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) ->
             set_cell_size(fitted(token_text(cells.queries, place), room - 1), room) + str(place)
         )
     whole = grid_of(cells, title, scale=scale, digits=options.precision)
-    columns = whole.columns if n == 1 else [""] * len(whole.columns)
+    columns = whole.columns if cells.block == 1 else [""] * len(whole.columns)
     return replace(whole, rows=names, columns=columns)
 
 
@@ -536,7 +566,11 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     """Each query's top keys with their weights in descending order, and the weight of any sink
     logit.
     """
-    learned, digits = cells.learned, options.precision
+    learned = cells.learned
+    digits = options.precision
+
+    def query(row: int) -> str:
+        return f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →"
 
     def keys_of(row: int) -> str:
         words = [
@@ -550,13 +584,7 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
 
     return Table(
         columns=[
-            Column(
-                heading="query",
-                value=lambda row: (
-                    f"{token_at(cells.token(QUERY, row), cells.place(QUERY, row), _LONGEST)} →"
-                ),
-                style=lambda row: "bold",
-            ),
+            Column(heading="query", value=query, style=lambda row: "bold"),
             Column(heading="strongest weights", value=keys_of, least=_LEAST_KEYS, wraps=True),
         ],
         rows=range(len(cells.weights)),
@@ -572,23 +600,25 @@ def maps_view(
     """The requested maps of layers with their names, if there are several, of a sequence on a
     common scale, without their sinks, which stand beside them.
     """
-    panels, notes = list[Grid](), list[Text]()
+    panels: list[Grid] = []
+    notes: list[str | Text] = []
     for record, layer in layers:
         for place, head in enumerate(record.heads):
             if head.head in options.maps:
-                whole, name = block_map(record, place, sequence), f"head {head.head}"
+                whole = block_map(record, place, sequence)
+                name = f"head {head.head}"
                 title = where(record, sequence, layer, name, words_of_type(head.kind).name)
                 panels.append(_without_sinks(whole, title, options))
-                notes += _taken(
+                notes += _sinks(
                     whole.without_sinks(), f"{layer} {name}".lstrip(), options.precision
                 )
-    drawn = [*grids(panels, screen, form="shades", everything=options.everything)]
+    lines = [*grids(panels, screen, form="shades", everything=options.everything)]
     if notes:
-        beside = "the first token stands at the right; " * any(panel.beside for panel in panels)
-        drawn.append(
-            flowing([*notes, f"{beside}the rest of each row is renormalised"], screen.width)
-        )
-    return Group(*drawn)
+        rest = "the rest of each row is renormalised"
+        if any(panel.beside for panel in panels):
+            rest = f"the first token stands at the right; {rest}"
+        lines.append(flowing([*notes, rest], screen.width))
+    return Group(*lines)
 
 
 def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
@@ -607,13 +637,16 @@ def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
     )
 
 
-def _taken(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
+def _sinks(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
     """What was removed from the map of a head, with its part of all attention; nothing if nothing
     was.
     """
-    sink, learned = cells.sink_mass, cells.learned_mass or 0.0
-    parts = [f"sink {shown(sink, 'weight', digits)}"] if cells.sinks else []
-    parts += [] if cells.learned is None else [f"sink logit {shown(learned, 'weight', digits)}"]
+    parts = []
+    if cells.sinks:
+        parts.append(f"sink {shown(cells.sink_mass, 'weight', digits)}")
+    if cells.learned_mass is not None:
+        parts.append(f"sink logit {shown(cells.learned_mass, 'weight', digits)}")
     if parts:
-        parts.append(f"shown {shown(1 - sink - learned, 'weight', digits)} of all attention")
+        rest = 1 - cells.sink_mass - (cells.learned_mass or 0.0)
+        parts.append(f"shown {shown(rest, 'weight', digits)} of all attention")
         yield Text(f"{name}: {', '.join(parts)}", style="bold")

@@ -10,8 +10,9 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
-from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of
+from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of, tokens_of
 from mhacli.render.page.elements import Html
 from mhacli.text.escape import token_label
 from mhacli.text.numbers import shown
@@ -35,12 +36,21 @@ MOST_KEYS = 8
 """The strongest keys of a query that a page of blocks has, or fewer if maps would have less than
 `_LEAST_BLOCKS`."""
 _LEAST_BLOCKS = 16 * 16
-_NUMBER, _BLOCK, _KEY, _OVERHEAD = 4.6, 2.2, 2.7, 800
-"""The bytes in the page of a number, of the mean of a block, of a key with its weight, and of what
-else a map has."""
-_MASKED_CODE, _NOT_A_NUMBER, _ZERO, _FIRST = range(4)
-"""The codes of weights without digits, and the first of those with digits."""
-_DIGITS, _LEAST_EXPONENT = 3, -40
+_NUMBER = 4.6
+"""The bytes in the page of a number."""
+_ROUNDED = 2.2
+"""The bytes of a number that is rounded to `_DIGITS` digits, also of the mean of a block."""
+_KEY = 2.7
+"""The bytes of a key with its weight."""
+_OVERHEAD = 800
+"""The bytes of what else a map has."""
+_MASKED_CODE = 0
+_NOT_A_NUMBER = 1
+_ZERO = 2
+_FIRST = 3
+"""The first code of a weight with digits, after those without."""
+_DIGITS = 3
+_LEAST_EXPONENT = -40
 _EXPLAINED = (
     "attention weight",
     "weight",
@@ -87,7 +97,7 @@ def page_data(
         "ink_from": [*map(is_dark, WEIGHTS.colours)].index(False),
         "lost": UNKNOWN,
         "hide_sinks": hides_sinks,
-        **_maps([(head, sequence) for head in heads for sequence in sequences], room),
+        **_maps([_Drawing(head, sequence) for head in heads for sequence in sequences], room),
     }
 
 
@@ -102,82 +112,108 @@ def script_safe(data: Mapping[str, Any]) -> Html:
 # --------------------------------------------------------------------------------------------- maps
 
 
-def _maps(of: Sequence[tuple[DrawableHead, int]], room: float) -> Mapping[str, Any]:
+class _Drawing(NamedTuple):
+    """A head of a sequence, which has a map in the page."""
+
+    head: DrawableHead
+    sequence: int
+
+    def n_cells(self) -> int:
+        """The number of cells that are not masked."""
+        arrays = self.head.record.arrays
+        if "pattern" not in arrays:
+            return self.n_numbers("map")
+        allowed = arrays["allowed"]
+        return int(allowed[self.sequence, min(self.head.place, allowed.shape[1] - 1)].sum())
+
+    def n_numbers(self, name: str) -> int:
+        """The size of one of `PARTS`, or of the map; 0 if the record lacks it."""
+        if name in ("scores", "qk"):
+            return self.n_cells()
+        array = self.head.record.arrays.get(name)
+        return 0 if array is None else int(np.prod(array.shape[2:]))
+
+    def n_queries(self) -> int:
+        """The queries whose strongest keys are known."""
+        has_pattern = "pattern" in self.head.record.arrays
+        return len(self.head.record.sequences[self.sequence].tokens) if has_pattern else 0
+
+
+def _maps(drawings: Sequence[_Drawing], room: float) -> Mapping[str, Any]:
     """The maps and the ends of their scale, with and without sinks: every cell if there is room,
     and as many of `PARTS` as fit, or every cell to `_DIGITS` digits, else blocks of `factor` ×
     `factor` cells and the `n_keys` strongest keys of every query.
     """
-    n_cells = sum(_n_cells(*pair) for pair in of)
-    room = max(room - len(of) * _OVERHEAD, len(of) * _NUMBER)
-    factor, n_keys, strongest = 1, 0, [dict[str, str]()] * len(of)
+    n = len(drawings)
+    n_cells = sum(drawing.n_cells() for drawing in drawings)
+    room = max(room - n * _OVERHEAD, n * _NUMBER)
+    factor = 1
+    n_keys = 0
+    least = n * _LEAST_BLOCKS * _ROUNDED
+    if n_cells * _ROUNDED > room:
+        n_queries = sum(drawing.n_queries() for drawing in drawings)
+        if n_queries:
+            n_keys = min(MOST_KEYS, int(max(0, room - least) / (_KEY * n_queries)))
+    strongest = [_strongest(*drawing, n_keys) for drawing in drawings]
+    if n_cells * _ROUNDED > room:
+        n_bytes = sum(len(text) for keys in strongest for text in keys.values())
+        factor = ceil(sqrt(n_cells * _ROUNDED / max(room - n_bytes, least)))
     is_rounded = n_cells * _NUMBER > room
-    if n_cells * _BLOCK > room:
-        least = len(of) * _LEAST_BLOCKS * _BLOCK
-        n_queries = sum(
-            len(head.record.sequences[b].tokens)
-            for head, b in of
-            if "pattern" in head.record.arrays
-        )
-        n_keys = min(MOST_KEYS, int(max(0, room - least) / (_KEY * n_queries))) if n_queries else 0
-        strongest = [_strongest(*pair, n_keys) for pair in of]
-        taken = sum(len(text) for held in strongest for text in held.values())
-        factor = ceil(sqrt(n_cells * _BLOCK / max(room - taken, least)))
-    room -= n_cells * _NUMBER
-    parts = []
-    for name in PARTS:
-        room -= _NUMBER * sum(
-            _n_cells(*pair) if name in ("scores", "qk") else _n_numbers(pair[0], name)
-            for pair in of
-        )
-        parts += [name] if room >= 0 else []
-    maps, tops, largest = list[Mapping[str, Any]](), [0.0, 0.0], [0.0, 0.0]
-    for (head, sequence), held in zip(of, strongest, strict=True):
+    parts = _fitting_parts(drawings, room - n_cells * _NUMBER)
+    maps = []
+    scale = _Scale()
+    scale_of_rest = _Scale()
+    for (head, sequence), keys in zip(drawings, strongest, strict=True):
         cells = head_map(head, sequence)
         blocks = cells.pooled(factor)
-        both = blocks, blocks.without_sinks()
+        rest = blocks.without_sinks()
+        scale.add(blocks)
+        scale_of_rest.add(rest)
         others = {
             "about": _about_sinks(cells),
             "parts": dict(_parts(head, sequence, parts)),
-            "strongest": held,
+            "strongest": keys,
         }
-        maps.append(_map(*both, is_rounded=is_rounded) | others)
-        tops = [max(top, each.largest) for top, each in zip(tops, both, strict=True)]
-        largest = [
-            max(most, float(np.nanmax(each.weights, initial=0.0)))
-            for most, each in zip(largest, both, strict=True)
-        ]
-    scales = [
-        {
-            "top": top or 1.0,
-            **{
-                scale: ends(scale, top or 1.0, "weight", largest=most)
-                for scale in ("linear", "log")
-            },
-        }
-        for top, most in zip(tops, largest, strict=True)
-    ]
-    precision = f"to {_DIGITS} digits" if is_rounded else "exact"
+        maps.append(_map(blocks, rest, is_rounded=is_rounded) | others)
     return {
         "factor": factor,
         "n_keys": n_keys,
-        "precision": precision,
-        "scales": scales,
+        "precision": f"to {_DIGITS} digits" if is_rounded else "exact",
+        "scales": [scale.document(), scale_of_rest.document()],
         "maps": maps,
     }
 
 
-def _n_cells(head: DrawableHead, sequence: int) -> int:
-    """The number of cells that are not masked."""
-    arrays = head.record.arrays
-    if "pattern" not in arrays:
-        return _n_numbers(head, "map")
-    allowed = arrays["allowed"]
-    return int(allowed[sequence, min(head.place, allowed.shape[1] - 1)].sum())
+def _fitting_parts(drawings: Sequence[_Drawing], room: float) -> list[str]:
+    """The first of `PARTS` that fit."""
+    parts = []
+    for name in PARTS:
+        room -= _NUMBER * sum(drawing.n_numbers(name) for drawing in drawings)
+        if room >= 0:
+            parts.append(name)
+    return parts
 
 
-def _n_numbers(head: DrawableHead, name: str) -> int:
-    array = head.record.arrays.get(name)
-    return 0 if array is None else int(np.prod(array.shape[2:]))
+@dataclass
+class _Scale:
+    """The common scale of the maps that were added: its `top`, and the `largest` weight."""
+
+    top: float = 0.0
+    largest: float = 0.0
+
+    def add(self, cells: HeadMap) -> None:
+        """Extends the scale to the weights of a map."""
+        self.top = max(self.top, cells.largest)
+        self.largest = max(self.largest, float(np.nanmax(cells.weights, initial=0.0)))
+
+    def document(self) -> Mapping[str, Any]:
+        """The top, and what the ends of the scale stand for."""
+        top = self.top or 1.0
+        return {
+            "top": top,
+            "linear": ends("linear", top, "weight", largest=self.largest),
+            "log": ends("log", top, "weight", largest=self.largest),
+        }
 
 
 def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any]:
@@ -191,8 +227,8 @@ def _map(cells: HeadMap, without: HeadMap, *, is_rounded: bool) -> dict[str, Any
     rest = np.where(cells.is_open, beside, 0.0).sum(axis=1)
     columns = np.flatnonzero((cells.of_sinks != 0).any(axis=0))
     has_queries = cells.n_queries > 0
-    numbers = {
-        **({} if is_rounded else {"cells": cells.weights}),
+    numbers = {} if is_rounded else {"cells": cells.weights}
+    numbers |= {
         "beside_sinks": beside[:, columns],
         "left": np.where(rest > NOTHING, rest, np.where(np.isnan(rest), np.nan, np.inf)),
         "taken": np.where(has_queries, without.sink_weights, MASKED),
@@ -247,7 +283,9 @@ def _codes(weights: Array) -> Array:
 
 def _about_sinks(cells: HeadMap) -> str:
     """What the sinks of a map and a sink logit get of all its attention; empty without both."""
-    parts = [f"{shown(cells.sink_mass, 'percent')} of all attention"] if cells.sinks else []
+    parts = []
+    if cells.sinks:
+        parts.append(f"{shown(cells.sink_mass, 'percent')} of all attention")
     if cells.learned_mass is not None:
         parts.append(
             f"the sink logit, which is no key, gets {shown(cells.learned_mass, 'percent')}"
@@ -260,24 +298,19 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
     them.
     """
     record = head.record
-    queries = slice(
-        record.first_query(sequence),
-        record.first_query(sequence) + len(record.sequences[sequence].tokens),
-    )
-    keys = slice(
-        record.first_key(sequence), record.first_key(sequence) + len(record.keys[sequence].tokens)
-    )
-    for name in names if "pattern" in record.arrays else ():
-        if name not in record.arrays:
-            continue
-        array = record.arrays[name][sequence]
-        if name == "v":
-            numbers = array[head.place * len(array) // record.config.n_heads, keys]
-        else:
-            numbers = (
-                array[head.place, queries] if name == "z" else array[head.place, queries, keys]
-            )
-        yield name, packed(numbers)
+    if "pattern" not in record.arrays:
+        return
+    queries, keys = tokens_of(record, sequence)
+    for name in names:
+        if name in record.arrays:
+            array = record.arrays[name][sequence]
+            if name == "v":
+                numbers = array[head.place * len(array) // record.config.n_heads, keys]
+            elif name == "z":
+                numbers = array[head.place, queries]
+            else:
+                numbers = array[head.place, queries, keys]
+            yield name, packed(numbers)
 
 
 def packed(numbers: Array, dtype: str = "<f4") -> str:
@@ -301,15 +334,16 @@ def _layer(
         labels = [tuple(map(token_label, family[b].tokens)) for b in sequences]
         return [texts.setdefault(text, len(texts)) for text in labels]
 
-    config, layer = head.record.config, head.layer
-    has_bias, name = config.positions == "alibi" or config.score_bias is not None, ""
-    if layer is not None:
+    config = head.record.config
+    layer = head.layer
+    if layer is None:
+        has_bias = config.positions == "alibi" or config.score_bias is not None
+        name = ""
+    else:
         has_bias = layer.bias or bool(layer.extras)
-        kind, call = (
-            f"{layer.kind}-" * (layer.kind != "self"),
-            f"-call-{layer.call}" * (layer.call > 1),
-        )
-        name = f"{kind}{layer.layer}{call}"
+        name = str(layer.layer) if layer.kind == "self" else f"{layer.kind}-{layer.layer}"
+        if layer.call > 1:
+            name += f"-call-{layer.call}"
     return {
         "label": "" if layer is None else layer.label,
         "name": name,
@@ -339,10 +373,18 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     """A head with its type and entropy, which `about` says in words."""
     statistics = head.statistics
     label = head.label + kv_head_of(head.record, statistics.head)
-    numbers = {"layer": layer, "head": statistics.head, "label": label}
-    name, sign = words_of_type(statistics.kind).name, KIND_SIGNS[statistics.kind][0]
-    entropy = (
-        "" if statistics.entropy is None else f" · entropy {shown(statistics.entropy, 'nats')} nats"
-    )
-    kind = {"kind": statistics.kind, "entropy": statistics.entropy, "type": name, "sign": sign}
-    return numbers | kind | {"about": f"{sign} {name}{entropy}"}
+    name = words_of_type(statistics.kind).name
+    sign, _ = KIND_SIGNS[statistics.kind]
+    about = f"{sign} {name}"
+    if statistics.entropy is not None:
+        about += f" · entropy {shown(statistics.entropy, 'nats')} nats"
+    return {
+        "layer": layer,
+        "head": statistics.head,
+        "label": label,
+        "kind": statistics.kind,
+        "entropy": statistics.entropy,
+        "type": name,
+        "sign": sign,
+        "about": about,
+    }

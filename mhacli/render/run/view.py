@@ -30,7 +30,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.head_map import (
-    HeadMap,
+    TitledMap,
     kv_head_of,
     maps_view,
     pattern_map,
@@ -258,11 +258,11 @@ def _patterns(
         )
 
 
-def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[tuple[str, HeadMap]]:
+def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[TitledMap]:
     """The pattern of a head with its title; in training before and after dropout."""
     sites = {"pattern": ""}
     if "dropped" in record.arrays:
         sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
     for site, note in sites.items():
         title = where(record, sequence, "", f"head {head}{kv_head_of(record, head)}{note}")
-        yield title, pattern_map(record, head, sequence, site=site)
+        yield TitledMap(title, pattern_map(record, head, sequence, site=site))
