@@ -55,18 +55,35 @@ from mhacli.text.reading import Document
 Settings = Mapping[str, Any]
 """The settings that, with the documents, determine the results, as JSON: equal settings give equal
 bytes."""
-UnitFiles = tuple[bytes, bytes, bytes]
-"""The contents of the files of a unit: rows, the record of a document as an example, empty if none
-is good, and sums."""
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
 _ANEW = "--out another folder starts anew"
 """The hint for a folder that cannot be resumed."""
-_SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
+_SCHEMA = "mha.scan/1"
+_ROWS = "rows"
+_UNITS = "units"
 _OF_DEVICE = {"device", "reducer", "build"}
 """The settings in which results of several devices may differ."""
 _TEMPORARY_S = 3600.0
 """Seconds that no write of a file takes; older temporary files belong to killed processes."""
+
+
+class UnitFiles(NamedTuple):
+    """The contents of the files of a unit: rows, the record of a document as an example, empty if
+    none is good, and sums, whose file marks the unit as finished.
+    """
+
+    rows: bytes
+    example: bytes
+    sums: bytes
+
+
+class UnitPaths(NamedTuple):
+    """The paths of the files of a unit, as `UnitFiles`."""
+
+    rows: str
+    example: str
+    sums: str
 
 
 class Unit(NamedTuple):
@@ -112,28 +129,24 @@ class ScanFolder:
     path: Path
     settings: tuple[Settings, ...]
 
-    def paths(self, name: str) -> tuple[str, str, str]:
-        """The paths of a unit's rows, its example, and its sums, which mark it as finished."""
-        rows, example = (
-            f"{name}.{self.settings[0]['rows'].split()[0]}",
-            f"example-{name.partition('-')[0]}.safetensors",
+    def paths(self, name: str) -> UnitPaths:
+        """The paths of a unit's files."""
+        form = self.settings[0]["rows"].split()[0]
+        return UnitPaths(
+            rows=str(self.path / _ROWS / f"{name}.{form}"),
+            example=str(self.path / f"example-{name.partition('-')[0]}.safetensors"),
+            sums=str(self.path / _UNITS / f"{name}.safetensors"),
         )
-        paths = (
-            self.path / _ROWS / rows,
-            self.path / example,
-            self.path / _UNITS / f"{name}.safetensors",
-        )
-        return tuple(map(str, paths))  # type: ignore[return-value]
 
     def write(self, name: str, files: UnitFiles) -> None:
         """Writes the files of a unit, the example only if no unit before has one. Raises `MhaError`
         if one cannot be written.
         """
-        rows, example, sums = self.paths(name)
-        write_whole(rows, files[0], force=True)
-        if files[1] and not any(other <= example for other in self.examples()):
-            write_whole(example, files[1], force=True)
-        write_whole(sums, files[2], force=True)
+        paths = self.paths(name)
+        write_whole(paths.rows, files.rows, force=True)
+        if files.example and not any(other <= paths.example for other in self.examples()):
+            write_whole(paths.example, files.example, force=True)
+        write_whole(paths.sums, files.sums, force=True)
 
     def totals(self, name: str) -> Totals:
         """The sums of a unit. Raises `MhaError` for a unit without its files, or with a damaged
@@ -173,7 +186,7 @@ class ScanFolder:
 
     def has(self, name: str) -> bool:
         """Whether there is a unit of this name, intact or not."""
-        return os.path.lexists(self.paths(name)[-1])
+        return os.path.lexists(self.paths(name).sums)
 
     def names(self) -> dict[int, list[str]]:
         """The sorted names of all units with files, finished or not, by their number."""
@@ -203,15 +216,17 @@ class ScanFolder:
         `MhaError` if no document is good. Removes unneeded examples, and temporary files of killed
         processes. Recent ones are kept, because another rank may be writing them.
         """
-        paths, totals = [self.paths(name)[-1] for name in names], Totals()
+        paths = [self.paths(name).sums for name in names]
+        totals = Totals()
         for path in paths:
             totals.merge(read_totals(path))
         if not totals.n_documents:
-            first = "".join(f": {bad.named}: {bad.reason}" for bad in totals.bad[:1])
-            raise MhaError(f"the corpus has no good document{first}", code="no-documents")
-        record = replace(
-            summary(totals, load(self.examples()[0]), paths, spans=spans), command=command
-        )
+            message = "the corpus has no good document"
+            if totals.bad:
+                message += f": {totals.bad[0].named}: {totals.bad[0].reason}"
+            raise MhaError(message, code="no-documents")
+        example = load(self.examples()[0])
+        record = replace(summary(totals, example, paths, spans=spans), command=command)
         record.save(str(self.path / SUMMARY), force=True)
         facts = {
             name: getattr(totals, name) for name in ("n_documents", "n_tokens", "n_bad", "devices")
@@ -239,54 +254,68 @@ def open_folder(out: str, settings: Settings, *, mixed: bool) -> ScanFolder:
     differ, and what follows it. Raises `MhaError` for a folder with other files, or one that cannot
     be written.
     """
-    path, recorded, manifest = Path(out), list[dict[str, Any]](), os.path.join(out, MANIFEST)
-    if os.path.lexists(manifest):
-        try:
-            document = decode(
-                dict[str, Any], load_json(read_whole(manifest, MAX_FILE_BYTES), manifest), manifest
-            )
-            recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
-            if document.get("schema") != _SCHEMA or not all(
-                "torch" in settings for settings in recorded
-            ):
-                raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
-        except MhaError as fault:
-            fault.hint = _ANEW
-            raise
-    else:  # another rank may make the folder too
-        names = path.iterdir() if path.is_dir() else ()
-        if any(entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY for entry in names):
-            raise UsageError(
-                f"--out {path} holds other files, and no scan",
-                hint="name a new folder",
-                path=str(path),
-            )
-        with suppress(OSError):  # the first file that is written says why it cannot be
-            for part in (_ROWS, _UNITS):
-                (path / part).mkdir(parents=True, exist_ok=True)
-    found = [(old, changed) for old in recorded if (changed := differences(old, settings))]
-    others = [old for old, _ in found]
+    path = Path(out)
+    recorded = _recorded_settings(path)
+    if recorded is None:
+        _make_folders(path)
+        recorded = []
+    changes = [differences(old, settings) for old in recorded]
+    others = [old for old, changed in zip(recorded, changes, strict=True) if changed]
     if len(others) == len(recorded):
-        for _, changed in found:
-            is_other_device = "device" in changed and changed.keys() <= _OF_DEVICE
-            if not (mixed and is_other_device):
-                hint = (
-                    "--mixed puts results of several devices together, and says so; "
-                    * is_other_device
-                    + _ANEW
-                )
-                message = f"{out} was made with other settings: {', '.join(changed.values())}"
-                raise UsageError(message, hint=hint, path=out)
+        for changed in changes:
+            _require_same(changed, out, mixed=mixed)
         _write_manifest(path, [settings, *others])
     return ScanFolder(path, (settings, *others))
 
 
+def _recorded_settings(path: Path) -> list[dict[str, Any]] | None:
+    """The settings in the manifest of a folder, None without one. Raises `MhaError` for a file that
+    is no manifest.
+    """
+    manifest = str(path / MANIFEST)
+    if not os.path.lexists(manifest):
+        return None
+    try:
+        content = load_json(read_whole(manifest, MAX_FILE_BYTES), manifest)
+        document = decode(dict[str, Any], content, manifest)
+        recorded = decode(list[dict[str, Any]], document.get("settings"), manifest)
+        if document.get("schema") != _SCHEMA or any("torch" not in old for old in recorded):
+            raise bad_file(manifest, f"{manifest} is not a manifest of the schema {_SCHEMA}")
+    except MhaError as fault:
+        fault.hint = _ANEW
+        raise
+    return recorded
+
+
+def _make_folders(path: Path) -> None:
+    """Makes the folder of a scan; another rank may make it too. Raises `UsageError` for a folder
+    with other files.
+    """
+    for entry in path.iterdir() if path.is_dir() else ():
+        if entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY:
+            message = f"--out {path} holds other files, and no scan"
+            raise UsageError(message, hint="name a new folder", path=str(path))
+    with suppress(OSError):  # the first file that is written says why it cannot be
+        for part in (_ROWS, _UNITS):
+            (path / part).mkdir(parents=True, exist_ok=True)
+
+
+def _require_same(changed: Mapping[str, str], out: str, *, mixed: bool) -> None:
+    """Raises `UsageError` for settings that differ, unless they follow from the device and results
+    of several devices may be `mixed`.
+    """
+    hint = _ANEW
+    if "device" in changed and changed.keys() <= _OF_DEVICE:
+        if mixed:
+            return
+        hint = f"--mixed puts results of several devices together, and says so; {_ANEW}"
+    message = f"{out} was made with other settings: {', '.join(changed.values())}"
+    raise UsageError(message, hint=hint, path=out)
+
+
 def _write_manifest(path: Path, settings: Iterable[Settings], **facts: Any) -> None:
-    document = {
-        "schema": _SCHEMA,
-        "settings": sorted(settings, key=_digest_of),
-        **facts,
-    }  # whichever was first
+    ordered = sorted(settings, key=_digest_of)  # whichever was first
+    document = {"schema": _SCHEMA, "settings": ordered, **facts}
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_whole(str(path / MANIFEST), text.encode(), force=True)
 
@@ -339,10 +368,8 @@ class Totals:
 
     def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
         """Adds a document of a corpus with these `spans`, of which it may lack some."""
-        n_tokens, layers = (
-            len(record.keys[0].ids),
-            [record.of_layer(number) for number in range(len(record.layers))],
-        )
+        n_tokens = len(record.keys[0].ids)
+        layers = [record.of_layer(number) for number in range(len(record.layers))]
         one = Totals(n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
         one.identical = record.model is None or record.model.identical_outputs is not False
         sums = [_sums(layer, spans) for layer in layers]
@@ -352,7 +379,8 @@ class Totals:
         for layer in layers:
             queries, keys = layer.sequences[0].tokens, layer.keys[0].tokens
             for head in layer.heads:
-                sinks, cells = dict[str, list[float]](), list[CorpusCell]()
+                sinks: dict[str, list[float]] = {}
+                cells: list[CorpusCell] = []
                 for sink in head.sink_keys:
                     sinks.setdefault(keys[sink.key], [1, 0.0])[1] += sink.share
                 for cell in head.largest:
@@ -402,11 +430,10 @@ class Totals:
         of uniform attention, `[document, head]`, NaN for a missing value.
         """
         arrays = {name: np.ascontiguousarray(array) for name, array in self.sums.items()}
-        for name, (kind, numbers) in rows.items() if self.n_documents else ():
-            if kind is not str:
-                arrays[_OF_ROWS + name] = np.array(numbers, np.float64).reshape(
-                    self.n_documents, -1
-                )
+        for name, (kind, numbers) in rows.items():
+            if self.n_documents and kind is not str:
+                column = np.array(numbers, np.float64).reshape(self.n_documents, -1)
+                arrays[_OF_ROWS + name] = column
         facts = plain(replace(self, sums={}))
         metadata = json.dumps({"totals": facts, "digest": _digest(facts, arrays)})
         return safetensors.numpy.save(arrays, metadata={METADATA_KEY: metadata})
@@ -462,10 +489,8 @@ def _worst(layer: InspectedLayer, other: InspectedLayer) -> InspectedLayer:
 def read_totals(path: str) -> Totals:
     """The sums of a unit. Raises `MhaError` for a missing or damaged file."""
     file = read_tensor_file(path)
-    arrays, metadata = (
-        safetensors.numpy.load(file.data),
-        decode(dict[str, Any], file.metadata, path),
-    )
+    arrays = safetensors.numpy.load(file.data)
+    metadata = decode(dict[str, Any], file.metadata, path)
     if metadata.get("digest") != _digest(metadata.get("totals"), arrays):
         raise bad_file(path, f"{path} is damaged: its content is not what was written")
     sums = {name: array for name, array in arrays.items() if not name.startswith(_OF_ROWS)}
@@ -520,9 +545,11 @@ def _heads(totals: Totals, paths: Sequence[str]) -> Iterator[tuple[HeadStatistic
     """The means of each head, and the rest of what is known of it, for some heads at a time if
     there are many documents.
     """
-    n_heads, step = len(totals.keys), max(1, _VALUES_AT_ONCE // totals.n_documents)
+    n_heads = len(totals.keys)
+    step = max(1, _VALUES_AT_ONCE // totals.n_documents)
     for start in range(0, n_heads, step):
-        parts, stop = defaultdict[str, list[Array]](list), min(start + step, n_heads)
+        stop = min(start + step, n_heads)
+        parts: dict[str, list[Array]] = defaultdict(list)
         for path in paths:
             with safetensors.safe_open(path, "numpy") as unit:
                 for name in unit.keys():  # noqa: SIM118 - it is no mapping
@@ -545,43 +572,34 @@ def _head(
     """A head with its means over documents. Its strongest distance is that of most documents;
     others count as 0 in the weight there.
     """
-    n_documents, counts = totals.n_documents, totals.sums["kinds"][number].tolist()
-    averaged = [
-        *MEANS,
-        *(f"{CONDITION}{n + 1}" for n in range(len(totals.layers[0].survey.patterns))),
-    ]
-    means, uniform = (
-        {name: _mean(columns[of + name]) for name in averaged} for of in ("", "uniform_")
-    )
-    offsets, n_offsets = np.unique(
-        columns["offset"][np.isfinite(columns["offset"])], return_counts=True
-    )
-    if len(offsets):
-        means["offset"] = offset = offsets[n_offsets.argmax()]
-        weights = (
-            np.where(columns["offset"] == offset, columns[f"{of}at_offset"], 0.0)
-            for of in ("", "uniform_")
-        )
-        means["at_offset"], uniform["at_offset"] = (
-            float(np.nansum(each)) / n_documents for each in weights
-        )
+    n_documents = totals.n_documents
+    n_conditions = len(totals.layers[0].survey.patterns)
+    averaged = [*MEANS, *(f"{CONDITION}{n + 1}" for n in range(n_conditions))]
+    means = {name: _mean(columns[name]) for name in averaged}
+    uniform = {name: _mean(columns[f"uniform_{name}"]) for name in averaged}
+    distances = columns["offset"][np.isfinite(columns["offset"])]
+    if len(distances):
+        known, n_known = np.unique(distances, return_counts=True)
+        offset = known[n_known.argmax()]
+        means["offset"] = offset
+        for numbers, prefix in ((means, ""), (uniform, "uniform_")):
+            weights = np.where(columns["offset"] == offset, columns[f"{prefix}at_offset"], 0.0)
+            numbers["at_offset"] = float(np.nansum(weights)) / n_documents
     means[LARGEST] = np.fmax.reduce(columns[LARGEST])
     head = mean_head(totals.keys[number], means, uniform)
+    counts = totals.sums["kinds"][number].tolist()
     kinds = {kind: n for kind, n in zip(HEAD_TYPES, counts, strict=True) if n}
     sinks = sorted(
         totals.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0])
     )
+    spread = [name for name in (*averaged, LARGEST, *EFFECTS) if name in columns]
     return head, CorpusHead(
         layer=head.layer,
         attention=head.attention,
         head=head.head,
         agree=kinds.get(head.kind, 0) / n_documents,
         kinds=kinds,
-        spreads=tuple(
-            spreads(
-                {name: columns[name] for name in (*averaged, LARGEST, *EFFECTS) if name in columns}
-            )
-        ),
+        spreads=tuple(spreads({name: columns[name] for name in spread})),
         sinks=tuple(
             TokenSink(token, int(n), weight / n) for token, (n, weight) in sinks[:MAX_SINKS]
         ),
@@ -591,7 +609,7 @@ def _head(
 
 def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
     """The means over all documents that replace arrays of the example, `[1, head, …]`."""
-    arrays = dict[str, Array]()
+    arrays: dict[str, Array] = {}
     for index, layer in enumerate(layers):
         of_layer = [
             number for number, key in enumerate(totals.keys) if key[:2] == (layer.layer, layer.name)
@@ -609,7 +627,8 @@ def _arrays(totals: Totals, layers: Sequence[InspectedLayer]) -> dict[str, Array
 
 # ---------------------------------------------------------------------------- spread over documents
 
-N_RESAMPLES, SEED = 1000, 0
+N_RESAMPLES = 1000
+SEED = 0
 _BLOCK = 2048
 """The number of documents whose resampling counts are drawn together."""
 
@@ -621,7 +640,8 @@ def spreads(columns: Mapping[str, Array]) -> Iterator[Spread]:
     known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
     intervals = _intervals(np.stack([*known.values()], axis=1)).T.tolist()
     for (statistic, values), (low, high) in zip(known.items(), intervals, strict=True):
-        finite, std = values[np.isfinite(values)], None
+        finite = values[np.isfinite(values)]
+        std: float | None = None
         if len(finite) > 1:
             std = float(finite.std(ddof=1))
         else:

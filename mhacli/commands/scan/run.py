@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +28,6 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effects_of_heads, study_of, verified
-from mhacli.commands.scan.command import Progress, Scan, recorded_command
 from mhacli.commands.scan.folder import (
     EFFECTS,
     UNIT_SIZE,
@@ -39,6 +38,8 @@ from mhacli.commands.scan.folder import (
     differences,
     open_folder,
 )
+from mhacli.commands.scan.progress import Progress
+from mhacli.commands.scan.settings import Scan
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
@@ -66,10 +67,15 @@ _Computed = Iterator[tuple[Unit, UnitFiles, str]]
 
 
 def run_scan(
-    scan: Scan, done: Progress, *, report: Callable[[], None], is_stopped: Callable[[], bool]
+    scan: Scan,
+    done: Progress,
+    *,
+    report: Callable[[], None],
+    is_stopped: Callable[[], bool],
+    command: tuple[str, ...],
 ) -> Record | None:
-    """The record of the corpus, also written to the folder; None if other ranks have unfinished
-    units.
+    """The record of the corpus with the command, also written to the folder; None if other ranks
+    have unfinished units.
 
     It counts `done` documents, and then calls `report`. Once `is_stopped` returns True, no further
     unit is started, and at the end `KeyboardInterrupt` is raised. Raises `UsageError` for a folder
@@ -79,7 +85,8 @@ def run_scan(
     rank, n_ranks = _ranks()
     with workers_of(scan) as (settings, compute):
         folder = open_folder(scan.out, settings, mixed=scan.mixed)
-        names, found = list[str](), folder.names()
+        names: list[str] = []
+        known_names = folder.names()
         if not any(map(is_pipe, scan.sources)):
             every = enumerate(documents(scan.sources, scan.form))
             done.of_documents = sum(number // UNIT_SIZE % n_ranks == rank for number, _ in every)
@@ -91,7 +98,7 @@ def run_scan(
                 if is_stopped():
                     return
                 unit = Unit(number, members)
-                name, totals = folder.finished(unit, found.pop(number, []))
+                name, totals = folder.finished(unit, known_names.pop(number, []))
                 names.append(name)
                 if number % n_ranks != rank:
                     continue
@@ -107,11 +114,11 @@ def run_scan(
             report()
     if is_stopped():
         raise KeyboardInterrupt
-    folder.require_no_more(found)
+    folder.require_no_more(known_names)
     done.of_documents = done.n_documents  # only the end of a stream shows its length
     if not all(map(folder.has, names)):
         return None
-    return folder.record(names, spans=scan.span_names, command=recorded_command())
+    return folder.record(names, spans=scan.span_names, command=command)
 
 
 # ----------------------------------------------------------------------------------------- a worker
@@ -147,52 +154,41 @@ class Worker:
         and the libraries that decide numbers. The weights of the model are hashed, not loaded.
         Raises `MhaError` for scans that the model does not support.
         """
-        run, device, config = self._scan.run, self._unloaded.target, self._unloaded.config
+        run, config = self._scan.run, self._unloaded.config
+        device = self._unloaded.target
         if self._scan.span and config.is_encoder_decoder:
             raise spans_of_pair()
-        dtype = run.model.dtype or str(
-            getattr(config, "dtype", None) or torch.float32
-        ).removeprefix("torch.")
-        on_cuda = device.type == "cuda"
-        name = (
-            torch.cuda.get_device_name(device)
-            if on_cuda
-            else torch.backends.cpu.get_cpu_capability()
-        )
-        return dict(
-            plain(
-                {
-                    "model": run.path,
-                    "model_digest": checkpoint_digest(
-                        self._unloaded.checkpoint, run.model.tokenizer
-                    ),
-                    "mha": mhacli.__version__,
-                    "torch": torch.__version__.partition("+")[0],
-                    "build": torch.__version__,
-                    "transformers": version("transformers"),
-                    "dtype": dtype,
-                    "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
-                    "device": f"{device.type} {name}",
-                    "threads": torch.get_num_threads(),
-                    "rows": (
-                        f"parquet of pyarrow {version('pyarrow')}"
-                        if find_spec("pyarrow")
-                        else "jsonl"
-                    ),
-                    "unit_size": UNIT_SIZE,
-                    "max_tokens": run.max_tokens,
-                    "layers": run.model.layers,
-                    "conditions": [condition.text for condition in run.statistics.conditions],
-                    **{
-                        name: getattr(run.statistics, name)
-                        for name in ("heads", "first_tokens", "sink_weight")
-                    },
-                    "spans": self._scan.span,
-                    **{name: getattr(self._scan, name) for name in ("allow_nonfinite", "effect")},
-                    "format": FORMAT,
-                }
-            )
-        )
+        usual = getattr(config, "dtype", None) or torch.float32
+        dtype = run.model.dtype or str(usual).removeprefix("torch.")
+        name = torch.backends.cpu.get_cpu_capability()
+        if device.type == "cuda":
+            name = torch.cuda.get_device_name(device)
+        rows = f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl"
+        settings = {
+            "model": run.path,
+            "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
+            "mha": mhacli.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "build": torch.__version__,
+            "transformers": version("transformers"),
+            "dtype": dtype,
+            "reducer": "c" if is_compiled(device, getattr(torch, dtype)) else "torch",
+            "device": f"{device.type} {name}",
+            "threads": torch.get_num_threads(),
+            "rows": rows,
+            "unit_size": UNIT_SIZE,
+            "max_tokens": run.max_tokens,
+            "layers": run.model.layers,
+            "conditions": [condition.text for condition in run.statistics.conditions],
+            "heads": run.statistics.heads,
+            "first_tokens": run.statistics.first_tokens,
+            "sink_weight": run.statistics.sink_weight,
+            "spans": self._scan.span,
+            "allow_nonfinite": self._scan.allow_nonfinite,
+            "effect": self._scan.effect,
+            "format": FORMAT,
+        }
+        return dict(plain(settings))
 
     def compute(self, unit: Unit, settings: Settings) -> tuple[UnitFiles, str]:
         """The files of a unit, and the name of this process. Each document is computed separately,
@@ -209,7 +205,8 @@ class Worker:
                 code="other-worker",
             )
         totals = Totals(devices=(settings["device"],), documents=(json_checksum(unit.documents),))
-        good, best = list[tuple[Document, Record]](), None
+        good: list[DocumentRecord] = []
+        best: DocumentRecord | None = None
         for document in unit.documents:
             try:
                 record = self._inspected(document, is_compared=not good)
@@ -218,34 +215,19 @@ class Worker:
                     fault.message = f"{named(document.file, document.place)}: {fault.message}"
                     raise
                 reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
-                totals.merge(
-                    Totals(n_bad=1, bad=(BadEntry(document.file, document.place, reason),))
-                )
+                entry = BadEntry(document.file, document.place, reason)
+                totals.merge(Totals(n_bad=1, bad=(entry,)))
                 continue
             totals.add(document, record, spans=self._scan.span_names)
-            good.append((document, replace(record, arrays={})))
-            if best is None or _rank(record) > _rank(best[1]):
-                best = document, record
+            good.append(DocumentRecord(document, replace(record, arrays={})))
+            if best is None or _rank(record) > _rank(best.record):
+                best = DocumentRecord(document, record)
         columns = _rows(good)
-        written = {
-            name: column for name, column in columns.items() if not name.startswith("uniform_")
-        }
-        if settings["rows"] == "jsonl":  # equal rows give equal bytes
-            encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-            rows = "".join(f"{encode(row)}\n" for row in dicts_of(written)).encode()
-        else:
-            from pyarrow import parquet
-
-            file = BytesIO()
-            parquet.write_table(arrow_of(written), file, compression="zstd")
-            rows = file.getvalue()
+        rows = _rows_file(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
-        return (
-            rows,
-            example,
-            totals.to_bytes(columns),
-        ), f"{platform.node()}, process {os.getpid()}"
+        example = b"" if best is None else _example(best, settings["device"]).to_bytes()
+        files = UnitFiles(rows, example, totals.to_bytes(columns))
+        return files, f"{platform.node()}, process {os.getpid()}"
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> Record:
@@ -258,9 +240,16 @@ class Worker:
         run = run_of(self._loaded, make_texts(request, self._unloaded, may_lack=True), request)
         record = run.run(verify=is_compared)
         if self._scan.effect:
-            study = study_of(run, EffectSettings(verify=N_VERIFIED * is_compared), record)
+            study = study_of(run, EffectSettings(verify=N_VERIFIED if is_compared else 0), record)
             record = replace(record, effects=verified(study.run()).effects)
         return record
+
+
+class DocumentRecord(NamedTuple):
+    """A document of a corpus, and its record."""
+
+    document: Document
+    record: Record
 
 
 def _rank(record: Record) -> int:
@@ -269,10 +258,11 @@ def _rank(record: Record) -> int:
     return n_tokens if n_tokens <= EXAMPLE_LEN else -n_tokens
 
 
-def _example(document: Document, record: Record, device: str) -> Record:
+def _example(of: DocumentRecord, device: str) -> Record:
     """The record as that of a corpus of one document, without timings, details of the machine and
     text behind the tokens.
     """
+    document, record = of
     n_tokens = len(record.keys[0].ids)
     return replace(
         record,
@@ -289,7 +279,20 @@ def _example(document: Document, record: Record, device: str) -> Record:
     )
 
 
-def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
+def _rows_file(columns: Columns, form: str) -> bytes:
+    """The rows of a unit, as JSON lines or Parquet. Equal rows give equal bytes."""
+    written = {name: column for name, column in columns.items() if not name.startswith("uniform_")}
+    if form == "jsonl":
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        return "".join(f"{encode(row)}\n" for row in dicts_of(written)).encode()
+    from pyarrow import parquet
+
+    file = BytesIO()
+    parquet.write_table(arrow_of(written), file, compression="zstd")
+    return file.getvalue()
+
+
+def _rows(good: Sequence[DocumentRecord]) -> Columns:
     """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1,
     0 for a whole file), `n_documents` (1) and `n_tokens`, those of `HeadTable`, also of uniform
     attention, and the effects of removing the heads, if there are any.
@@ -297,7 +300,9 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
     effects = [effect for _, record in good for effect in effects_of_heads(record)]
-    of_effects = EffectTable(filter(None, effects)).columns().items() if any(effects) else ()
+    of_effects: Columns = {}
+    if any(effects):
+        of_effects = EffectTable(filter(None, effects)).columns()
     return {
         "file": (str, [document.file for document, _ in of_heads]),
         "place": (int, [document.place for document, _ in of_heads]),
@@ -305,9 +310,9 @@ def _rows(good: Sequence[tuple[Document, Record]]) -> Columns:
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(has_uniform=True),
         **{
-            n: (kind, [getattr(each, n, None) for each in effects])
-            for n, (kind, _) in of_effects
-            if n in EFFECTS
+            name: (kind, [getattr(effect, name, None) for effect in effects])
+            for name, (kind, _) in of_effects.items()
+            if name in EFFECTS
         },
     }
 
