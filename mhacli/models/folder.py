@@ -110,13 +110,23 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
         tensors |= header.tensors
     if isinstance(metadata, dict) and "format" in metadata:
         return Checkpoint(path, {}, tensors, files, metadata)
-    config, config_path = _json(folder, CONFIG), os.path.join(folder, CONFIG)
+    config = _json(folder, CONFIG)
+    _require_sizes(config, os.path.join(folder, CONFIG))
+    ignored = [key for key in ("auto_map", "trust_remote_code") if key in config]
+    notes = tuple(
+        f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored
+    )
+    tokenizer = None if _real(folder, TOKENIZER) is None else os.path.join(folder, TOKENIZER)
+    return Checkpoint(path, config, tensors, files, metadata, tokenizer, notes)
+
+
+def _require_sizes(config: Mapping[str, Any], path: str) -> None:
+    """Raises `MhaError` for a size in a config, or in a part of it, that no model has."""
     largest_of = {
         name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names
     }
-    parts = {"": config} | {
-        f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)
-    }
+    parts = {"": config}
+    parts |= {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
     for where, part in parts.items():
         for name, largest in largest_of.items():
             value = part.get(name)
@@ -124,17 +134,8 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
                 continue
             for count in value if isinstance(value, list) else [value]:
                 if type(count) is not int or not 1 <= count <= largest:
-                    message = (
-                        f"{config_path}: {where}{name} {count!r:.80} is not a whole number from 1"
-                        f" to {largest}"
-                    )
-                    raise bad_file(config_path, message)
-    ignored = [key for key in ("auto_map", "trust_remote_code") if key in config]
-    notes = tuple(
-        f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored
-    )
-    tokenizer = None if _real(folder, TOKENIZER) is None else os.path.join(folder, TOKENIZER)
-    return Checkpoint(path, config, tensors, files, metadata, tokenizer, notes)
+                    words = f"{where}{name} {count!r:.80} is not a whole number from 1 to {largest}"
+                    raise bad_file(path, f"{path}: {words}")
 
 
 def _real(folder: str, name: str) -> str | None:
@@ -146,12 +147,10 @@ def _real(folder: str, name: str) -> str | None:
     path, root = os.path.join(folder, name), os.path.realpath(folder)
     if not os.path.lexists(path):
         return None
-    real, (above, _) = os.path.realpath(path), os.path.split(root)
-    blobs = (
-        os.path.join(os.path.dirname(above), "blobs")
-        if os.path.basename(above) == "snapshots"
-        else root
-    )
+    real, above = os.path.realpath(path), os.path.dirname(root)
+    blobs = root
+    if os.path.basename(above) == "snapshots":
+        blobs = os.path.join(os.path.dirname(above), "blobs")
     if os.path.dirname(real) not in (root, blobs):
         raise bad_file(path, f"{path} leads out of its folder or its Hugging Face cache, to {real}")
     return real
@@ -162,12 +161,10 @@ def _json(folder: str, name: str) -> dict[str, Any]:
     of msgspec.
     """
     real, path = _real(folder, name), os.path.join(folder, name)
+    if real is None:
+        return {}
     try:
-        return (
-            {}
-            if real is None
-            else msgspec.json.decode(read_whole(real, _MAX_JSON_BYTES[name]), type=dict[str, Any])
-        )
+        return msgspec.json.decode(read_whole(real, _MAX_JSON_BYTES[name]), type=dict[str, Any])
     except (ValueError, RecursionError) as fault:
         raise bad_file(path, f"{path}: {fault}") from None
 
@@ -184,16 +181,12 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         shards = sorted(
             set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values())
         )
-        missing = [
-            name for name in shards if name not in stored
-        ]  # a name that leads out of the folder is in none
+        # a name that leads out of the folder is not among them
+        missing = [name for name in shards if name not in stored]
         if missing:
-            lacked = (
-                f"{len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
-            )
-            raise bad_file(
-                folder, f"{folder} lacks {lacked}", hint="the download may be incomplete"
-            )
+            shards_words = f"{len(missing)} of the {len(shards)} shards that {INDEX} names"
+            message = f"{folder} lacks {shards_words}: {_listed(missing)}"
+            raise bad_file(folder, message, hint="the download may be incomplete")
         stored = shards
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not stored:
@@ -271,27 +264,36 @@ def size_of(config: Mapping[str, Any], name: str, stack: str = "self") -> int | 
 
     Defaults: `n_kv_heads` is `n_heads`, `d_head` is `d_model / n_heads`, and `d_v` is `d_head`.
     """
-    part, nested = config, config.get("text_config" if stack == "self" else f"{stack}_config")
-    if isinstance(nested, Mapping) and (
-        stack != "self" or not any(map(config.get, _NAMES["n_heads"]))
-    ):
-        part = nested
+    part = _part_of(config, stack)
     names = _NAMES[name][::-1] if stack in ("decoder", "cross") else _NAMES[name]
     value = next((part[each] for each in names if part.get(each) is not None), None)
     size = value if isinstance(value, int) else None
-    if (
-        name == "n_kv_heads"
-    ):  # source of the flags: transformers, FalconAttention and GPTBigCodeAttention
-        n_heads, family = size_of(config, "n_heads", stack), part.get("model_type")
-        is_new, n_stated = part.get("new_decoder_architecture"), n_heads if size is None else size
-        is_falcon = (
-            family in ("falcon", "RefinedWeb", "RefinedWebModel")
-            or "new_decoder_architecture" in part
-        )
-        if (is_falcon and not is_new) or family == "gpt_bigcode":
-            return 1 if part.get("multi_query", True) else n_heads
-        return n_stated
+    if name == "n_kv_heads":
+        return _n_kv_heads(part, size, n_heads=size_of(config, "n_heads", stack))
     if name == "d_head" and size is None:
         d_model, n_heads = size_of(config, "d_model", stack), size_of(config, "n_heads", stack)
         return d_model // n_heads if d_model and n_heads and d_model % n_heads == 0 else None
     return size_of(config, "d_head", stack) if name == "d_v" and size is None else size
+
+
+def _part_of(config: Mapping[str, Any], stack: str) -> Mapping[str, Any]:
+    """The part of a config about a stack. In general it is that of the language model, unless the
+    whole config names heads itself.
+    """
+    nested = config.get("text_config" if stack == "self" else f"{stack}_config")
+    if not isinstance(nested, Mapping):
+        return config
+    has_heads = stack == "self" and any(map(config.get, _NAMES["n_heads"]))
+    return config if has_heads else nested
+
+
+def _n_kv_heads(part: Mapping[str, Any], stated: int | None, *, n_heads: int | None) -> int | None:
+    """The number of key-value heads, which some families say by flags. Source: transformers,
+    FalconAttention and GPTBigCodeAttention.
+    """
+    family, is_new = part.get("model_type"), part.get("new_decoder_architecture")
+    is_falcon = family in ("falcon", "RefinedWeb", "RefinedWebModel")
+    is_falcon = is_falcon or "new_decoder_architecture" in part
+    if (is_falcon and not is_new) or family == "gpt_bigcode":
+        return 1 if part.get("multi_query", True) else n_heads
+    return n_heads if stated is None else stated
