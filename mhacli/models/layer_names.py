@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mhacli.errors import UsageError
+from mhacli.models import foreign
 from mhacli.models.folder import size_of
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import Model, NonAttentionLayer
@@ -315,7 +316,7 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
         revision=revision,
         family=config.model_type if is_known else "torch.nn.Module",
         architecture=name,
-        implementation=str(getattr(config, "_attn_implementation", None) or usual),
+        implementation=foreign.attn_implementation(config) or usual,
         path_inspected="",
         identical_outputs=None,
         compared_len=0,

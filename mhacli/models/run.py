@@ -24,6 +24,7 @@ from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io.long_work import Progress, no_progress
+from mhacli.models import foreign
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import (
     FROM_PYTHON,
@@ -101,47 +102,53 @@ def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelI
     config, tokenizer, limit = found.config, found.tokenizer, request.max_tokens
     assert tokenizer is not None
     is_pair = bool(config.is_encoder_decoder)
-    given, special, chat = request.texts, True, dict[str, Ranges]()
+    # a decoder's text begins with its start token and has no end token
+    is_answer = is_pair and bool(request.context)
+    texts, chat = request.texts, dict[str, Ranges]()
     if request.chat:
         rendered, chat = tokenizer.chat(request.chat)
-        given, special = (rendered,), False
-    is_answer = is_pair and bool(
-        request.context
-    )  # a decoder's text begins with its start token and has no end token
-    second: Sequence[str | None] = of_each(request.pair, len(given), "--pair") or [None] * len(
-        given
-    )
+        texts = (rendered,)
+    special = not request.chat and not is_answer
+    seconds: Sequence[str | None] = of_each(request.pair, len(texts), "--pair")
     begun = [
-        tokenizer.beginning(text, limit, special=special and not is_answer, pair=pair)
-        for text, pair in zip(given, second, strict=True)
+        tokenizer.beginning(text, limit, special=special, pair=pair)
+        for text, pair in zip(texts, seconds or [None] * len(texts), strict=True)
     ]
     sequences = [_started(tokenizer, config, text) if is_answer else text for text, _ in begun]
-    notes = [note for text in sequences for note in tokenizer.begin_warnings(text)]
-    if (getattr(config, "type_vocab_size", 0) or 0) > 1 and not (request.pair or request.chat):
-        notes += [note for text in sequences for note in tokenizer.pair_warnings(text)]
-    notes += [
-        f"only the first {limit:,} of the {len(text.ids) + n_more:,} tokens of text {i} are used"
-        " (--max-tokens)"
-        for i, (text, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
-        if limit is not None and len(text.ids) + n_more > limit
-    ]
+    notes = [*_notes(request, found, sequences, [n_more for _, n_more in begun])]
     sequences = _required(sequences, config, limit, request.path)
-    context = _required(
-        [tokenizer.beginning(text, limit)[0] for text in request.context],
-        config,
-        limit,
-        request.path,
-    )
+    context = [tokenizer.beginning(text, limit)[0] for text in request.context]
+    context = _required(context, config, limit, request.path)
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
-        context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
+        context = sequences
+        sequences = [_started(tokenizer, config)] * len(context)
     context = of_each(context, len(sequences), "--context")
     require_ids([*sequences, *context], n_vocabulary_of(config), request.path)
-    spans = (
-        _spans(request, sequences, chat, is_pair=bool(context), may_lack=may_lack)
-        if request.spans
-        else ()
-    )
+    spans: tuple[SpanTokens, ...] = ()
+    if request.spans:
+        spans = _spans(request, sequences, chat, is_pair=bool(context), may_lack=may_lack)
     return ModelInputs(tuple(sequences), tuple(context) or None, spans=spans, notes=tuple(notes))
+
+
+def _notes(
+    request: Run, found: Loaded, sequences: Sequence[TokenSequence], n_more: Sequence[int]
+) -> Iterator[str]:
+    """Notes on texts without their usual first token, on texts that may be pairs, and on texts of
+    which `n_more` tokens are left out.
+    """
+    limit, tokenizer = request.max_tokens, found.tokenizer
+    assert tokenizer is not None
+    for text in sequences:
+        yield from tokenizer.begin_warnings(text)
+    n_types = getattr(found.config, "type_vocab_size", 0) or 0
+    if n_types > 1 and not request.pair and not request.chat:
+        for text in sequences:
+            yield from tokenizer.pair_warnings(text)
+    for i, (text, n) in enumerate(zip(sequences, n_more, strict=True)):
+        n_all = len(text.ids) + n
+        if limit is not None and n_all > limit:
+            words = f"only the first {limit:,} of the {n_all:,} tokens of text {i} are used"
+            yield f"{words} (--max-tokens)"
 
 
 def _required(
@@ -157,16 +164,13 @@ def _required(
         if not n:
             raise MhaError(f"text {number} has no tokens", code="no-tokens")
         if n > allowed:
-            what = (
-                f"the {most} positions of {path}"
-                if n > most
-                else f"the {DEFAULT_MAX_TOKENS} of the default limit"
-            )
-            takes_all = "" if n > most else f"; --max-tokens {n} takes all"
+            what, takes_all = f"the {most} positions of {path}", ""
+            if n <= most:
+                what = f"the {DEFAULT_MAX_TOKENS} of the default limit"
+                takes_all = f"; --max-tokens {n} takes all"
+            message = f"text {number} has {n} tokens, more than {what}"
             hint = f"--max-tokens {allowed} takes the first {allowed}{takes_all}"
-            raise MhaError(
-                f"text {number} has {n} tokens, more than {what}", hint=hint, code="too-large"
-            )
+            raise MhaError(message, hint=hint, code="too-large")
     return kept
 
 
@@ -179,9 +183,8 @@ def _started(
     tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None
 ) -> TokenSequence:
     """A decoder's text after its start token, which is added unless it is there."""
-    start = next(
-        (int(i) for name in _STARTS if (i := getattr(config, name, None)) is not None), None
-    )
+    ids = (getattr(config, name, None) for name in _STARTS)
+    start = next((int(token_id) for token_id in ids if token_id is not None), None)
     if start is None:
         raise UsageError(
             f"{config.model_type} needs --context: its config names no token for the decoder to"
@@ -280,8 +283,8 @@ def _padded(
     pad_id: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The ids, a mask if there is padding, for without one a model takes its fastest path, and the
-    token types of pairs.
+    """The ids; a mask if there is padding, because without one a model takes its fastest path; and
+    the token types of pairs.
     """
     lengths = [len(sequence.ids) for sequence in sequences]
 
@@ -315,13 +318,9 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
             f"--generate continues one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    model, sequence, pad_id, tokenizer = (
-        loaded.model,
-        inputs.sequences[0],
-        loaded.pad_id,
-        loaded.tokenizer,
-    )
+    model, tokenizer = loaded.model, loaded.tokenizer
     assert tokenizer is not None
+    sequence = inputs.sequences[0]
     length, most = len(sequence.ids), most_positions(loaded.config)
     if most is not None and length + n > most:
         raise MhaError(
@@ -334,17 +333,17 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     model.generation_config = type(model.generation_config)(
         max_new_tokens=n,
         do_sample=False,
-        pad_token_id=pad_id,
+        pad_token_id=loaded.pad_id,
         eos_token_id=model.generation_config.eos_token_id,
         decoder_start_token_id=sequence.ids[0] if inputs.context else None,
     )
-    made = guarded("generation", loaded.source, lambda: model.generate(**inputs.keywords))
-    new = made[0, length:].tolist()
+    ids = guarded("generation", loaded.source, lambda: model.generate(**inputs.keywords))
+    new = ids[0, length:].tolist()
     if not new:
         message = "the model ends the text at once and generates no token"
         raise MhaError(message, hint="try another text", code="no-tokens")
     whole = replace(inputs, sequences=(joined(sequence, tokenizer.of_ids(new)),))
-    whole = make_inputs(model, whole, inputs.side, pad_id)
+    whole = make_inputs(model, whole, inputs.side, loaded.pad_id)
     outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
     predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
     repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
@@ -376,18 +375,15 @@ class CheckpointRun(PassInspection):
         once more while it is assembled. Raises `MhaError`, with the longest text that fits, if it
         does not fit in memory.
         """
-        chosen, keep, device = self.request.model, self.request.keep, device_of(self.model)
-        self.n_layers = max(
-            1, sum(chosen.includes(layer, kind) for kind, layer in places_of(self.loaded.config))
-        )
-        n_heads, d_model, d_inner = map(
-            self._size, ("num_attention_heads", "hidden_size", "intermediate_size")
-        )
-        item, n_kept = (
-            int(self.model.dtype.itemsize),
-            self.n_layers * len(KEPT if keep is None else keep),
-        )
-        builds_matrices = getattr(self.loaded.config, "_attn_implementation", None) != "sdpa"
+        settings, device = self.request.model, device_of(self.model)
+        places = places_of(self.loaded.config)
+        self.n_layers = max(1, sum(settings.includes(layer, kind) for kind, layer in places))
+        n_heads = self._size("num_attention_heads")
+        d_model, d_inner = self._size("hidden_size"), self._size("intermediate_size")
+        item = int(self.model.dtype.itemsize)
+        keep = KEPT if self.request.keep is None else self.request.keep
+        n_kept = self.n_layers * len(keep)
+        builds_matrices = foreign.attn_implementation(self.loaded.config) != "sdpa"
         statistics = partial(
             statistics_bytes, batch, n_heads, wide=FLOAT32_BYTES, on_gpu=device.type != "cpu"
         )
@@ -395,19 +391,13 @@ class CheckpointRun(PassInspection):
         def needed(length: int) -> int:
             cells = batch * length * length
             kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
-            matrices = (
-                4
-                * (builds_matrices + (kept_bytes > 0))
-                * cells
-                * n_heads
-                * max(FLOAT32_BYTES, item)
-            )
+            n_matrices = 4 * (int(builds_matrices) + int(kept_bytes > 0))
+            matrices = n_matrices * cells * n_heads * max(FLOAT32_BYTES, item)
             rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
             return rows + matrices + 3 * cells + kept_bytes + statistics((length, length))
 
-        length = max(
-            len(text.ids) for text in (*self.inputs.sequences, *(self.inputs.context or ()))
-        )
+        texts = (*self.inputs.sequences, *(self.inputs.context or ()))
+        length = max(len(text.ids) for text in texts)
         what = f"{length} tokens, {n_heads} heads, batch {batch}"
         return require_room(needed, length, free_bytes(device), what=what)
 
@@ -418,44 +408,44 @@ class CheckpointRun(PassInspection):
         """The record of an inspected pass; if requested also of a pass without inspection, whose
         outputs must be the same bits. Raises `MhaError` if it does not fit into memory.
         """
-        began, model, keywords, chosen = (
-            perf_counter(),
-            self.model,
-            self.inputs.keywords,
-            self.request.model,
-        )
-        batch, checkpoint = len(self.inputs.sequences), self.loaded.checkpoint
-        self.peak_bytes, self.report_progress = self.require_room(batch), report_progress
+        began = perf_counter()
+        settings, keywords = self.request.model, self.inputs.keywords
+        batch = len(self.inputs.sequences)
+        self.peak_bytes = self.require_room(batch)
+        self.report_progress = report_progress
         report_progress(0.0, "the first layer")
-        with captured(model, self.take, batch=batch):
-            outputs = outputs_of(model, keywords)
+        with captured(self.model, self.take, batch=batch):
+            outputs = outputs_of(self.model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:
             unfit = {
                 (kind, n): reason
                 for (kind, n), reason in self.unfit.items()
-                if chosen.includes(n, kind)
+                if settings.includes(n, kind)
             }
-            raise nothing_seen(self.loaded.config.model_type, chosen.layers, self.found, unfit)
-        entry = replace(
-            entry_of(model, self.loaded.source, self.loaded.revision), generated=self.generated
-        )
-        if verify or chosen.verify_outputs:
+            raise nothing_seen(self.loaded.config.model_type, settings.layers, self.found, unfit)
+        entry = entry_of(self.model, self.loaded.source, self.loaded.revision)
+        entry = replace(entry, generated=self.generated)
+        if verify or settings.verify_outputs:
             began = perf_counter()
-            again, tensors = (
-                outputs_of(model, keywords),
-                {n: x for n, x in outputs.items() if isinstance(x, Tensor)},
-            )
-            same = [
-                torch.allclose(x, again[n], rtol=0, atol=0, equal_nan=True)
-                for n, x in tensors.items()
-            ]
             n = max(tensor.shape[1] for tensor in keywords.values())
-            entry = replace(entry, identical_outputs=bool(same) and all(same), compared_len=n)
+            is_same = self._repeats(outputs)
+            entry = replace(entry, identical_outputs=is_same, compared_len=n)
             self.seconds["comparison"] = perf_counter() - began
-        record = self.record_of(entry, self.seconds, device=self.request.model.device)
+        record = self.record_of(entry, self.seconds, device=settings.device)
+        checkpoint = self.loaded.checkpoint
         config = replace(record.config, tokenizer=checkpoint.tokenizer or "word")
         return replace(record, config=config, weights=checkpoint.path)
+
+    def _repeats(self, outputs: Mapping[str, Any]) -> bool:
+        """Whether a pass without inspection gives the same bits."""
+        again = outputs_of(self.model, self.inputs.keywords)
+        same = [
+            torch.allclose(tensor, again[name], rtol=0, atol=0, equal_nan=True)
+            for name, tensor in outputs.items()
+            if isinstance(tensor, Tensor)
+        ]
+        return bool(same) and all(same)
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
@@ -494,38 +484,37 @@ def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
     Raises `UsageError` if it cannot take the inputs, and the call raises `MhaError` as `run_model`
     does.
     """
-    device, dtype, taken = (
-        device_of(model),
-        dtype_of(model),
-        inspect.signature(model.forward).parameters,
-    )
+    device, dtype = device_of(model), dtype_of(model)
+    taken = inspect.signature(model.forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    args = (
-        ()
-        if isinstance(inputs, Mapping)
-        else tuple(inputs)
-        if isinstance(inputs, tuple | list)
-        else (inputs,)
-    )
-    given = dict(inputs) if isinstance(inputs, Mapping) else {}
-    needed = [name for name, value in given.items() if _matters(name, value)]
-    unknown = [] if takes_any else [name for name in given if name not in taken]
-    if needed == ["input_ids"] == unknown[:1]:
-        args, given = (given["input_ids"],), {}
+    args, keywords = _arguments(inputs)
+    needed = [name for name, value in keywords.items() if _matters(name, value)]
+    unknown = [name for name in keywords if name not in taken and not takes_any]
+    if needed == ["input_ids"] and unknown[:1] == needed:
+        args, keywords = (keywords["input_ids"],), {}
     elif any(name in needed for name in unknown):
         message = f"{type(model).__name__} does not take {', '.join(unknown)}"
         raise UsageError(message, hint=f"it takes {', '.join(taken)}")
-    given = {name: value for name, value in given.items() if name not in unknown}
-    if ("use_cache" in taken or takes_any) and hasattr(getattr(model, "config", None), "use_cache"):
-        given.setdefault("use_cache", False)
+    keywords = {name: value for name, value in keywords.items() if name not in unknown}
+    has_cache = hasattr(getattr(model, "config", None), "use_cache")
+    if has_cache and ("use_cache" in taken or takes_any):
+        keywords.setdefault("use_cache", False)
 
     def moved(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
-    args, given = tuple(map(moved, args)), {name: moved(value) for name, value in given.items()}
-    return lambda: run_model(model, lambda: model(*args, **given))
+    args = tuple(map(moved, args))
+    keywords = {name: moved(value) for name, value in keywords.items()}
+    return lambda: run_model(model, lambda: model(*args, **keywords))
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as positional arguments and keywords."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def _matters(name: str, value: Any) -> bool:
@@ -550,16 +539,15 @@ def run_model(model: Any, run: Callable[[], Any]) -> Any:
         if any(word in str(fault) for word in _NO_MEMORY):
             raise
         names = {id(module): name for name, module in model.named_modules() if name}
-        running = [frame.f_locals.get("self") for frame, _ in walk_tb(fault.__traceback__)]
-        inner = [
-            f"{names[id(module)]} ({type(module).__name__}) of "
-            for module in running
-            if id(module) in names
-        ]
+        where = ""
+        for frame, _ in walk_tb(fault.__traceback__):  # the innermost module comes last
+            module = frame.f_locals.get("self")
+            if id(module) in names:
+                where = f"{names[id(module)]} ({type(module).__name__}) of "
         text = next((line for line in str(fault).splitlines() if line.strip()), "no message")
         raise MhaError(
             f"the forward pass of the model raised {type(fault).__name__} in"
-            f" {''.join(inner[-1:])}{type(model).__name__}: {text:.300}",
+            f" {where}{type(model).__name__}: {text:.300}",
             hint=(
                 "sizes in its config.json may contradict each other, or it needs an input other"
                 " than text"
@@ -592,15 +580,11 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.is_nested:
             return None
         n = output.numel()
-        bits = (
-            torch.empty(-(-n // 8), dtype=torch.int64)
-            .random_(generator=generator)
-            .view(torch.int8)[:n]
-        )
-        step = bits.bitwise_and_(2).sub_(1).view(output.shape).to(output.device).to(output.dtype)
-        return (
-            step.mul_(output).mul_(eps).add_(output)
-        )  # in place: the logits of a long text are large
+        bits = torch.empty(-(-n // 8), dtype=torch.int64).random_(generator=generator)
+        signs = bits.view(torch.int8)[:n].bitwise_and_(2).sub_(1)
+        step = signs.view(output.shape).to(output.device).to(output.dtype)
+        # in place: the logits of a long text are large
+        return step.mul_(output).mul_(eps).add_(output)
 
     with ExitStack() as hooks:
         for module in model.modules():
