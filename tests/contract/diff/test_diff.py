@@ -42,6 +42,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "seed": ("run", TEXT, *LAYER, "--seed", "1"),
     "rug": ("run", "the cat sat on the rug", *LAYER),
     "inserted": ("run", LONGER, *LAYER),
+    "repeated": ("run", f"{TEXT} mat", *LAYER),
     "known": ("run", TEXT, *KNOWN),
     "known inserted": ("run", LONGER, *KNOWN, "--positions", "none", "--no-causal"),
     "known full": ("run", TEXT, *KNOWN, "--positions", "none", "--no-causal"),
@@ -492,6 +493,7 @@ def test_arrays_and_layers_of_one_record_alone_are_named_and_are_no_difference(
         ("a", "inserted", [("only B", [], ["quietly"])]),
         ("inserted", "a", [("only A", ["quietly"], [])]),
         ("known", "known appended", [("only B", [], ["quietly"])]),
+        ("a", "repeated", [("only B", [], ["mat"])]),
     ],
 )
 def test_tokens_that_differ_are_listed(mha: Any, record: Any, a: str, b: str, changes: Any) -> None:

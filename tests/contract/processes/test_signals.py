@@ -11,12 +11,23 @@ import re
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyte
 import pytest
-from support.mha import BELONGS_TO_TEST, NO_TORCH, PATIENCE_S, environment, fingerprint, start
+from support import checkpoints
+from support.mha import (
+    BELONGS_TO_TEST,
+    NO_TORCH,
+    PATIENCE_S,
+    Ended,
+    environment,
+    fingerprint,
+    start,
+)
 
 SIGNALS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
@@ -180,6 +191,30 @@ def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears
     assert files(tmp_path) == before
     assert not screen.cursor.hidden
     assert "━" not in "".join(screen.display)
+
+
+def test_a_signal_after_the_start_of_a_cluster_ends_the_scan(
+    mha: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nodes() -> list[object]:
+        """What Ray is asked first once it runs."""
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    cluster = SimpleNamespace(init=lambda *_, **__: None, nodes=nodes, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    (tmp_path / "corpus.txt").write_text("the cat sat")
+    words = (
+        "scan",
+        "corpus.txt",
+        "--model",
+        checkpoints.folder("gpt2"),
+        "--out",
+        "out",
+        "--ray",
+        "local",
+    )
+    mha(*words, code=143, colour=True)  # in a process of its own
 
 
 def test_an_interrupt_that_a_library_takes_for_a_failure_of_its_import_is_one(
