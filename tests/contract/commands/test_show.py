@@ -130,3 +130,11 @@ def test_json_is_ascii_of_the_shortest_numbers_that_read_back(folder: Path, save
         number = np.float32(word)
         shortest = next(n for n in range(1, 18) if np.float32(f"{number:.{n - 1}e}") == number)
         assert len(word.split("e")[0].replace(".", "").strip("0")) <= shortest
+
+
+def test_in_colour_every_row_of_a_long_map_is_half_of_a_line(tmp_path: Path) -> None:
+    words = (" ".join(f"w{i}" for i in range(40)), "--heads", "1", "--repeat", "1", "--save", "r")
+    run(tmp_path, "run", *words)
+    of_terminal = {"terminal": (80, 24), "colour": True, "env": {"COLORTERM": "truecolor"}}
+    shown = run(tmp_path, "show", "r", "--view", "heatmap", **of_terminal).stdout
+    assert len(re.findall("38;2;[0-9;]*;48;2;[0-9;]*m▀", shown)) == 40 * 20

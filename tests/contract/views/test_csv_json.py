@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support import some
+from support import checkpoints, some
 from support.records import RECIPES, document, pattern, saved, short, tokens
 
 Run = Callable[..., Any]
@@ -98,6 +98,16 @@ def test_the_csv_of_a_record_has_a_line_for_every_cell(mha: Run, name: str) -> N
         assert line["pattern"] == "" or np.float32(line["pattern"]) == np.float32(weight)
         assert line["allowed"] == "1" or weight == 0
         assert line.get("layer") in (None, str(layer))
+
+
+def test_a_token_that_is_a_formula_behind_blanks_is_a_json_string_in_csv(
+    mha: Run, tmp_path: Path
+) -> None:
+    between = {"type": "Split", "pattern": {"String": "|"}, "behavior": "Removed", "invert": False}
+    tokenizer = checkpoints.words_tokenizer("a", " =1+1", splitter=between)
+    (tmp_path / "tokenizer.json").write_text(tokenizer)
+    words = ("run", "a| =1+1", "--tokenizer", "tokenizer.json", "--csv")
+    assert {line["key_token"] for line in lines_of(mha(*words).stdout)} == {"a", '" =1+1"'}
 
 
 def test_the_csv_has_the_chosen_heads_and_sequences_alone(mha: Run) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.browser import contrasts_of, opened
 from support.html import Html
 from support.mha import run
@@ -137,6 +138,26 @@ def test_a_page_says_what_made_it_and_what_it_lacks(tmp_path: Path, name: str) -
     assert held["environment"]["torch"] in text
     assert held["command"][1] in text
     assert ("--keep" in text) or name != "bare"
+
+
+def test_the_sinks_of_a_map_are_those_of_its_own_text(tmp_path: Path) -> None:
+    bias = np.zeros((2, 1, 9, 9), np.float32)
+    bias[0, :, :, 2] = bias[1, :, :, 5] = 9
+    save_file({"bias": bias}, tmp_path / "bias.safetensors")
+    texts = [" ".join(f"{letter}{place}" for place in range(9)) for letter in "vw"]
+    layer = (
+        "--heads",
+        "1",
+        "--d-model",
+        "2",
+        "--scale",
+        "1e-12",
+        "--score-bias",
+        "bias.safetensors",
+    )
+    run(tmp_path, "run", *texts, *layer, "--repeat", "1", "--view", "none", "--html", "page.html")
+    maps = Html((tmp_path / "page.html").read_text()).data["maps"]
+    assert [shown["sinks"] for shown in maps] == [[2], [5]]
 
 
 @pytest.mark.real
