@@ -465,6 +465,24 @@ def test_a_z_that_the_pattern_does_not_give_fails_the_check_of_its_layer(
         assert (layer["self_check"]["max_abs_error"] > layer["self_check"]["tolerance"]) != is_right
 
 
+class HalvedAttention(nn.Module):
+    """Its weights are halved in place before they meet the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(x @ x.mT, dim=-1)
+        weights.mul_(0.5)
+        return weights @ x
+
+
+def test_weights_that_do_not_sum_to_1_fail_the_self_check_though_z_is_theirs() -> None:
+    model = HalvedAttention()
+    with mhacli.inspecting(model) as seen:
+        model(torch.randn(1, 3, 5, 4))
+    check = seen.record.self_check
+    assert check.error < check.tolerance  # of z
+    assert not check.ok
+
+
 def test_a_keyword_that_nobody_knows_is_named_and_its_layer_is_not_verified() -> None:
     model = checkpoints.model("llama")
     with mhacli.inspecting(model) as seen, torch.no_grad():

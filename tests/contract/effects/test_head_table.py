@@ -135,11 +135,11 @@ def test_csv_the_saved_record_and_python_have_the_same_table(
         for name in names.split():
             assert float(row[name]) == of_table[name], name
         assert row["control_kind"] == of_table["control_kind"]
-    ranked = mha("show", "r.safetensors", "--sort", "d_output", "--brief").stdout.splitlines()
-    places = sorted(columns, key=lambda row: -row["d_output"])
-    assert [line.split()[:2] for line in ranked[1:3]] == [
-        [str(row["layer"]), str(row["head"])] for row in places[:2]
-    ]
+    for change in ("d_output", "d_logit"):
+        ranked = mha("show", "r.safetensors", "--sort", change, "--brief").stdout.splitlines()
+        largest = sorted(columns, key=lambda row: -abs(row[change]))[:2]
+        shown = [line.split()[:2] for line in ranked[1:3]]
+        assert shown == [[str(row["layer"]), str(row["head"])] for row in largest]
 
 
 def test_python_measures_a_folder_and_a_model_in_memory(mha: Any) -> None:
