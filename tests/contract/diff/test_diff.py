@@ -702,6 +702,28 @@ def test_edges_belong_together_by_their_tokens(mha: Any, effects: Any) -> None:
     assert len(document["effects"]["only_b"]) >= n_more > 0
 
 
+def test_edges_to_a_context_belong_together_by_the_tokens_of_the_context(
+    mha: Any, tmp_path: Path
+) -> None:
+    words = (
+        "effect",
+        "a dog",
+        "--context",
+        "the cat sat on the mat",
+        "--model",
+        checkpoints.folder("t5"),
+    )
+    effects = mha(*words, "--edges", "--head", "cross.1.0", "--json", "--save", "edges").json[
+        "effects"
+    ]
+    compared = mha("diff", "edges", "edges", "--json").json["effects"]
+    assert (compared["n_compared"], compared["only_a"], compared["only_b"]) == (
+        len(effects),
+        [],
+        [],
+    )
+
+
 def test_numbers_that_are_not_finite_in_one_record_alone_are_counted(mha: Any, record: Any) -> None:
     document = diff(mha, record, "weights", "infinite", "--tolerance", "1e9", code=3)
     sites = {site["site"]: site for site in document["layers"][0]["sites"]}
