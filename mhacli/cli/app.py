@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -82,7 +81,9 @@ def main() -> int:
     if _COMPLETION in os.environ:
         _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
     words, code = sys.argv[1:], 0
-    if words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
+    if words in ([], ["--"]):
+        words = ["--help"]
+    elif words[:1] == ["help"]:  # `help COMMAND` is `COMMAND --help`
         words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
     try:
         require_stdout()
@@ -131,7 +132,7 @@ def _typer_app(
     that is not typed, unless its default is False, but only after it has refused a wrong option.
     """
     app = typer.Typer(add_completion=with_completion, pretty_exceptions_enable=False)
-    app.callback(invoke_without_command=True, add_help_option=False)(_program())
+    app.callback(add_help_option=False)(_program())
     for name, text in COMMANDS.items():
         function = _not_loaded
         if name in loaded:
@@ -144,17 +145,14 @@ def _typer_app(
 def _program() -> Callable[..., None]:
     """The function that Typer calls with the options of mha itself."""
 
-    def program(context: typer.Context, **_: Any) -> None:
-        if context.invoked_subcommand is None:
-            raise Answer(program_help(COMMANDS))
+    def program(**_: Any) -> None:
+        """Does nothing: its options have raised an answer, or a command follows."""
 
     def version() -> str:
         return f"mha {mhacli.__version__}\n"
 
     text = partial(program_help, COMMANDS)
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
-        inspect.Parameter("context", kind, annotation=typer.Context),
         answering_flag("version", "--version", text="Print the version.", answer=version),
         *help_flags(short=text, whole=text),
     ]

@@ -155,7 +155,7 @@ def test_a_library_that_an_option_needs_is_named_before_any_work(folder: Path) -
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [("--help", 0), ("run --help", 0), ("run --help-all", 0), ("run --nope", 2), ("--version", 0)],
+    [("", 0), ("--help", 0), ("run --help-all", 0), ("run --nope", 2), ("--version", 0)],
 )
 def test_help_and_a_wrong_option_do_without_what_typer_imports_for_values(
     folder: Path, words: str, code: int
