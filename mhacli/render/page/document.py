@@ -28,9 +28,9 @@ from mhacli.render.page.elements import (
     Html,
     content_policy,
     joined,
-    lines_of,
     page_part,
     page_script,
+    paragraphs,
     preformatted,
     sentence,
     table,
@@ -66,11 +66,16 @@ def page(record: Record, options: ViewOptions) -> str:
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
-    title, script = _title(record), page_script()
+    title = _title(record)
+    script = page_script()
     statistics, orders = head_statistics(record, options, heads)
-    steps, others = walkthrough(record), [_documents(record, options), statistics]
-    is_walk = "trace" in record.command[:2]  # the steps come first
-    answer, tables = (steps, others) if is_walk else (effects(record), [*others, steps])
+    steps = walkthrough(record)
+    tables = [_documents(record, options), statistics]
+    if "trace" in record.command[:2]:
+        answer = steps
+    else:
+        answer = effects(record)
+        tables.append(steps)
     tables.append(_provenance(record))
     begin = 0 if options.heads is not None else most_certain(heads)
 
@@ -89,10 +94,10 @@ def page(record: Record, options: ViewOptions) -> str:
     fixed = len(whole_page({}, [answer, page_part("explore.html"), *tables]).encode())
     room = inf if options.full else max(LIMIT_BYTES - _RESERVE - fixed, _LEAST_ROOM)
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
-    drawn = [page_part("explore.html")] if heads else []
-    noted = tag("ul", *(tag("li", sentence(line)) for line in notes(record, options, heads, data)))
-    of_notes = tag("section", tag("h2", text("about the pictures")), noted, id="notes")
-    return whole_page(data, [answer, *drawn, of_notes, *tables])
+    pictures = [page_part("explore.html")] if heads else []
+    lines = tag("ul", *(tag("li", sentence(line)) for line in notes(record, options, heads, data)))
+    about = tag("section", tag("h2", text("about the pictures")), lines, id="notes")
+    return whole_page(data, [answer, *pictures, about, *tables])
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
@@ -108,23 +113,19 @@ def _title(record: Record) -> tuple[str, str]:
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
         return f"{what} over random rows", ""
-    model = (
-        ""
-        if record.model is None
-        else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
-    )
+    if record.model is not None:
+        what += f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     if record.corpus is not None:
-        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document')}", ""
+        return f"{what}: {count_of(record.corpus.n_documents, 'document')}", ""
+    if len(record.sequences) > 1:
+        what += f" over {len(record.sequences)} texts"
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
-    over = f" over {len(record.sequences)} texts" if len(record.sequences) > 1 else ""
-    return f"{what}{model}{over}: ", f"“{fitted(visible(words), _TITLE)}”"
+    return f"{what}: ", f"“{fitted(visible(words), _TITLE)}”"
 
 
 def _top(record: Record, title: tuple[str, str]) -> list[Html]:
     """The head of the page: title, configuration, and controls."""
-    origin = tag(
-        "div", *(tag("p", line) for line in lines_of(header(record, WIDE), WIDE.width)), id="origin"
-    )
+    origin = tag("div", *paragraphs(header(record, WIDE)), id="origin")
     skip = tag("a", text("to the chosen head"), href="#chosen", class_="skip scripted")
     before, words = title
     heading = tag("h1", text(before), tag("bdi", text(words)))
@@ -142,28 +143,37 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
-    shown = (preformatted(view, WIDE.width) for view in views)
-    return tag("section", tag("h2", text("documents")), *shown, id="documents")
+    body = (preformatted(view, WIDE.width) for view in views)
+    return tag("section", tag("h2", text("documents")), *body, id="documents")
 
 
 def _provenance(record: Record) -> Html:
     """What made the page, and the checks of a checkpoint."""
-    made = table(pairs(provenance(record), title="what made this page"))
-    checks = (
-        []
-        if record.model is None
-        else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
-    )
-    return tag(
-        "section",
-        tag("h2", text("provenance")),
-        made,
-        *(tag("p", each) for each in checks),
-        id="provenance",
-    )
+    origin = table(pairs(provenance(record), title="what made this page"))
+    checks = []
+    if record.model is not None:
+        checks = paragraphs(checks_view(record, WIDE, in_detail=True))
+    return tag("section", tag("h2", text("provenance")), origin, *checks, id="provenance")
 
 
 # -------------------------------------------------------------------------------------------- notes
+
+
+def _precision(data: Mapping[str, Any]) -> str:
+    """What a cell means, and with how many digits the page has it."""
+    block = max(cells["block"] for cells in data["maps"])
+    if data["precision"] == "exact":
+        return f"{cell_meaning(block)}, as the record holds it, in 32 bits"
+    weights = "every cell"
+    if data["factor"] > 1:
+        weights = f"the mean of {block} × {block} tokens"
+        if data["n_keys"]:
+            n_keys = count_of(data["n_keys"], "strongest key")
+            weights += f", and the {n_keys} of every query with weights"
+    return (
+        f"{cell_meaning(block)}; the page has {weights} {data['precision']}, so that it stays about"
+        f" {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight with all digits"
+    )
 
 
 def notes(
@@ -171,19 +181,7 @@ def notes(
 ) -> Iterator[str]:
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
-        block, kept = max(each["block"] for each in data["maps"]), "every cell"
-        exact = ", as the record holds it, in 32 bits"
-        if data["factor"] > 1:
-            kept = f"the mean of {block} × {block} tokens"
-            n_keys = count_of(data["n_keys"], "strongest key")
-            kept += f", and the {n_keys} of every query with weights" if data["n_keys"] else ""
-        if data["precision"] != "exact":
-            limit = (
-                f"so that it stays about {shown(LIMIT_BYTES, 'bytes')}; --full stores every weight"
-                " with all digits"
-            )
-            exact = f"; the page has {kept} {data['precision']}, {limit}"
-        yield cell_meaning(block) + exact
+        yield _precision(data)
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
@@ -193,8 +191,8 @@ def notes(
             "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
             " --keep-limit makes room"
         )
-    stored = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
-    if any(survey is not None and survey.block > 1 for survey in stored):
+    summaries = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
+    if any(summary is not None and summary.block > 1 for summary in summaries):
         yield (
             "mha heads stores means of blocks, which show sinks only at the first token; mha run"
             " stores every cell"

@@ -17,9 +17,8 @@ from typing import NewType
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment
-from rich.style import Style
 
-from mhacli.render.base.doc import Row, Table
+from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.options import Screen
 
 Html = NewType("Html", str)
@@ -66,7 +65,7 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
 
 
 def table(
-    of: Table[Row],
+    content: Table[Row],
     *,
     kind: str | None = None,
     of_row: Callable[[Row], Mapping[str, str]] = lambda row: {},
@@ -76,33 +75,40 @@ def table(
     row is its heading, and so are the ids that follow it. `of_row` gives the attributes of a row,
     `of_cell` those of a cell that is no heading.
     """
-    n_names = max(1, len([*takewhile(lambda column: column.unit == "id", of.columns)]))
-    classes = ["word" if column.unit == "word" else None for column in of.columns]
-    headings = [
-        tag("th", text(column.heading), scope="col", title=column.explanation or None, class_=name)
-        for column, name in zip(of.columns, classes, strict=True)
-    ]
+    columns = content.columns
+    n_names = max(1, len([*takewhile(lambda column: column.unit == "id", columns)]))
 
     def line(row: Row) -> Html:
         cells = []
-        for place, (column, name) in enumerate(zip(of.columns, classes, strict=True)):
-            words, how = (
-                text(column.text(row)),
-                {"title": column.about(row) or None, "class_": name},
-            )
+        for place, column in enumerate(columns):
+            words = text(column.text(row))
+            attributes = {"title": column.about(row) or None, "class_": _class(column)}
             if place < n_names:
-                cells.append(tag("th", words, scope="row", **how))
+                cells.append(tag("th", words, scope="row", **attributes))
             else:
-                cells.append(tag("td", words, **{**how, **of_cell(row, place)}))
+                cells.append(tag("td", words, **{**attributes, **of_cell(row, place)}))
         return tag("tr", *cells, **of_row(row))
 
-    parts = [tag("caption", text(of.title))] if of.title else []
-    parts += (
-        [tag("thead", tag("tr", *headings))] if any(column.heading for column in of.columns) else []
-    )
-    parts.append(tag("tbody", *map(line, of.rows[: of.most])))
-    parts += [tag("tfoot", *map(line, of.foot))] if of.foot else []
+    parts = []
+    if content.title:
+        parts.append(tag("caption", text(content.title)))
+    if any(column.heading for column in columns):
+        parts.append(tag("thead", tag("tr", *map(_heading, columns))))
+    parts.append(tag("tbody", *map(line, content.rows[: content.most])))
+    if content.foot:
+        parts.append(tag("tfoot", *map(line, content.foot)))
     return tag("div", tag("table", *parts, class_=kind), class_="scroll")
+
+
+def _heading(column: Column[Row]) -> Html:
+    """The heading of a column with its explanation."""
+    title = column.explanation or None
+    return tag("th", text(column.heading), scope="col", title=title, class_=_class(column))
+
+
+def _class(column: Column[Row]) -> str | None:
+    """The class of the cells of a column."""
+    return "word" if column.unit == "word" else None
 
 
 def whole(title: str, policy: str, style: str, body: Html) -> str:
@@ -136,6 +142,11 @@ def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
         yield Html("".join(map(styled, line)).rstrip())
 
 
+def paragraphs(view: RenderableType) -> list[Html]:
+    """The lines of a terminal view on a wide screen, each as a paragraph."""
+    return [tag("p", line) for line in lines_of(view, WIDE.width)]
+
+
 def preformatted(view: RenderableType, width: int) -> Html:
     """A terminal view as preformatted text."""
     return tag("div", tag("pre", Html(joined(lines_of(view, width)).strip("\n"))), class_="scroll")
@@ -145,11 +156,17 @@ def styled(segment: Segment, element: str = "span") -> Html:
     """A part of a line, with its style as the classes of an element, which blanks and plain text
     need not have.
     """
-    style, words = segment.style or Style.null(), text(segment.text)
+    words = text(segment.text)
+    style = segment.style
+    if style is None or not segment.text.strip():
+        return words
     colour = "" if style.color is None else style.color.name.removeprefix("bright_")
-    has = {_CLASSES.get(colour, ""): colour in _CLASSES, "bold": style.bold, "dim": style.dim}
-    classes = " ".join(name for name, is_so in has.items() if is_so and segment.text.strip())
-    return tag(element, words, class_=classes) if classes else words
+    classes = [_CLASSES[colour]] if colour in _CLASSES else []
+    if style.bold:
+        classes.append("bold")
+    if style.dim:
+        classes.append("dim")
+    return tag(element, words, class_=" ".join(classes)) if classes else words
 
 
 # --------------------------------------------------------------------------------- style and script
