@@ -20,7 +20,7 @@ from mhacli.render.base.format import (
     texts_in_words,
 )
 from mhacli.render.base.options import Screen
-from mhacli.render.base.selection import by_layers, names_of
+from mhacli.render.base.selection import by_layers, grouped, names_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -41,15 +41,9 @@ def model_header(
     captured.
     """
     path = Text(visible(model.path), style="bold")
-    inspected = {(layer.kind, layer.layer) for layer in record.layers}
-    has_all = len(inspected) + len(model.without) >= model.n_layers * len(
-        {kind for kind, _ in inspected}
-    )
-    layers = count_of(model.n_layers, "layer") + (
-        "" if has_all else f", {names_of(record.layers)} inspected"
-    )
-    words = [layers, *by_layers(record.layers, _heads)]
-    words += [f"revision {visible(model.revision)}"] if model.revision else []
+    words = [_layers(record, model), *by_layers(record.layers, _heads)]
+    if model.revision:
+        words.append(f"revision {visible(model.revision)}")
     words += [
         visible(model.dtype),
         visible(record.environment.device),
@@ -62,6 +56,16 @@ def model_header(
     return Group(*lines, *_generated(record, model, screen), *_unverified(record))
 
 
+def _layers(record: Record, model: Model) -> str:
+    """The number of layers, and which were inspected if not all."""
+    inspected = {(layer.kind, layer.layer) for layer in record.layers}
+    n_stacks = len({kind for kind, _ in inspected})
+    words = count_of(model.n_layers, "layer")
+    if len(inspected) + len(model.without) < model.n_layers * n_stacks:
+        words += f", {names_of(record.layers)} inspected"
+    return words
+
+
 def texts_read(record: Record) -> list[str]:
     """The texts in words; for a corpus the number of documents, the devices if there are several,
     and the example.
@@ -71,14 +75,15 @@ def texts_read(record: Record) -> list[str]:
         return texts_in_words(record.files, *record.lengths)
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
-    parts += [f"{count_of(corpus.n_bad, 'bad document')} left out"] if corpus.n_bad else []
-    parts += (
-        [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
-    )
-    of_example = (
-        f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}"
-    )
-    return [*map(visible, parts), "means over documents", visible(of_example)]
+    if corpus.n_bad:
+        parts.append(f"{count_of(corpus.n_bad, 'bad document')} left out")
+    if len(corpus.devices) > 1:
+        parts.append(f"on different devices: {', '.join(corpus.devices)}")
+    parts += [
+        "means over documents",
+        f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}",
+    ]
+    return [*map(visible, parts)]
 
 
 def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
@@ -94,23 +99,25 @@ def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
     )
     style = "green" if generated.repeated == generated.n_tokens else "yellow"
     yield flowing([summary, Text(repeated, style=style)], screen.width)
-    text, n = record.sequences[0], generated.prompt_lens[0]
+    text = record.sequences[0]
+    n = generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
     yield Text(f"generated: “{visible(text.text[begin:])}”", style="bold")
 
 
 def _heads(layer: InspectedLayer) -> str:
+    """The heads of a layer with their widths, as far as they are known."""
     heads = count_of(layer.n_heads, "head")
     if not any(check.is_of_outputs for check in layer.survey.checks):
         return heads
     if layer.captured_by == "softmax":
         return f"{heads} × d_v {layer.d_v}"
-    sizes = f"{heads} × d_head {layer.d_head}" + (
-        f" and d_v {layer.d_v}" if layer.d_v != layer.d_head else ""
-    )
-    return sizes + (
-        f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else ""
-    )
+    heads += f" × d_head {layer.d_head}"
+    if layer.d_v != layer.d_head:
+        heads += f" and d_v {layer.d_v}"
+    if layer.n_kv_heads != layer.n_heads:
+        heads += f", {count_of(layer.n_kv_heads, 'kv head')}"
+    return heads
 
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
@@ -129,28 +136,27 @@ def _details(record: Record, model: Model) -> Iterator[str]:
     """The model and the libraries, how layers were captured, each text with its layers, and what
     that cost.
     """
-    layers, environment = record.layers, record.environment
-    yield from (
-        visible(model.family),
-        visible(model.architecture),
-        f"{shown(model.n_parameters, 'count')} parameters",
-    )
+    yield visible(model.family)
+    yield visible(model.architecture)
+    yield f"{shown(model.n_parameters, 'count')} parameters"
     limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
     yield f"positions {visible(model.positions)}{limit}"
-    yield from (f"torch {visible(environment.torch)}", f"mha {visible(environment.mha)}")
+    yield f"torch {visible(record.environment.torch)}"
+    yield f"mha {visible(record.environment.mha)}"
     yield from by_layers(
-        layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by))
+        record.layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by))
     )
     yield from by_layers(
-        layers,
+        record.layers,
         lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}",
     )
-    total, loading = record.timings.get("total"), record.timings.get("loading")
+    total = record.timings.get("total")
+    loading = record.timings.get("loading")
     if total is not None:
-        loading_part = (
-            "" if loading is None else f", including {shown(loading.median_s, 'seconds')} to load"
-        )
-        yield f"took {shown(total.median_s, 'seconds')}{loading_part}"
+        words = f"took {shown(total.median_s, 'seconds')}"
+        if loading is not None:
+            words += f", including {shown(loading.median_s, 'seconds')} to load"
+        yield words
 
 
 def _masks_and_scores(record: Record) -> Iterator[str]:
@@ -168,8 +174,8 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}"
     )
-    yield from by_layers(layers, lambda layer: "a bias on the scores" * layer.bias)
-    yield from by_layers(layers, lambda layer: _SINKS * layer.sinks)
+    yield from by_layers(layers, lambda layer: "a bias on the scores" if layer.bias else "")
+    yield from by_layers(layers, lambda layer: _SINKS if layer.sinks else "")
     yield from by_layers(layers, lambda layer: " · ".join(map(visible, layer.extras.values())))
 
 
@@ -180,11 +186,11 @@ def _unverified(record: Record) -> Iterator[Text]:
     """The failed checks of layers, or what else makes them doubtful."""
     for layer in record.layers:
         if not layer.verified:
-            failed = [check for check in layer.survey.checks if not check.ok]
-            listed = tuple(f"the check '{check.name}'" for check in failed)
+            failures = [check for check in layer.survey.checks if not check.ok]
+            names = tuple(f"the check '{check.name}'" for check in failures)
             reasons = [
-                *map(agreement, failed),
-                *(visible(why) for why in layer.unverified if not why.startswith(listed)),
+                *map(agreement, failures),
+                *(visible(why) for why in layer.unverified if not why.startswith(names)),
             ]
             yield Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
 
@@ -193,22 +199,18 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     """One line if all checks of statistics pass; otherwise, or `in_detail`, each check with its
     largest error in any layer.
     """
-    surveys = (
-        [layer.survey for layer in record.layers] if record.survey is None else [record.survey]
-    )
-    checks, ok = [check for survey in surveys for check in survey.checks], record.self_check.ok
+    ok = record.self_check.ok
+    summaries = [layer.survey for layer in record.layers]
+    if record.survey is not None:
+        summaries = [record.survey]
+    checks = [check for summary in summaries for check in summary.checks]
     if ok and not in_detail:
         return self_check_verdict(ok=True, numbers=checks_in_brief(checks))
     verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")
-    is_changed = record.model is not None and record.model.identical_outputs is False
-    parts = (
-        [Text("outputs differ from those without inspection", style="bold red")]
-        if is_changed
-        else []
-    )
-    for name in dict.fromkeys(check.name for check in checks):
-        worst = max(
-            (check for check in checks if check.name == name), key=lambda check: check.severity
-        )
+    parts = []
+    if record.model is not None and record.model.identical_outputs is False:
+        parts.append(Text("outputs differ from those without inspection", style="bold red"))
+    for same in grouped(checks, lambda check: check.name).values():
+        worst = max(same, key=lambda check: check.severity)
         parts.append(Text(agreement(worst), style="dim" if worst.ok else "bold red"))
     return Text("\n").join([verdict, flowing(parts, screen.width)])

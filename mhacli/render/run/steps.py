@@ -18,7 +18,12 @@ from mhacli.render.base.format import memory_text, sparkline
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
-_LEAST_FORMULA, _NUMBER_WIDTH, _PAGE_WIDTH = 16, 11, 60
+_LEAST_FORMULA = 16
+"""The least width of the column of formulas."""
+_NUMBER_WIDTH = 11
+"""The columns of a number in a row."""
+_PAGE_WIDTH = 60
+"""The width of the column of values in a page."""
 _NOT_FINITE = "not fin."
 
 
@@ -26,8 +31,9 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
     """A row for each step in the order of execution: its number, name, axes and formula. In a
     width, each line of user code stands above its steps, and a warning below its step.
     """
-    steps, sources = record.trace, ["", *sources_of(record.trace)]
-    has_sizes, indent = record.module is None, len(str(len(steps))) + 2
+    steps = record.trace
+    sources = ["", *sources_of(steps)]
+    indent = len(str(len(steps))) + 2
 
     def above(n: int) -> list[RenderableType]:
         source = sources[n + 1]
@@ -36,18 +42,16 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
         return [Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")]
 
     def below(n: int) -> list[RenderableType]:
-        remark = visible(steps[n].remark)
-        return (
-            [Padding(Text(f"! {remark}", style="bold yellow"), (0, 0, 0, indent))] if remark else []
-        )
+        if not steps[n].remark:
+            return []
+        remark = Text(f"! {visible(steps[n].remark)}", style="bold yellow")
+        return [Padding(remark, (0, 0, 0, indent))]
 
     def axes(n: int) -> str:
-        """The axes with their sizes, but without a batch of one; those of user code alone."""
-        return (
-            axes_text(steps[n]).removeprefix("batch 1 · ")
-            if has_sizes
-            else visible(" ".join(steps[n].axes))
-        )
+        """The axes with their sizes, except a batch of one; of user code without sizes."""
+        if record.module is not None:
+            return visible(" ".join(steps[n].axes))
+        return axes_text(steps[n]).removeprefix("batch 1 · ")
 
     def formula(n: int) -> str:
         """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
@@ -75,11 +79,12 @@ def steps_table(record: Record) -> Table[int]:
     """The steps with memory, costs, meaning and numbers. In a narrow picture they go in the order
     from the last.
     """
-    steps, lines = record.trace, lines_table(record)
+    steps = record.trace
+    lines = lines_table(record)
     sources = sources_of(steps)
 
-    def of_step(heading: str, value: Callable[[Step], object], **how: Any) -> Column[int]:
-        return Column(heading=heading, value=lambda n: value(steps[n]), **how)
+    def of_step(heading: str, value: Callable[[Step], object], **more: Any) -> Column[int]:
+        return Column(heading=heading, value=lambda n: value(steps[n]), **more)
 
     columns: list[Column[int]] = [
         Column(heading="step", value=lambda n: f"{n + 1} {step_name(steps[n])}"),
@@ -125,11 +130,9 @@ def sources_of(steps: Sequence[Step]) -> list[str]:
         if step.file is None or step.line is None:
             sources.append("")
         else:
-            place = (
-                f"{visible(PurePath(step.file).name)}:{step.line}"
-                if len(files) > 1
-                else f"line {step.line}"
-            )
+            place = f"line {step.line}"
+            if len(files) > 1:
+                place = f"{visible(PurePath(step.file).name)}:{step.line}"
             sources.append(f"{place}: {visible(' '.join(step.source.split()))}")
     return sources
 
@@ -147,20 +150,21 @@ def value_lines(step: Step, width: int) -> Iterator[str]:
     """Range, distribution, moments and non-finite counts (`-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3
     NaN`), and the numbers of a small tensor, a line for each row.
     """
-    values, is_masked = step.values, step.site in _MASKED
+    values = step.values
     if values is None:
         return
-    infinite = f"{values.n_inf} × −∞, masked" if is_masked else f"{values.n_inf} Inf"
+    least = shown(values.min, "number")
+    largest = shown(values.max, "number")
     parts = [
-        (
-            f"{shown(values.min, 'number')} {sparkline(values.histogram)}"
-            f" {shown(values.max, 'number')}"
-        ),
+        f"{least} {sparkline(values.histogram)} {largest}",
         f"mean {shown(values.mean, 'number')}",
         f"std {shown(values.std, 'number')}",
-        *([f"{values.n_nan} NaN"] if values.n_nan else []),
-        *([infinite] if values.n_inf else []),
     ]
+    if values.n_nan:
+        parts.append(f"{values.n_nan} NaN")
+    is_masked = step.site in _MASKED
+    if values.n_inf:
+        parts.append(f"{values.n_inf} × −∞, masked" if is_masked else f"{values.n_inf} Inf")
     yield " · ".join(parts)
     missing = "−∞" if is_masked else _NOT_FINITE
     numbers = values.numbers or ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import exp, nan, prod
 from typing import Any
 
@@ -50,8 +50,10 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import Texts
 
 _INDENT = (0, 0, 0, 3)
-_LISTED = 16
+_MOST_KEYS = 16
 """The top keys of a row that are listed."""
+_TERMS = 4
+"""The first terms of a product that are written out."""
 
 
 def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator[RenderableType]:
@@ -66,11 +68,12 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
         return
     yield Group(head, *_notes(record, in_detail=in_detail))
     if in_detail:
-        sources = ["", *sources_of(record.trace)]
-        for n, step in enumerate(record.trace):
-            yield _step_block(
-                n, step, "" if sources[n + 1] == sources[n] else sources[n + 1], screen
-            )
+        last = ""
+        for n, (step, source) in enumerate(
+            zip(record.trace, sources_of(record.trace), strict=True)
+        ):
+            yield _step_block(n, step, "" if source == last else source, screen)
+            last = source
     else:
         yield Group(Text(""), bare(lines_table(record, screen.width), screen.width))
         yield Text(
@@ -112,17 +115,18 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
         memory_text(step),
         f"strides ({', '.join(map(str, step.strides))})",
         f"{shown(step.flops, 'count')} FLOPs",
+        f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}",
     ]
-    costs += [f"{shown(step.bytes, 'bytes')} {visible(step.dtype)}"]
-    costs += [] if step.time_s is None else [shown(step.time_s, "seconds")]
-    costs += weights_of(step)
+    if step.time_s is not None:
+        costs.append(shown(step.time_s, "seconds"))
+    width = screen.width - _INDENT[3]
     parts = [
         Text(source, style="green"),
         Text(visible(step.formula)),
         Text(visible(step.meaning), style="italic"),
         Text(f"! {visible(step.remark)}" if step.remark else "", style="bold yellow"),
-        flowing(costs, screen.width - _INDENT[3], style="dim"),
-        *map(Text, value_lines(step, screen.width - _INDENT[3])),
+        flowing([*costs, *weights_of(step)], width, style="dim"),
+        *map(Text, value_lines(step, width)),
     ]
     return Group(Text(""), title, Padding(Group(*filter(len, parts)), _INDENT))
 
@@ -134,24 +138,25 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     shapes = {
         parameter.name: parameter.shape for step in record.trace for parameter in step.parameters
     }
-    n_parameters = sum(map(prod, shapes.values()))
-    parts = [f"total {shown(flops, 'count')} FLOPs", f"{shown(n_bytes, 'bytes')} in new tensors"]
-    parts.append(f"{n_parameters:,} parameters")
-    lines, total = [flowing(parts, screen.width, style="bold")], record.timings.get("total")
+    parts = [
+        f"total {shown(flops, 'count')} FLOPs",
+        f"{shown(n_bytes, 'bytes')} in new tensors",
+        f"{sum(map(prod, shapes.values())):,} parameters",
+    ]
+    lines: list[RenderableType] = [Text(""), flowing(parts, screen.width, style="bold")]
+    total = record.timings.get("total")
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
-        lines.append(
-            Text(
-                f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})",
-                style="bold",
-            )
-        )
-    story = [] if record.cell is None else [Text(""), *_cell_story(record, record.cell, screen)]
-    check = self_check_line(record.self_check)
+        words = f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
+        lines.append(Text(words, style="bold"))
     if record.module is not None:
-        story = [Text(""), _result(record.module)]
+        lines += [Text(""), _result(record.module)]
         check = self_check_line(record.self_check, "an untraced call gives the same")
-    return Group(Text(""), *lines, *story, Text(""), check)
+    else:
+        if record.cell is not None:
+            lines += [Text(""), *_cell_story(record, record.cell, screen)]
+        check = self_check_line(record.self_check)
+    return Group(*lines, Text(""), check)
 
 
 # --------------------------------------------------------------------------------------------- cell
@@ -174,8 +179,9 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     products = [
         a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None
     ]
-    terms = [f"({_text(x)})" if x < 0 else _text(x) for x in products[:4]]
-    terms += [f"… {len(products) - 4} more"] if len(products) > 4 else []
+    terms = [f"({_text(x)})" if x < 0 else _text(x) for x in products[:_TERMS]]
+    if len(products) > _TERMS:
+        terms.append(f"… {len(products) - _TERMS} more")
     yield Text(f"q · k = {' + '.join(terms)} = {_text(cell.qk)}")
     yield _score(cell)
     if len(cell.parts) > 1:
@@ -187,9 +193,10 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
         )
     yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
-    weight, before = cell.share, cell.pattern_row[cell.key]
-    dropped = "" if weight == before else f" (after dropout; before it {_text(before)})"
-    term = f"{_text(weight)}{dropped} × v[{cell.key}]"
+    weight = cell.share
+    before = cell.pattern_row[cell.key]
+    note = "" if weight == before else f" (after dropout; before it {_text(before)})"
+    term = f"{_text(weight)}{note} × v[{cell.key}]"
     yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
     yield vector("added", [None if x is None or weight is None else weight * x for x in cell.v])
     yield vector(f"z[{cell.query}]", cell.z)
@@ -202,12 +209,11 @@ def _score(cell: Cell) -> Text:
         why = ": the score bias is −∞ here" if is_given else ""
         return Text(f"this cell is masked{why}; its score is −∞, its attention weight exactly 0")
     words = f"score = {_text(cell.qk)} × scale {_text(cell.scale)}"
-    words += (
-        "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
-    )
-    words += "".join(
-        f", plus {visible(part.name)} = {_text(part.value)}" for part in cell.parts if part.added
-    )
+    if cell.softcap is not None:
+        words += f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
+    for part in cell.parts:
+        if part.added:
+            words += f", plus {visible(part.name)} = {_text(part.value)}"
     return Text(f"{words} = {_text(cell.score)}, not masked")
 
 
@@ -219,48 +225,44 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
     """The softmax over the query's row: exp of each score minus the largest, divided by their sum,
     and the sums over all keys. The cell's own key is marked. Of a long row the top keys are listed.
     """
-    scores, weights = (
-        cell.scores_row,
-        [nan if weight is None else weight for weight in cell.pattern_row],
-    )
+    scores = cell.scores_row
+    weights = [nan if weight is None else weight for weight in cell.pattern_row]
     largest = max((score for score in scores if score is not None), default=0.0)
-    cells = zip(scores, weights, strict=True)
-    exps = [0.0 * weight if score is None else exp(score - largest) for score, weight in cells]
-    every = range(len(weights))
-    top = sorted(every, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_LISTED]
-    listed = sorted({cell.key, *top})
+    exps = [
+        0.0 * weight if score is None else exp(score - largest)
+        for score, weight in zip(scores, weights, strict=True)
+    ]
+    total = range(len(weights))
+    top = sorted(total, key=lambda key: -(cell.pattern_row[key] or 0.0))[:_MOST_KEYS]
+    rows = sorted({cell.key, *top})
 
     def token(keys: Sequence[int]) -> str:
-        if keys is every:
-            return "" if len(listed) == len(every) else f"of all {len(every):,} keys"
+        if keys is total:
+            return "" if len(rows) == len(total) else f"of all {len(total):,} keys"
         return f"“{token_text(record.keys[cell.sequence].tokens, keys[0])}”"
 
     def score(keys: Sequence[int]) -> str:
-        if keys is every:
+        if keys is total:
             return ""  # a score is masked, or no number, and then its weight is none either
         is_masked = scores[keys[0]] is None and weights[keys[0]] == 0
         return "−∞" if is_masked else _text(scores[keys[0]])
 
-    def total(numbers: Sequence[float]) -> Callable[[Sequence[int]], float]:
+    def sum_of(numbers: Sequence[float]) -> Callable[[Sequence[int]], float]:
         return lambda keys: sum(numbers[key] for key in keys)
 
-    def look(keys: Sequence[int]) -> str:
+    def style(keys: Sequence[int]) -> str:
         return "bold" if keys == [cell.key] else ""
 
     columns: list[Column[Sequence[int]]] = [
-        Column(heading="", value=lambda keys: "→" if look(keys) else "", style=look),
-        Column(
-            heading="key",
-            value=lambda keys: "sum" if keys is every else keys[0],
-            unit="id",
-            style=look,
-        ),
-        Column(heading="", value=token, least=1, style=look),
-        Column(heading="score", value=score, unit="id", style=look),
-        Column(heading="exp(score − max)", value=total(exps), unit="number", drop=1, style=look),
-        Column(heading="weight", value=total(weights), unit="number", style=look),
+        Column(heading="", value=lambda keys: "→" if keys == [cell.key] else ""),
+        Column(heading="key", value=lambda keys: "sum" if keys is total else keys[0], unit="id"),
+        Column(heading="", value=token, least=1),
+        Column(heading="score", value=score, unit="id"),
+        Column(heading="exp(score − max)", value=sum_of(exps), unit="number", drop=1),
+        Column(heading="weight", value=sum_of(weights), unit="number"),
     ]
-    return Table(columns=columns, rows=[[key] for key in listed], foot=[every])
+    columns = [replace(column, style=style) for column in columns]
+    return Table(columns=columns, rows=[[key] for key in rows], foot=[total])
 
 
 def _text(number: float | None) -> str:
@@ -271,6 +273,7 @@ def _text(number: float | None) -> str:
 # ---------------------------------------------------------------------------------------- user code
 
 _MAX_PRINTED = 3
+"""The most lines of what a module printed."""
 
 
 def _module_header(record: Record, module: UserModule) -> RenderableType:
@@ -284,47 +287,53 @@ def _module_header(record: Record, module: UserModule) -> RenderableType:
     lines = [(module.target, "bold")]
     for label, origin in (("given", "given"), ("by default", "default"), ("guessed", "guessed")):
         words = [
-            f"{a.name}={a.value}" + (f" ({a.why})" if a.why else "")
+            f"{a.name}={a.value} ({a.why})" if a.why else f"{a.name}={a.value}"
             for a in whole
             if a.origin == origin
         ]
-        lines += [(f"{label}: {', '.join(words)}", "")] if words else []
-    lines.append((f"called: {module.called}", ""))
-    lines.append((f"sizes: {' · '.join(f'{word} {size}' for word, size in module.sizes)}", "bold"))
-    ran = [
+        if words:
+            lines.append((f"{label}: {', '.join(words)}", ""))
+    environment = record.environment
+    versions = [
         "in eval",
         record.config.dtype,
-        record.environment.device,
-        f"torch {record.environment.torch}",
+        environment.device,
+        f"torch {environment.torch}",
+        f"mha {environment.mha}",
     ]
     lines += [
+        (f"called: {module.called}", ""),
+        (f"sizes: {' · '.join(f'{word} {size}' for word, size in module.sizes)}", "bold"),
         ("axes are named by their sizes", "dim"),
-        (" · ".join([*ran, f"mha {record.environment.mha}"]), "dim"),
+        (" · ".join(versions), "dim"),
     ]
     printed = [text.strip() for text in module.printed.splitlines() if text.strip()]
-    more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
-    lines += [(f"it printed: {' / '.join(printed[:_MAX_PRINTED])}{more}", "dim")] if printed else []
+    if printed:
+        first = " / ".join(printed[:_MAX_PRINTED])
+        if len(printed) > _MAX_PRINTED:
+            first += f" … {len(printed) - _MAX_PRINTED} more"
+        lines.append((f"it printed: {first}", "dim"))
     return Text("\n").join(Text(visible(words), style) for words, style in lines if words)
 
 
 def _result(module: UserModule) -> Text:
     """Whether the result has the shape of attention's output."""
-    axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
-    shape = f"[{', '.join(axes)}]"
+    has_heads = len(module.expected) == 4
+    shape = "[batch, head, query, width]" if has_heads else "[batch, query, width]"
+    result = f"result: {list(module.result)}"
     if module.result == module.expected:
-        return Text(
-            f"result: {list(module.result)} = {shape}, the shape that attention gives", style="bold"
-        )
-    words = (
-        f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape}"
-    )
-    return Text(words, style="bold yellow")
+        return Text(f"{result} = {shape}, the shape that attention gives", style="bold")
+    expected = f"{list(module.expected)} = {shape}"
+    return Text(f"! {result}, where attention gives {expected}", style="bold yellow")
 
 
 # ----------------------------------------------------------------------------------------- decoding
 
 MAX_STEPS = 16
+"""The most steps of decoding in a table."""
 _LEAST_TOKENS = 12
+"""The least width of the column of new tokens."""
+_MORE_DETAILS = "--verbose adds shapes, FLOPs and time of each step, and the pattern"
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -332,10 +341,12 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sequences or decimals are chosen, also the shapes and costs of the steps and the pattern. Raises
     `UsageError` for a head or sequence out of range.
     """
-    decoding, check = record.decoding, record.self_check
+    decoding = record.decoding
+    check = record.self_check
     assert decoding is not None, "a record of decoding has its summary"
-    in_detail = options.verbose or options.everything or options.precision != ViewOptions.precision
-    in_detail = in_detail or options.heads is not None or options.sequences is not None
+    has_choice = options.heads is not None or options.sequences is not None
+    has_choice = has_choice or options.precision != ViewOptions.precision
+    in_detail = has_choice or options.verbose or options.everything
     head = header(record, screen, in_brief=not options.verbose)
     compared = "the steps equal a full pass"
     if record.model is None:
@@ -349,14 +360,14 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     ).shown
     most = None if options.everything else MAX_STEPS
     steps = step_table(record.trace, sequences, most, in_detail=in_detail)
-    more = (
-        [] if in_detail else ["--verbose adds shapes, FLOPs and time of each step, and the pattern"]
-    )
-    drawn_steps = Group(*table(steps, screen.width, *more))
-    sections: list[RenderableType] = [Group(head, cache, *kv_heads_line(record)), drawn_steps]
+    notes = [] if in_detail else [_MORE_DETAILS]
+    sections: list[RenderableType] = [
+        Group(head, cache, *kv_heads_line(record)),
+        Group(*table(steps, screen.width, *notes)),
+    ]
     if in_detail and "pattern" in record.arrays:
-        drawn = [each for b in sequences for h in heads for each in maps_of_head(record, b, h)]
-        sections.append(Group(*patterns(drawn, options, screen)))
+        maps = [titled for b in sequences for h in heads for titled in maps_of_head(record, b, h)]
+        sections.append(Group(*patterns(maps, options, screen)))
     sections += [_costs(record, decoding, screen), self_check_line(check, compared)]
     return spaced(sections)
 
@@ -374,8 +385,8 @@ def step_table(
     """
     caches = [step.cache for step in steps if step.cache is not None]
 
-    def cached(of: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
-        return lambda n: of(caches[n]) if caches[n].cache_bytes else None
+    def cached(value: Callable[[CacheStep], int]) -> Callable[[int], int | None]:
+        return lambda n: value(caches[n]) if caches[n].cache_bytes else None
 
     def new_tokens(n: int) -> str:
         texts = [caches[n].tokens[b] for b in sequences if b < len(caches[n].tokens)]
@@ -428,21 +439,21 @@ def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -
     parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
-        n_cells, n_visible, q_len = mask["n_cells"], mask["n_visible"], len(counts)
-        title = (
-            f"sequence {index}: " * (len(masks) > 1) + f"{q_len} queries × {n_cells // q_len} keys"
-        )
-        sees = (
-            f"a query sees {min(counts):,} to {max(counts):,} keys, mean"
-            f" {shown(n_visible / q_len, 'short')}"
-        )
-        if min(counts) == max(counts):
-            sees = f"every query sees {count_of(counts[0], 'key')}"
+        n_cells = mask["n_cells"]
+        n_visible = mask["n_visible"]
+        title = f"{len(counts)} queries × {n_cells // len(counts)} keys"
+        if len(masks) > 1:
+            title = f"sequence {index}: {title}"
         density = (
             f"density {100 * mask['density']:.3g} %: {n_visible:,} of {n_cells:,} cells are visible"
         )
+        if min(counts) == max(counts):
+            keys = f"every query sees {count_of(counts[0], 'key')}"
+        else:
+            mean = shown(n_visible / len(counts), "short")
+            keys = f"a query sees {min(counts):,} to {max(counts):,} keys, mean {mean}"
         picture = grids([_grid(dims.config, texts, mask, index, title)], screen, form="shades")
-        parts += [Text(""), *picture, flowing([density, sees], screen.width, style="bold")]
+        parts += [Text(""), *picture, flowing([density, keys], screen.width, style="bold")]
     return Group(*parts)
 
 
@@ -465,46 +476,41 @@ def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merg
     """The visible part of each cell, or of blocks of `merge` cells. Keys are numbered as tokens of
     their text.
     """
-    q_len, side = len(mask["visible_per_query"]), mask["block"] * merge
+    n_visible = mask["visible_per_query"]
+    side = mask["block"] * merge
+    q_len = len(n_visible)
     k_len = mask["n_cells"] // q_len
-    sequence, keys = texts[0][index], (texts[1] or texts[0])[index]
-    first = (
-        config.first_column(len(sequence.tokens), q_len),
-        config.first_column(len(keys.tokens), k_len),
-    )
+    queries = texts[0][index].tokens
+    keys = (texts[1] or texts[0])[index].tokens
+    first_key = config.first_column(len(keys), k_len)
     heights, widths = (np.minimum(side, n - np.arange(0, n, side)) for n in (q_len, k_len))
     counts = sums(sums(np.array(mask["block_counts"]), merge), merge, axis=1)
-    sees = mask["visible_per_query"]
-    starts, places = range(0, q_len, side), [key - first[1] for key in range(0, k_len, side)]
+    places = [key - first_key for key in range(0, k_len, side)]
+    if side == 1:
+        first_query = config.first_column(len(queries), q_len)
+        rows = [fitted(token_text(queries, row - first_query), 12) for row in range(q_len)]
+        beside = [Column[int](heading="sees", value=n_visible.__getitem__, unit="integer")]
+        meaning = "each row: the keys that a query sees"
+    else:
+        rows = [*map(str, range(0, q_len, side))]
+        beside = []
+        meaning = f"each cell {side} × {side} tokens"
+
+    def smaller(n_rows: int, n_columns: int) -> Grid:
+        factor = max(1, -(-len(counts) // n_rows), -(-counts.shape[1] // n_columns))
+        return _grid(config, texts, mask, index, title, factor * merge)
+
     return Grid(
         title=title,
         values=counts / (heights[:, None] * widths),
         allowed=counts > 0,
-        rows=[
-            fitted(token_text(sequence.tokens, row - first[0]), 12) if side == 1 else str(row)
-            for row in starts
-        ],
-        columns=[str(place) if 0 <= place < len(keys.tokens) else "–" for place in places],
+        rows=rows,
+        columns=[str(place) if 0 <= place < len(keys) else "–" for place in places],
         top=1.0,
         corner="query",
-        meaning=(
-            f"each cell {side} × {side} tokens"
-            if side > 1
-            else "each row: the keys that a query sees"
-        ),
+        meaning=meaning,
         places=places,
-        beside=(
-            [Column(heading="sees", value=lambda row: sees[row], unit="integer")]
-            if side == 1
-            else []
-        ),
+        beside=beside,
         has_all_rows=True,
-        smaller=lambda rows, columns: _grid(
-            config,
-            texts,
-            mask,
-            index,
-            title,
-            max(1, -(-len(counts) // rows), -(-counts.shape[1] // columns)) * merge,
-        ),
+        smaller=smaller,
     )
