@@ -44,9 +44,7 @@ def json_pieces(record: Record) -> Iterator[str]:
     if layers:
         yield ',\n"layers":['
         for index, layer in enumerate(layers):
-            yield (
-                ("," if index else "") + "\n" + _compact(layer)[:-1]
-            )  # its arrays precede the closing brace
+            yield (",\n" if index else "\n") + _compact(layer)[:-1]  # arrays precede the last brace
             yield from _arrays(under(record.arrays, layer_prefix(index)))
             yield "}"
         yield "]"
@@ -140,17 +138,17 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
     and `UsageError` for a layer or head that it lacks.
     """
     if record.effect is not None:
-        yield from rows_csv(record.effects.to_dicts()) if record.effect.verified.ok else ()
+        if record.effect.verified.ok:
+            yield from rows_csv(record.effects.to_dicts())
         return
     layers = chosen_layers(record, options)
-    kept = [layer for layer in layers if layer.has_pattern]
-    if kept:
+    with_pattern = [layer for layer in layers if layer.has_pattern]
+    if with_pattern:
         require_inspected_heads(layers, options.heads or ())
         yield _lines([("layer", "attention", *HEADER)])
-        for layer in kept:
-            yield from _cells(
-                layer.record, options, (layer.inspected.layer, cell_text(layer.inspected.name))
-            )
+        for layer in with_pattern:
+            name = cell_text(layer.inspected.name)
+            yield from _cells(layer.record, options, (layer.inspected.layer, name))
     elif layers:
         yield from _heads(chosen_heads(layers, options), has_layers=True)
     elif record.survey is not None:
@@ -169,18 +167,17 @@ def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ())
     """A row per cell, sequence by sequence and head by head, beginning with its layer."""
     n_sequences = len(record.sequences)
     for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
-        of = pattern_of_layer(record, 0, head=None, batch=b)
-        queries, keys = ([*map(cell_text, tokens)] for tokens in (of.query_tokens, of.key_tokens))
-        for place, h in enumerate(of.heads):
-            for i, query in enumerate(queries if options.shows_head(h) else ()):
-                weights, allowed = of.values[place, i], of.allowed[place, i].astype(int).tolist()
+        pattern = pattern_of_layer(record, 0, head=None, batch=b)
+        keys = [*map(cell_text, pattern.key_tokens)]
+        for place, h in enumerate(pattern.heads):
+            if not options.shows_head(h):
+                continue
+            for i, query in enumerate(map(cell_text, pattern.query_tokens)):
+                weights = pattern.values[place, i]
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                yield _lines(
-                    [
-                        (*begin, b, h, i, query, j, key, allowed[j], words[j])
-                        for j, key in enumerate(keys)
-                    ]
-                )
+                allowed = pattern.allowed[place, i].astype(int).tolist()
+                cells = zip(keys, allowed, words, strict=True)
+                yield _lines([(*begin, b, h, i, query, j, *cell) for j, cell in enumerate(cells)])
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:

@@ -41,7 +41,8 @@ from mhacli.text.numbers import shown
 
 COLUMNS = 100
 """The width of a terminal view in a notebook."""
-_SCREEN, _OPTIONS = Screen(COLUMNS, colour=False), ViewOptions(view="none")
+_SCREEN = Screen(COLUMNS, colour=False)
+_OPTIONS = ViewOptions(view="none")
 _ELSEWHERE = "record.page() shows every head, record.pattern(layer=…, head=…) one of them"
 _MOST_CELLS = 24
 """The most cells of a matrix per side before pooling."""
@@ -61,11 +62,9 @@ def html_of(result: Shown | Pattern) -> str:
 def views_of(result: Shown, width: int, *, colour: bool) -> Iterator[RenderableType]:
     """The parts of the terminal view of a result."""
     screen = Screen(width, colour)
-    return (
-        record_views(result, ViewOptions(), screen)
-        if isinstance(result, Record)
-        else iter([result.view(screen)])
-    )
+    if isinstance(result, Record):
+        return record_views(result, ViewOptions(), screen)
+    return iter([result.view(screen)])
 
 
 def page_of(record: Record) -> str:
@@ -84,9 +83,8 @@ def record_html(record: Record) -> str:
     if heads:
         head = heads[most_certain(heads)]
         title = f"{head.label}: {type_text(head.statistics)}"
-        parts.append(
-            ("the matrix of a head", _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title))
-        )
+        matrix = _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title)
+        parts.append(("the matrix of a head", matrix))
         parts.append(("", tag("p", text(_ELSEWHERE), class_="dim")))
     return fragment(parts)
 
@@ -104,19 +102,20 @@ def pattern_html(pattern: Pattern) -> str:
 def _matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     """The cells of a pattern, or blocks of a long one, with tooltips that have one decimal more."""
     blocks = cells.fitting(_MOST_CELLS, _MOST_CELLS)
-    of = grid_of(blocks, "", scale=scale)
-    rows, columns = of.rows, of.columns
-    of = replace(
-        of,
-        rows=[fitted(name, _NAME) for name in rows],
-        columns=[fitted(name, _NAME) for name in columns],
+    g = grid_of(blocks, "", scale=scale)
+
+    def about(row: int, key: int) -> str:
+        return f"{g.rows[row]} → {g.columns[key]} {shown(float(g.values[row, key]), 'weight', 3)}"
+
+    panel = replace(
+        g,
+        rows=[fitted(name, _NAME) for name in g.rows],
+        columns=[fitted(name, _NAME) for name in g.columns],
         corner="query ↓ key →",
-        meaning=of.meaning + " · 0 is masked" * (not of.allowed.all()),
-        about=lambda row, key: (
-            f"{rows[row]} → {columns[key]} {shown(float(of.values[row, key]), 'weight', 3)}"
-        ),
+        meaning=g.meaning if g.allowed.all() else f"{g.meaning} · 0 is masked",
+        about=about,
     )
-    return joined([tag("p", tag("b", text(title))), grid_table(of), legend([of])])
+    return joined([tag("p", tag("b", text(title))), grid_table(panel), legend([panel])])
 
 
 # ---------------------------------------------------------------------------------------- the frame
@@ -151,19 +150,20 @@ def fragment(parts: Iterable[tuple[str, Html]]) -> str:
     """The parts, each with its name, in one element. Parts above the limit are left out and
     listed.
     """
-    included, left_out = [tag("style", Html(_STYLE.strip()))], []
-    n_bytes = len(_STYLE.encode()) + _FRAME
+    content = [tag("style", Html(_STYLE.strip()))]
+    missing = []
+    room = LIMIT_BYTES - len(_STYLE.encode()) - _FRAME
     for name, part in parts:
-        n_bytes += (size := len(part.encode()))
-        if n_bytes > LIMIT_BYTES:
-            left_out.append(name)
-            n_bytes -= size
+        n_bytes = len(part.encode())
+        if n_bytes > room:
+            missing.append(name)
         else:
-            included.append(part)
-    if left_out:
-        message = f"left out, to stay below {shown(LIMIT_BYTES, 'bytes')}: {', '.join(left_out)}"
-        included.append(tag("p", text(message), class_="dim"))
-    return tag("div", joined(included), class_="mha-repr")
+            content.append(part)
+            room -= n_bytes
+    if missing:
+        message = f"left out, to stay below {shown(LIMIT_BYTES, 'bytes')}: {', '.join(missing)}"
+        content.append(tag("p", text(message), class_="dim"))
+    return tag("div", joined(content), class_="mha-repr")
 
 
 _FRAME = 500
@@ -177,9 +177,10 @@ def terminal_part(views: Iterable[RenderableType]) -> Html:
 
 # ------------------------------------------------------------------------------------------ reports
 
-PAPER, PHONE = Screen(width=110, colour=False), Screen(width=42, colour=False)
-"""The screens whose view a picture and a page show, and a page on a narrow screen; cells have signs
-in place of shades."""
+PAPER = Screen(width=110, colour=False)
+"""The screen whose view a picture and a page show; cells have signs in place of shades."""
+PHONE = Screen(width=42, colour=False)
+"""The screen whose view a page shows on a narrow screen."""
 _BY_WIDTH = (
     ".narrow { display: none } @media (max-width: 700px) { .narrow { display: block } .wide {"
     " display: none } }\n"
@@ -198,10 +199,8 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
-        drawn = document(name, figures, {})
-        sections.append(
-            tag("section", tag("div", Html(drawn[drawn.index("<svg") :]), class_="scroll"))
-        )
+        _, begin, rest = document(name, figures, {}).partition("<svg")
+        sections.append(tag("section", tag("div", Html(begin + rest), class_="scroll")))
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 

@@ -57,14 +57,15 @@ def picked(colour: RGB, of_256: int, of_16: int) -> Color:
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
 """The style of text in a cell without an attention weight. It is a colour, because faint and bold
 text changes shades on terminals."""
-PLAIN, DIM = Style.null(), Style(dim=True)
+PLAIN = Style.null()
+DIM = Style(dim=True)
 ACCENT = Style(color="cyan", bold=True)
 CURSOR = Style(reverse=True)
 """The style, never bold, of the cell under a cursor."""
 UNKNOWN: RGB = (214, 39, 40)
+"""The colour of NaN in pages and pictures: red, which is not in the ramp."""
 SINK: RGB = (255, 64, 200)
-"""The colours of NaN, and of sinks that were taken out, in pages and pictures: red and pink, which
-are not in the ramp."""
+"""The colour of sinks that were taken out: pink, which is not in the ramp."""
 
 
 @lru_cache(maxsize=4096)
@@ -72,12 +73,8 @@ def on_colour(colour: Color) -> Style:
     """The style of text on a background: black or white, whichever reads better on its RGB
     values.
     """
-    ink = (
-        picked((255, 255, 255), 231, 15)
-        if is_dark(colour.get_truecolor())
-        else picked((0, 0, 0), 16, 0)
-    )
-    return Style(color=ink, bgcolor=colour)
+    white, black = picked((255, 255, 255), 231, 15), picked((0, 0, 0), 16, 0)
+    return Style(color=white if is_dark(colour.get_truecolor()) else black, bgcolor=colour)
 
 
 def is_dark(colour: Sequence[int]) -> bool:

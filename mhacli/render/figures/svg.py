@@ -25,7 +25,10 @@ from mhacli.render.page.elements import Html, segments_of, styled, tag
 from mhacli.render.page.elements import text as escaped
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
-INK, SOFT, FAINT, PAPER = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff"
+INK = "#1a1a1a"
+SOFT = "#555555"
+FAINT = "#b8b8b8"
+PAPER = "#ffffff"
 MONO_EM = 0.602
 """The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans
 Mono."""
@@ -34,9 +37,11 @@ _STYLE = (
     ".failed { fill: #b3261e } .warning { fill: #8a5a00 } .ok { fill: #1d6b3a } .sink { fill:"
     " #a8127d } .name { fill: #0d6270 } .dim { fill: #555555 } .bold { font-weight: bold }"
 )
-"""The looks of text, which are those of pages on a light ground."""
-_LINE, _SIZE = 1.35, 10.0
-"""The line height in ems, and the usual size of text."""
+"""The colours of text, which are those of pages on a light ground."""
+_LINE = 1.35
+"""The line height in ems."""
+_SIZE = 10.0
+"""The usual size of text."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ def placed(piece: Piece, x: float, y: float) -> str:
 
 def stacked(pieces: Sequence[Piece], gap: float) -> Piece:
     """Pieces below each other, aligned on the left."""
-    content, y = "", 0.0
+    content = ""
+    y = 0.0
     for piece in pieces:
         content += placed(piece, 0, y)
         y += piece.height + gap
@@ -113,7 +119,8 @@ def paragraph(text: str, width: float, *, size: float = _SIZE, fill: str = INK) 
 
 def printed(view: RenderableType, columns: int) -> Piece:
     """The lines of a terminal view in its colours."""
-    content, rows = "", segments_of(view, columns)
+    content = ""
+    rows = segments_of(view, columns)
     widest, n_lines = Segment.get_shape(rows)
     for place, row in enumerate(rows, 1):
         spans = (styled(segment, "tspan") for segment in row)
@@ -123,10 +130,17 @@ def printed(view: RenderableType, columns: int) -> Piece:
     return Piece(content, widest * MONO_EM * _SIZE, n_lines * _LINE * _SIZE)
 
 
-_MARGIN, _LEAST, _GAP = 18.0, 560.0, 14.0
-_TITLE, _TITLE_EM, _ABOUT = 16.0, 0.68, 11.0
-"""The sizes of the title and of the lines below it, and an upper bound of the width of bold
-characters in ems."""
+_MARGIN = 18.0
+_LEAST = 560.0
+"""The least width of a picture without margins."""
+_GAP = 14.0
+"""The gap between the pieces of a picture."""
+_TITLE = 16.0
+"""The size of the title."""
+_TITLE_EM = 0.68
+"""An upper bound of the width of the title's bold characters in ems."""
+_ABOUT = 11.0
+"""The size of the lines below the title."""
 
 
 def document(
@@ -146,9 +160,12 @@ def document(
     width = max(_LEAST, title_width, *(piece.width for piece in body))
     head = [Piece(heading, title_width, 1.35 * _TITLE)]
     head += [paragraph(line, width, size=_ABOUT, fill=SOFT) for line in about]
-    last = [paragraph(" · ".join(caption), width)] if caption else []
-    whole = stacked([stacked(head, 2), *body, *last], _GAP)
-    width, height = max(width, whole.width) + 2 * _MARGIN, whole.height + 2 * _MARGIN
+    pieces = [stacked(head, 2), *body]
+    if caption:
+        pieces.append(paragraph(" · ".join(caption), width))
+    whole = stacked(pieces, _GAP)
+    width = max(width, whole.width) + 2 * _MARGIN
+    height = whole.height + 2 * _MARGIN
     root = element(
         "svg",
         element("title", escaped(title), id="title"),
@@ -171,7 +188,12 @@ def document(
 # ------------------------------------------------------------------------------------------- images
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_DEPTH, _TRUE_COLOUR, _BEST = 8, 2, 9
+_DEPTH = 8
+"""The bits of a channel of a colour."""
+_TRUE_COLOUR = 2
+"""The type of colours without a palette."""
+_BEST = 9
+"""The level of compression."""
 
 
 def image(colours: Array, cell: tuple[float, float]) -> str:
@@ -185,17 +207,11 @@ def image(colours: Array, cell: tuple[float, float]) -> str:
         [np.zeros((rows, 1), np.uint8), colours.astype(np.uint8).reshape(rows, -1)], axis=1
     )
     file = _SIGNATURE
-    for name, content in (
-        (b"IHDR", header),
-        (b"IDAT", zlib.compress(unfiltered.tobytes(), _BEST)),
-        (b"IEND", b""),
-    ):
-        file += (
-            struct.pack(">I", len(content))
-            + name
-            + content
-            + struct.pack(">I", zlib.crc32(name + content))
-        )
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(unfiltered.tobytes(), _BEST), b"IEND": b""}
+    for name, content in chunks.items():
+        length = struct.pack(">I", len(content))
+        checksum = struct.pack(">I", zlib.crc32(name + content))
+        file += length + name + content + checksum
     return element(
         "image",
         width=columns * cell[0],

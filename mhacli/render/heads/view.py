@@ -7,10 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from rich.console import Group, RenderableType
 
+from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record
 from mhacli.render.base.doc import Column, Table
@@ -19,11 +21,18 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import table
-from mhacli.render.heads.head_map import cell_map, grid_of, where
+from mhacli.render.heads.head_map import cell_map, grid_of, tokens_of, where
 from mhacli.render.heads.table import TOKEN_WIDTH, token_name
 from mhacli.text.numbers import shown
 
-MAX_PLACES, _MOST, _MAX_ROWS, _LEAST = 8, 3, 40, 40
+MAX_PLACES = 8
+"""The most heads of which the strongest keys and cells are listed."""
+_MOST = 3
+"""The most keys and cells of a head that are listed."""
+_MAX_ROWS = 40
+"""The most rows of a block of the pattern."""
+_LEAST = 40
+"""The least width of a column of cells or keys."""
 _SHORT_TOKEN = 9
 """The largest width of two tokens on a line."""
 
@@ -36,11 +45,8 @@ def strong_places(
     """
 
     def cell_name(sequence: int, query: int, key: int, width: int = TOKEN_WIDTH) -> str:
-        names = (
-            token_name(record.sequences, sequence, query, width),
-            token_name(record.keys, sequence, key, width),
-        )
-        return " → ".join(names)
+        query_name = token_name(record.sequences, sequence, query, width)
+        return f"{query_name} → {token_name(record.keys, sequence, key, width)}"
 
     def standing_out(head: HeadStatistics) -> str:
         cells = (cell for cell in head.largest[:_MOST] if cell.lift > 1)
@@ -77,7 +83,8 @@ def strong_places(
 def _receivers(record: Record, head: HeadStatistics) -> str:
     """The keys with most attention over all sequences: `3.4 % ×5.2 12 “the”`."""
     place = [other.head for other in record.heads].index(head.head)
-    received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
+    received = record.arrays["received"][:, place]
+    uniform = record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
     totals = np.nansum(received.astype(np.float64), axis=1, keepdims=True)
     weights = np.nan_to_num(received / np.where(totals > 0, totals, 1.0))
@@ -126,51 +133,38 @@ def _corner_view(
     """The kept block of the pattern of each head, cell by cell, as far as it fits."""
     corner = survey_of(record).kept.corner
     assert corner is not None, "its cells were kept"
-    tokens, keys = record.sequences[sequence].tokens, record.keys[sequence].tokens
-    arrays, queries = (
-        record.arrays,
-        slice(corner.first_query, corner.first_query + corner.n_queries),
-    )
+    tokens = record.sequences[sequence].tokens
+    keys = record.keys[sequence].tokens
+    arrays = record.arrays
+    queries = slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
     first_query = corner.first_query - record.first_query(sequence)
     first_key = corner.first_key - record.first_key(sequence)
-    last_key, blocks = first_key + corner.n_keys - 1, []
+    rows = tuple(range(first_query, first_query + corner.n_queries))
+    span = f"keys {first_key}–{first_key + corner.n_keys - 1}"
+    panels = []
     for place in places_of(record, [head.head for head in listed]):
-        weights, entropy = (
-            arrays["corner"][sequence, place],
-            arrays["entropy"][sequence, place, queries],
-        )
+        weights = arrays["corner"][sequence, place]
+        entropy = arrays["entropy"][sequence, place, queries]
         has_keys = visible[min(place, len(visible) - 1), queries] > 0
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
         allowed = ~np.isnan(weights) | is_broken[:, None]
-        rows = tuple(range(first_query, first_query + corner.n_queries))
         cells = replace(cell_map(tokens, keys, weights, allowed), first=(0, first_key), rows=rows)
-        title = where(
-            record,
-            sequence,
-            layer,
-            f"head {record.heads[place].head}",
-            f"keys {first_key}–{last_key}",
-        )
-        grid = grid_of(cells, title, scale="linear", digits=options.precision)
-        blocks.append(
-            replace(
-                grid,
-                corner="query",
-                has_all_rows=options.everything or corner.n_queries <= _MAX_ROWS,
-            )
-        )
-    yield from grids(blocks, screen, form="numbers", everything=options.everything)
+        title = where(record, sequence, layer, f"head {record.heads[place].head}", span)
+        g = grid_of(cells, title, scale="linear", digits=options.precision)
+        has_all_rows = options.everything or corner.n_queries <= _MAX_ROWS
+        panels.append(replace(g, corner="query", has_all_rows=has_all_rows))
+    yield from grids(panels, screen, form="numbers", everything=options.everything)
 
 
 def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
     """The requested queries within a sequence, each after its index in the request."""
     assert record.survey is not None, "only a record of heads has them"
-    first, n_tokens = record.first_query(sequence), len(record.sequences[sequence].tokens)
+    rows, _ = tokens_of(record, sequence)
     return [
         (number, q)
         for number, q in enumerate(record.survey.kept.queries)
-        if 0 <= q - first < n_tokens
+        if rows.start <= q < rows.stop
     ]
 
 
@@ -185,35 +179,47 @@ def _strongest_keys(
     """The top keys of the requested queries in every head, in descending order, and the weight of
     the others.
     """
-    first, digits = record.first_key(sequence), options.precision
+    first_key = record.first_key(sequence)
+    digits = options.precision
+
+    def strongest(number: int, head: HeadStatistics) -> str:
+        (place,) = places_of(record, [head.head])
+        keys = record.arrays["top_keys"][sequence, place, number].tolist()
+        weights = record.arrays["top_shares"][sequence, place, number].tolist()
+        words = [
+            f"{token_name(record.keys, sequence, key - first_key)}"
+            f" {shown(weight, 'weight', digits)}"
+            for key, weight in zip(keys, weights, strict=True)
+            if key >= 0
+        ]
+        if not words:
+            return "not a number" if any(map(math.isnan, weights)) else "no visible key"
+        rest = 1 - sum(weights)
+        if rest > _ROUNDING:
+            name = "the rest" if head.learned_sink is None else "the rest and the sink logit"
+            words.append(f"{name} {shown(rest, 'weight', digits)}")
+        return flowing(words, screen.width - len("head  "), ", ").plain
+
     for number, query in requested_queries(record, sequence):
-
-        def strongest(head: HeadStatistics, number: int = number) -> str:
-            (place,) = places_of(record, [head.head])
-            arrays = record.arrays["top_keys"], record.arrays["top_shares"]
-            keys, weights = (array[sequence, place, number].tolist() for array in arrays)
-            words = [
-                f"{token_name(record.keys, sequence, key - first)}"
-                f" {shown(weight, 'weight', digits)}"
-                for key, weight in zip(keys, weights, strict=True)
-                if key >= 0
-            ]
-            if not words:
-                return "not a number" if any(map(math.isnan, weights)) else "no visible key"
-            left = 1 - sum(weights)
-            rest = "the rest" if head.learned_sink is None else "the rest and the sink logit"
-            words += [f"{rest} {shown(left, 'weight', digits)}"] * (left > _ROUNDING)
-            return flowing(words, screen.width - len("head  "), ", ").plain
-
         columns: list[Column[HeadStatistics]] = [
             Column(heading="head", value=lambda head: head.head, unit="id"),
-            Column(heading="strongest weights", value=strongest, least=_LEAST, wraps=True),
+            Column(
+                heading="strongest weights",
+                value=partial(strongest, number),
+                least=_LEAST,
+                wraps=True,
+            ),
         ]
-        seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
-        n_visible = f"{seen[0]:,} to {seen[-1]:,} visible keys"
-        if len(seen) == 1:  # all heads agree
-            uniform = f", {shown(1 / seen[0], 'weight', digits)} each if uniform" if seen[0] else ""
-            n_visible = count_of(seen[0], "visible key") + uniform
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
-        title = where(record, sequence, layer, f"query {name}", n_visible)
+        n_keys = _n_visible_keys(record.arrays["visible"][sequence, :, query], digits)
+        title = where(record, sequence, layer, f"query {name}", n_keys)
         yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
+
+
+def _n_visible_keys(n_of_heads: Array, digits: int) -> str:
+    """The keys that heads see from a query, and the uniform weight if it is the same for all."""
+    least, largest = int(n_of_heads.min()), int(n_of_heads.max())
+    if least < largest:
+        return f"{least:,} to {largest:,} visible keys"
+    words = count_of(least, "visible key")
+    return f"{words}, {shown(1 / least, 'weight', digits)} each if uniform" if least else words
