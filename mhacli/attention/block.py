@@ -17,9 +17,11 @@ from torch import Tensor
 
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.masks import mask_of
-from mhacli.attention.scores import LOG2_E, ScoredAttention, large, plane_of
+from mhacli.attention.scores import LOG2_E, BlockPlace, ScoredAttention, large, plane_of
 
-_POINTER, _WHOLE, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_POINTER = ctypes.c_void_p
+_WHOLE = ctypes.c_int64
+_NUMBER = ctypes.c_float
 IN_C = (
     *("mass", "entropy", "squares", "peak", "distance", "first", "leading", "lse"),
     *("received", "map", "profile", "duplicate", "induction"),
@@ -85,12 +87,10 @@ class CompiledHeads:
         library = c_block()
         assert library is not None
         self._reduce = library.mha_reduce
-        self._attention, self._heads, self._sums, self._memory = (
-            attention,
-            heads,
-            sums,
-            torch.empty(0),
-        )
+        self._attention = attention
+        self._heads = heads
+        self._sums = sums
+        self._memory = torch.empty(0)
         self._place: tuple[tuple[range, range], Tensor, _Block] | None = None
         of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
         self._tokens = [
@@ -121,14 +121,15 @@ class CompiledHeads:
 
     def weights_of(
         self,
-        place: tuple[int, range, range, range],
+        place: BlockPlace,
         hidden: Callable[[], Bool[Tensor, "_batch _head query key"] | None],
     ) -> Float[Tensor, "1 query key"] | None:
-        """The weights of a block `(sequence, one head, queries, keys)`, whose statistics are added;
-        None where scores are not finite, or so large beside a sink that torch has to do it.
-        `hidden` makes the cells that the mask hides.
+        """The weights of a block with one head, whose statistics are added; None where scores are
+        not finite, or so large beside a sink that torch has to do it. `hidden` makes the cells that
+        the mask hides.
         """
-        attention, (batch, head, queries, keys) = self._attention, place
+        attention = self._attention
+        batch, head, queries, keys = place
         index = head.start - self._heads.start
         if self._place is None or self._place[0] != (queries, keys):  # heads use it in turn
             n_cells = len(queries) * len(keys)
@@ -144,7 +145,8 @@ class CompiledHeads:
         block.limit = large(scores.device) * LOG2_E
         if mask_of(attention.allowed).cells is not None and (cells := hidden()) is not None:
             masked = plane_of(cells, batch, head.start)
-            masked = masked if masked.stride(1) == 1 else masked.contiguous()
+            if masked.stride(1) != 1:
+                masked = masked.contiguous()
             block.hidden, block.hidden_row = masked.data_ptr(), masked.stride(0)
         attention.scores_into(scores, *place)
         if self._reduce(block, of_head):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as pairs
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,10 +26,11 @@ HIDDEN = -1e30
 """log2 p of a hidden cell: far below what any score brings, far above where float32 ends."""
 BLOCKS = "blocks"
 """The kernel that makes z where it is made with the weights."""
-LARGE, LARGE_ON_DEVICE = 16.0, 512.0
+LARGE = 16.0
 """Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7,
-and a dot product rounds some times. On a GPU, which may take many times as long in float64, half a
-step of 512 is 3e-5."""
+and a dot product rounds some times."""
+LARGE_ON_DEVICE = 512.0
+"""The same on a GPU, which may take many times as long in float64: half a step of 512 is 3e-5."""
 
 _SHARP = 8.0
 """Scores from which they are taken relative to the largest of their query. Below, 2^score is far
@@ -46,6 +48,15 @@ Bias = Callable[
 ]
 """A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where
 it is one for all. All of it is finite."""
+
+
+class BlockPlace(NamedTuple):
+    """Some queries of a sequence with the keys that they may see, in some heads."""
+
+    batch: int
+    heads: range
+    queries: range
+    keys: range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +169,7 @@ class ScoredAttention(_Attention):
     def masked_scores_into(
         self,
         out: Float[Tensor, "head query key"],
-        place: tuple[int, range, range, range],
+        place: BlockPlace,
         *,
         hidden: Bool[Tensor, "_batch _head query key"] | None,
         sink: Float[Tensor, "head query 1"] | None,
@@ -168,7 +179,7 @@ class ScoredAttention(_Attention):
         float32 cannot hold them.
         """
 
-        batch, heads, _, _ = place
+        batch, heads = place.batch, place.heads
 
         def largest_in(scores: Tensor) -> Tensor:
             self.scores_into(scores, *place)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.core import Tap, no_tap, per_query_head
+from mhacli.attention.core import Tap, four_axes, no_tap, per_query_head
 from mhacli.attention.layer import rates
 
 Pairing = Literal["half", "interleaved"]
@@ -326,57 +326,80 @@ RIGHT: Stages = {stage.__name__: stage for stage in _SITES}
 def run_stages(
     stages: Stages, layer: ReferenceLayer, inputs: Inputs, tap: Tap = no_tap
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of a layer with these stages, and the visible cells, None if all are visible, and
-    for steps, which are causal. Taps: `q_proj k_proj v_proj q_split k_split v_split q k v qk scaled
-    scores pattern z concat out`. Raises if a mistake does not fit.
+    """The output of a layer with these stages, and the visible cells: None if all are visible, and
+    in several steps, which are causal. Taps, of a single step: `q_proj k_proj v_proj q_split
+    k_split v_split q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit.
     """
     rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys
-    outs, keep, cached, tap = [], None, (k[:, :, :0], v[:, :, :0]), no_tap if inputs.ends else tap
-    for start, end in pairwise((0, *(inputs.ends or q.shape[2:3]))):
+    if not inputs.ends:
+        queries = stages["rotate"](layer, q, n_before, "q")
+        keys = stages["rotate"](layer, k, 0, "k")
+        visible, z = _attended(stages, layer, inputs, rows, (queries, keys, v), tap)
+        return _projected(stages, layer, z, inputs.queries, tap), visible
+    outs = []
+    cached = k[:, :, :0], v[:, :, :0]
+    for start, end in pairwise((0, *inputs.ends)):
         queries = stages["rotate"](layer, q[:, :, start:end], start + n_before, "q")
         keys = stages["rotate"](layer, k[:, :, start : end + n_before], start, "k")
-        values = v[:, :, start : end + n_before]
-        if inputs.ends:
-            keys, values = (
-                stages["join"](layer, cached[0], keys, "k"),
-                stages["join"](layer, cached[1], values, "v"),
-            )
-            cached = stages["cache"](layer, keys, values, end - start)
-            keys, values = stages["read"](layer, keys, values)
-        queries, keys, values = (
-            stages["take"](layer, (queries, keys, values), role) for role in "qkv"
-        )
-        for site, tensor in zip("qkv", (queries, keys, values), strict=True):
-            tap(site, tensor)
-        is_causal, sizes = layer.causal or inputs.ends, (queries.shape[2], keys.shape[2])
-        layer_rule = stages["causal_rule"](layer, *sizes) if is_causal else layer.visible_cells
-        caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
-        padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
-        keep = stages["all_rules"](layer, (layer_rule, caller_mask, padding))
-        keep = None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-        qk = stages["products"](layer, queries, stages["repeat_kv"](layer, keys, "k"))
-        tap("qk", qk)
-        scaled = stages["cap"](layer, stages["scale"](layer, qk, queries.shape[-1]))
-        tap("scaled", scaled)
-        bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
-        scaled = scaled if bias is None else scaled + bias
-        scores = scaled if keep is None else stages["mask"](layer, scaled, keep)
-        tap("scores", scores)
-        pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, keep)
-        tap("pattern", pattern)
-        out = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, values, "v"))
-        tap("z", out)
-        if layer.weights is not None:
-            concat = stages["merge"](layer, out)
-            tap("concat", concat)
-            out = stages["project_out"](layer, concat)
-            tap("out", out)
-            read = inputs.queries[:, start:end] if inputs.ends else inputs.queries
-            out = out if layer.after is None else layer.after(out, read)
-        outs.append(out)
-    return torch.cat(outs, dim=-2), None if inputs.ends else keep
+        keys = stages["join"](layer, cached[0], keys, "k")
+        values = stages["join"](layer, cached[1], v[:, :, start : end + n_before], "v")
+        cached = stages["cache"](layer, keys, values, end - start)
+        keys, values = stages["read"](layer, keys, values)
+        _, z = _attended(stages, layer, inputs, rows, (queries, keys, values), no_tap)
+        outs.append(_projected(stages, layer, z, inputs.queries[:, start:end], no_tap))
+    return torch.cat(outs, dim=-2), None
+
+
+def _attended(
+    stages: Stages,
+    layer: ReferenceLayer,
+    inputs: Inputs,
+    rows: Inputs,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    tap: Tap,
+) -> tuple[Tensor | None, Tensor]:
+    """The visible cells of some queries, and their z."""
+    queries, keys, values = (stages["take"](layer, qkv, role) for role in "qkv")
+    tap("q", queries)
+    tap("k", keys)
+    tap("v", values)
+    layer_rule = layer.visible_cells
+    if layer.causal or inputs.ends:
+        layer_rule = stages["causal_rule"](layer, queries.shape[2], keys.shape[2])
+    caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
+    padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
+    visible = stages["all_rules"](layer, (layer_rule, caller_mask, padding))
+    if visible is not None:
+        visible = four_axes(visible)
+    qk = stages["products"](layer, queries, stages["repeat_kv"](layer, keys, "k"))
+    tap("qk", qk)
+    scaled = stages["cap"](layer, stages["scale"](layer, qk, queries.shape[-1]))
+    tap("scaled", scaled)
+    bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
+    if bias is not None:
+        scaled = scaled + bias
+    scores = scaled if visible is None else stages["mask"](layer, scaled, visible)
+    tap("scores", scores)
+    pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, visible)
+    tap("pattern", pattern)
+    z = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, values, "v"))
+    tap("z", z)
+    return visible, z
+
+
+def _projected(
+    stages: Stages, layer: ReferenceLayer, z: Tensor, queries: Tensor, tap: Tap
+) -> Tensor:
+    """The output of a layer from its z, which is its own output without weights."""
+    if layer.weights is None:
+        return z
+    concat = stages["merge"](layer, z)
+    tap("concat", concat)
+    out = stages["project_out"](layer, concat)
+    tap("out", out)
+    return out if layer.after is None else layer.after(out, queries)
 
 
 def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap: Tap) -> Tensor:
@@ -397,10 +420,9 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
 
 def rates_of(layer: ReferenceLayer, heads: Tensor) -> Tensor:
     """The radians per position by which the layer rotates each pair of columns of heads."""
-    given = (
-        rates(heads.shape[-1], layer.theta, heads.device) if layer.rates is None else layer.rates
-    )
-    return given.to(heads)
+    if layer.rates is not None:
+        return layer.rates.to(heads)
+    return rates(heads.shape[-1], layer.theta, heads.device).to(heads)
 
 
 def rotated(
@@ -493,9 +515,13 @@ class Mistake:
     def wrong(self, name: str) -> Callable[..., Any]:
         """Its stage of this name, which is right for other letters."""
         wrong, right = self.stages[name], RIGHT[name]
-        return lambda *inputs: (wrong if not self.letters or inputs[-1] in self.letters else right)(
-            *inputs
-        )
+        if not self.letters:
+            return wrong
+
+        def chosen(*inputs: Any) -> Any:
+            return (wrong if inputs[-1] in self.letters else right)(*inputs)
+
+        return chosen
 
 
 def stages_with(mistakes: Iterable[Mistake]) -> Stages:

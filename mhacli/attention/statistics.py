@@ -25,6 +25,7 @@ from mhacli.attention.scores import (
     HIDDEN,
     LOG2_E,
     Attention,
+    BlockPlace,
     GivenAttention,
     ScoredAttention,
     exact_dtype,
@@ -40,12 +41,9 @@ PassResults = dict[str, Tensor]
 """The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
 
-class Block:
-    """Some queries of a sequence with the keys that they may see, and the weights of the heads
-    whose turn it is.
-
-    What is the same for every head is made once, when it is needed. The weights come from scores to
-    base 2: `weights = 2^(log2 − bits)`, with `bits` for each query.
+class Cells:
+    """Some queries of a sequence with the keys that they may see. What is the same for every head
+    is made once, when it is needed.
     """
 
     def __init__(
@@ -56,26 +54,20 @@ class Block:
         queries: range,
         keys: range,
     ) -> None:
-        self.attention, self.request, self.batch, self.queries, self.keys = (
-            attention,
-            request,
-            batch,
-            queries,
-            keys,
-        )
-        self.rows, self.columns = slice(queries.start, queries.stop), slice(keys.start, keys.stop)
-        self.heads = range(0)
-        self.weights = self.log2 = self.bits = attention.like.new_zeros(0, len(queries), len(keys))
+        self.attention = attention
+        self.request = request
+        self.batch = batch
+        self.queries = queries
+        self.keys = keys
+        self.rows = slice(queries.start, queries.stop)
+        self.columns = slice(keys.start, keys.stop)
 
     @cached_property
     def steps(self) -> Float[Tensor, "query key"]:
         """|query − key| of each cell."""
         queries, keys = self._indices()
-        return (
-            (queries[:, None] - keys - self.request.axes.ahead(self.batch))
-            .abs()
-            .to(self.attention.dtype)
-        )
+        steps = queries[:, None] - keys - self.request.axes.ahead(self.batch)
+        return steps.abs().to(self.attention.dtype)
 
     @cached_property
     def duplicate(self) -> Float[Tensor, "query key"]:
@@ -95,48 +87,60 @@ class Block:
             for of_texts in self.request.matches
         ]
 
-    @property
-    def of_rows(self) -> Float[Tensor, "head group key"]:
-        """The sums of the queries that make a row of the map."""
-        return _summed(self.weights, 1, min(self.request.block, len(self.queries)))
-
-    def marked(self, marks: Bool[Tensor, "batch key"]) -> Float[Tensor, "head query"]:
-        """The sum of each query's weights of marked keys."""
-        return self.weights @ marks[self.batch, self.columns].to(self.weights.dtype)
-
-    def on(self, plane: Float[Tensor, "query key"]) -> Float[Tensor, " head"]:
-        """The sum of the weights on the cells where a plane is 1."""
-        return self.weights.flatten(1) @ plane.flatten()
-
     def _indices(self) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
         return indices(self.queries, self.request.first), indices(self.keys, self.request.first)
 
     def _equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Float[Tensor, "query key"]:
-        """1 where a key's label is the query's token, but for the key at `query + shift`. Padding
+        """1 where a key's label is the query's token, except at the key `query + shift`. Padding
         equals nothing.
         """
-        tokens, key_labels = (
-            self.request.q_tokens[self.batch, self.rows],
-            labels[self.batch, self.columns],
-        )
-        same: Tensor = (torch.where(tokens < 0, -2, tokens)[:, None] == key_labels).to(
-            self.attention.dtype
-        )
+        tokens = self.request.q_tokens[self.batch, self.rows]
+        tokens = torch.where(tokens < 0, -2, tokens)
+        is_same = tokens[:, None] == labels[self.batch, self.columns]
+        same: Tensor = is_same.to(self.attention.dtype)
         offset = self.queries.start + shift - self.keys.start
         if self.request.axes.is_self and -len(self.queries) < offset < len(self.keys):
             same.diagonal(offset).zero_()
         return same
 
 
+@dataclass(frozen=True)
+class Block:
+    """The weights of some heads in cells. They come from scores to base 2: `weights = 2^(log2 −
+    bits)`, with `bits` for each query. The compiled block keeps neither of both.
+    """
+
+    cells: Cells
+    heads: range
+    weights: Float[Tensor, "head query key"]
+    log2: Float[Tensor, "head query key"] | None = None
+    bits: Float[Tensor, "head query"] | None = None
+
+    @property
+    def request(self) -> StatisticsRequest:
+        """The texts, and what is asked of them."""
+        return self.cells.request
+
+    @property
+    def of_rows(self) -> Float[Tensor, "head group key"]:
+        """The sums of the queries that make a row of the map."""
+        return _summed(self.weights, 1, min(self.request.block, len(self.cells.queries)))
+
+    def marked(self, marks: Bool[Tensor, "batch key"]) -> Float[Tensor, "head query"]:
+        """The sum of each query's weights of marked keys."""
+        return self.weights @ marks[self.cells.batch, self.cells.columns].to(self.weights.dtype)
+
+    def on(self, plane: Float[Tensor, "query key"]) -> Float[Tensor, " head"]:
+        """The sum of the weights on the cells where a plane is 1."""
+        return self.weights.flatten(1) @ plane.flatten()
+
+
 def _summed(cells: Tensor, axis: int, size: int) -> Tensor:
     """The sums of `size` neighbours along an axis of cells `[head, query, key]`."""
     n_more = -cells.shape[axis] % size
-    padded = (
-        torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
-        if n_more
-        else cells
-    )
-    sums: Tensor = padded.unflatten(axis, (-1, size)).sum(dim=axis + 1)
+    if n_more:
+        cells = torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
+    sums: Tensor = cells.unflatten(axis, (-1, size)).sum(dim=axis + 1)
     return sums
 
 
@@ -155,9 +159,10 @@ class BlockStatistic(NamedTuple):
 
 def _entropy(block: Block) -> Tensor:
     """`−Σ p ln p` in nats, never less than 0. Source: Shannon 1948, theorem 2."""
-    bits: Tensor = block.bits * block.weights.sum(dim=-1) - torch.linalg.vecdot(
-        block.log2, block.weights
-    )
+    assert block.log2 is not None
+    assert block.bits is not None
+    of_keys = torch.linalg.vecdot(block.log2, block.weights)
+    bits: Tensor = block.bits * block.weights.sum(dim=-1) - of_keys
     return bits.mul_(math.log(2)).clamp_(min=0)
 
 
@@ -178,10 +183,9 @@ def _between(block: Block) -> Tensor:
     q_spans, k_spans = block.request.q_spans, block.request.k_spans
     assert q_spans is not None
     assert k_spans is not None
-    of_keys = k_spans[block.batch][:, block.columns].to(block.weights.dtype)
-    return q_spans[block.batch][:, block.rows].to(block.weights.dtype) @ (
-        block.weights @ of_keys.mT
-    )
+    cells, dtype = block.cells, block.weights.dtype
+    of_keys = k_spans[cells.batch][:, cells.columns].to(dtype)
+    return q_spans[cells.batch][:, cells.rows].to(dtype) @ (block.weights @ of_keys.mT)
 
 
 BLOCK_STATISTICS = (
@@ -192,17 +196,19 @@ BLOCK_STATISTICS = (
     ),
     BlockStatistic("peak", "query", lambda block: block.weights.amax(dim=-1).log()),
     BlockStatistic(
-        "distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.steps)
+        "distance", "query", lambda block: torch.linalg.vecdot(block.weights, block.cells.steps)
     ),
     BlockStatistic("first", "query", lambda block: block.marked(block.request.first)),
     BlockStatistic("leading", "query", lambda block: block.marked(block.request.leading)),
     BlockStatistic("received", "key", lambda block: block.of_rows.sum(dim=1)),
     BlockStatistic("map", "map", lambda block: _summed(block.of_rows, 2, block.request.block)),
     BlockStatistic("profile", "distance", _profile),
-    BlockStatistic("duplicate", "head", lambda block: block.on(block.duplicate)),
-    BlockStatistic("induction", "head", lambda block: block.on(block.induction)),
+    BlockStatistic("duplicate", "head", lambda block: block.on(block.cells.duplicate)),
+    BlockStatistic("induction", "head", lambda block: block.on(block.cells.induction)),
     BlockStatistic(
-        "matched", "condition", lambda block: torch.stack([*map(block.on, block.matched)], dim=1)
+        "matched",
+        "condition",
+        lambda block: torch.stack([*map(block.on, block.cells.matched)], dim=1),
     ),
     BlockStatistic("between", "spans", _between),
 )
@@ -249,34 +255,28 @@ class Reduced:
     def sink_mass(self) -> PerQuery | None:
         """The weight that a sink logit takes of each query, which no key gets."""
         sinks = self._sinks
-        return (
-            None
-            if sinks is None
-            else torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
-        )
+        if sinks is None:
+            return None
+        return torch.where(self.has_keys, torch.sigmoid(sinks - self.lse), 1.0)
 
     @cached_property
     def top_score(self) -> PerQuery:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            top = (
-                self.attention.matrices()["scores"]
-                .amax(dim=-1)[:, self.heads.start : self.heads.stop]
-                .cpu()
-            )
+            of_all = self.attention.matrices()["scores"].amax(dim=-1)
+            top = of_all[:, self.heads.start : self.heads.stop].cpu()
         else:  # by its weight, in which a sink logit takes part
-            top = self.statistics["peak"] + (
-                self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
-            )
+            lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
+            top = self.statistics["peak"] + lse
         return torch.where(self.has_keys, top, -torch.inf)
 
     @property
     def _sinks(self) -> Float[Tensor, "_batch head _query"] | None:
         logits = self.attention.sink_logits
-        return (
-            None if logits is None else logits[:, self.heads.start : self.heads.stop].to(self.lse)
-        )
+        if logits is None:
+            return None
+        return logits[:, self.heads.start : self.heads.stop].to(self.lse)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -302,36 +302,33 @@ def reduce_heads(
     queries.
     """
     batch, n_heads, n_queries, _ = attention.shape
-    reduced, compiled = _no_sums(attention, request, heads), None
+    reduced = _no_sums(attention, request, heads)
     of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
+    compiled = None
     if isinstance(attention, ScoredAttention) and torch_because(attention, request) is None:
-        compiled = CompiledHeads(
-            attention, request, heads, reduced.statistics | {"lse": reduced.lse}
-        )
+        sums = reduced.statistics | {"lse": reduced.lse}
+        compiled = CompiledHeads(attention, request, heads, sums)
     for queries, keys in blocks_of(attention, request):
-        n_cells, hidden = (
-            len(queries) * len(keys),
-            cache(partial(_hidden, attention, queries, keys)),
-        )
-        most = heads_at_once(n_cells, is_cpu=attention.like.device.type == "cpu")
+        is_cpu = attention.like.device.type == "cpu"
+        most = heads_at_once(len(queries) * len(keys), is_cpu=is_cpu)
+        hidden = cache(partial(_hidden, attention, queries, keys))
         for b in range(batch):
-            block = Block(attention, request, b, queries, keys)
-            for block.heads in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
-                place, rows = (b, reduced.span(block.heads), block.rows), of_torch
-                weights = (
-                    None
-                    if compiled is None
-                    else compiled.weights_of((b, block.heads, queries, keys), hidden)
-                )
+            cells = Cells(attention, request, b, queries, keys)
+            for some in head_groups(heads, n_heads // attention.n_kv_heads, most=most):
+                place = (b, reduced.span(some), cells.rows)
+                weights = None
+                if compiled is not None:
+                    weights = compiled.weights_of(BlockPlace(b, some, queries, keys), hidden)
                 if weights is None:
-                    _fill(block, hidden(), reduced.lse[place])
+                    block = _block_of_torch(cells, some, hidden(), reduced.lse[place])
+                    _add(block, reduced, of_torch)
                 else:
-                    block.weights, rows = weights, lacking
-                if rows:
-                    _add(block, reduced, rows)
+                    block = Block(cells, some, weights)
+                    _add(block, reduced, lacking)
                 if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
+                del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
     for b, profile in enumerate(reduced.statistics["profile"]):
         profile.copy_(profile.roll(request.axes.ahead(b), dims=1))
@@ -347,10 +344,8 @@ def _on_cpu(statistics: PassResults) -> PassResults:
 def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
     """The statistics of some heads before the first block."""
     batch, _, n_queries, n_keys = attention.shape
-    exact, n_spans = (
-        exact_dtype(attention.like.device),
-        0 if request.q_spans is None else request.q_spans.shape[1],
-    )
+    exact = exact_dtype(attention.like.device)
+    n_spans = 0 if request.q_spans is None else request.q_spans.shape[1]
     shapes: dict[str, tuple[int, ...]] = {
         "query": (n_queries,),
         "key": (n_keys,),
@@ -379,9 +374,8 @@ def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tupl
     map on.
     """
     _, _, n_queries, n_keys = attention.shape
-    rows = rows_of_block(
-        n_keys, attention.like.device.type if torch_because(attention, request) else "c"
-    )
+    is_of_torch = torch_because(attention, request) is not None
+    rows = rows_of_block(n_keys, attention.like.device.type if is_of_torch else "c")
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
@@ -410,73 +404,72 @@ def _hidden(
     return ~cells.expand(-1, -1, len(queries), len(keys))
 
 
-def _fill(block: Block, hidden: Tensor | None, lse: Float[Tensor, "head query"]) -> None:
-    """Makes the weights of a block by torch, and the log-sum-exp of its queries to base 2."""
-    attention, index = (
-        block.attention,
-        (block.batch, slice(block.heads.start, block.heads.stop), block.rows),
-    )
+def _block_of_torch(
+    cells: Cells, heads: range, hidden: Tensor | None, lse: Float[Tensor, "head query"]
+) -> Block:
+    """The weights of some heads by torch. The log-sum-exp of their queries goes to `lse`, to base
+    2.
+    """
+    attention = cells.attention
+    index = (cells.batch, slice(heads.start, heads.stop), cells.rows)
     if isinstance(attention, GivenAttention):
-        block.weights = attention.weights[(*index, block.columns)].to(attention.dtype)
-        block.log2 = block.weights.log2().clamp_(min=HIDDEN)
-        block.bits = block.weights.new_zeros(block.weights.shape[:2])
+        weights = attention.weights[(*index, cells.columns)].to(attention.dtype)
         lse.copy_(attention.lse(*index) * LOG2_E)
-        return
-    shape = len(block.heads), len(block.queries), len(block.keys)
-    block.log2 = attention.like.new_empty(shape, dtype=attention.dtype)
+        log2 = weights.log2().clamp_(min=HIDDEN)
+        return Block(cells, heads, weights, log2, weights.new_zeros(weights.shape[:2]))
+    shape = len(heads), len(cells.queries), len(cells.keys)
+    log2 = attention.like.new_empty(shape, dtype=attention.dtype)
     sink = None
     if attention.sink_logits is not None:
-        sink = (
-            attention.sink_logits.expand(attention.shape[:3])[index]
-            .unsqueeze(-1)
-            .to(block.log2.dtype)
-            * LOG2_E
-        )
-    place = (block.batch, block.heads, block.queries, block.keys)
-    reference = attention.masked_scores_into(block.log2, place, hidden=hidden, sink=sink)
-    block.weights = torch.exp2(block.log2)
-    of_keys = total = block.weights.sum(dim=-1, keepdim=True)
+        logits = attention.sink_logits.expand(attention.shape[:3])[index]
+        sink = logits.unsqueeze(-1).to(log2.dtype) * LOG2_E
+    place = BlockPlace(cells.batch, heads, cells.queries, cells.keys)
+    reference = attention.masked_scores_into(log2, place, hidden=hidden, sink=sink)
+    weights = torch.exp2(log2)
+    of_keys = total = weights.sum(dim=-1, keepdim=True)
     if sink is not None:
-        total = of_keys + torch.exp2(sink if reference is None else sink - reference).to(
-            of_keys.dtype
-        )
+        relative = sink if reference is None else sink - reference
+        total = of_keys + torch.exp2(relative).to(of_keys.dtype)
     total = total.clamp(min=torch.finfo(total.dtype).tiny)  # of a query without keys
-    block.weights.div_(total)
-    block.bits = total.log2().squeeze(-1)
+    weights.div_(total)
     lse.copy_(of_keys.to(lse.dtype).log2().squeeze(-1))
     if reference is not None:
         lse.add_(reference.squeeze(-1))
+    return Block(cells, heads, weights, log2, total.log2().squeeze(-1))
 
 
 def _add(block: Block, reduced: Reduced, rows: Sequence[BlockStatistic]) -> None:
     """Adds some statistics of a block."""
-    width, n_rows, n_keys = block.request.block, len(block.queries), len(block.keys)
-    start = reduced.lse.shape[2] + block.keys.start - block.queries.start - n_rows
-    row, column = block.queries.start // width, block.keys.start // width
-    at: dict[str, tuple[slice, ...]] = {
-        "query": (slice(None), block.rows),
-        "key": (slice(None), block.columns),
-        "distance": (slice(None), slice(start, start + n_rows + n_keys - 1)),
+    cells, width = block.cells, block.request.block
+    n_rows, n_keys = len(cells.queries), len(cells.keys)
+    start = reduced.lse.shape[2] + cells.keys.start - cells.queries.start - n_rows
+    row, column = cells.queries.start // width, cells.keys.start // width
+    every = slice(None)
+    places: dict[str, tuple[slice, ...]] = {
+        "query": (every, cells.rows),
+        "key": (every, cells.columns),
+        "distance": (every, slice(start, start + n_rows + n_keys - 1)),
         "map": (
-            slice(None),
+            every,
             slice(row, row - (-n_rows // width)),
             slice(column, column - (-n_keys // width)),
         ),
     }
     for statistic in rows:
-        sums = reduced.statistics[statistic.name][block.batch, reduced.span(block.heads)][
-            at.get(statistic.per, ())
-        ]
-        (sums.copy_ if statistic.per == "query" else sums.add_)(statistic.of(block))
+        of_heads = reduced.statistics[statistic.name][cells.batch, reduced.span(block.heads)]
+        sums = of_heads[places.get(statistic.per, ())]
+        if statistic.per == "query":
+            sums.copy_(statistic.of(block))
+        else:
+            sums.add_(statistic.of(block))
 
 
 def _add_z(block: Block, z: Float[Tensor, "head query d_v"]) -> None:
     """Writes the product of the weights with the values."""
-    attention = block.attention
+    cells, attention = block.cells, block.cells.attention
     assert attention.v is not None
-    values = of_heads(attention.v, block.batch, block.heads, attention.shape[1], block.keys).to(
-        block.weights.dtype
-    )
+    values = of_heads(attention.v, cells.batch, block.heads, attention.shape[1], cells.keys)
+    values = values.to(block.weights.dtype)
     if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
         values = values.masked_fill((block.weights == 0).all(dim=1).unsqueeze(-1), 0.0)
     if z.dtype == values.dtype:
@@ -502,10 +495,8 @@ def torch_because(attention: Attention, request: StatisticsRequest) -> str | Non
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
     if not is_compiled(attention.like.device, attention.dtype):
-        return (
-            f"the compiled block computes in float32 on a CPU, not in {str(attention.dtype)[6:]} on"
-            f" {device}"
-        )
+        dtype = str(attention.dtype).removeprefix("torch.")
+        return f"the compiled block computes in float32 on a CPU, not in {dtype} on {device}"
     if any(map(request.axes.ahead, range(attention.shape[0]))):
         return "texts of other lengths than their contexts are padded on the left"
     if sinks is not None and sinks.shape[2] != 1:
@@ -553,8 +544,8 @@ def _of_first_keys(
 
     def counted(marks: Tensor) -> Tensor:
         """How many marked keys each query sees."""
-        found: Tensor = torch.nn.functional.pad(marks.double().cumsum(dim=-1), (1, 0))[..., n_seen]
-        return found
+        n_before: Tensor = torch.nn.functional.pad(marks.double().cumsum(dim=-1), (1, 0))
+        return n_before[..., n_seen]
 
     def before(numbers: Tensor) -> Tensor:
         """The sum of the numbers of earlier queries."""
@@ -596,8 +587,9 @@ def _of_first_keys(
         "first": weight * counted(request.first),
         "leading": weight * counted(request.leading),
     }
-    for shift, (name, labels) in enumerate(
-        (("duplicate", request.k_tokens), ("induction", request.before_k))
+    for name, labels, shift in (
+        ("duplicate", request.k_tokens, 0),
+        ("induction", request.before_k, 1),
     ):
         texts = zip(request.q_tokens, labels, strict=True)
         equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
@@ -611,15 +603,14 @@ def _of_first_keys(
 def _equal(
     tokens: Int[Tensor, " query"], labels: Int[Tensor, " key"], n_seen: Tensor, shift: int | None
 ) -> Int[Tensor, " query"]:
-    """How many of the keys that a query sees have its token for a label, but for the key at `query
-    + shift`.
+    """How many of the keys that a query sees have its token for a label, except the key at `query +
+    shift`.
     """
     n_keys = len(labels)
     codes = (labels * n_keys + torch.arange(n_keys, device=labels.device)).sort().values
     codes_of_queries = torch.where(tokens < 0, -2, tokens) * n_keys
-    counts = torch.searchsorted(codes, codes_of_queries + n_seen) - torch.searchsorted(
-        codes, codes_of_queries
-    )
+    before_last = torch.searchsorted(codes, codes_of_queries + n_seen)
+    counts = before_last - torch.searchsorted(codes, codes_of_queries)
     if shift is not None:
         key = torch.arange(len(tokens), device=tokens.device) + shift
         is_same = (labels[key.clamp(max=n_keys - 1)] == tokens) & (tokens >= 0)

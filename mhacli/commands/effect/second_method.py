@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from mhacli.attention import masks
-from mhacli.attention.core import Allowed
+from mhacli.attention.core import Allowed, four_axes
 from mhacli.commands.effect.parts import Parts
 from mhacli.commands.effect.removal import Removal, stand_in
 from mhacli.models.layer_names import LayerKey
@@ -173,8 +173,7 @@ def _usual_mask(mask: Tensor | None, cut: _Cut) -> Tensor:
     if mask is None:
         lowest = torch.finfo(cut.dtype).min
         mask = torch.zeros_like(cut.is_masked, dtype=cut.dtype).masked_fill(cut.is_masked, lowest)
-    mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
-    mask = mask.expand(1, cut.is_cut.shape[1], -1, -1)
+    mask = four_axes(mask).expand(1, cut.is_cut.shape[1], -1, -1)
     return mask.masked_fill(cut.is_cut, _forbidding(mask, is_cross=cut.is_cross))
 
 
