@@ -42,14 +42,16 @@ class TextScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The text, with its keys below."""
-        yield from (self._text, Footer(compact=True))
+        yield self._text
+        yield Footer(compact=True)
 
 
 def _walk(session: Session, width: int) -> Iterator[RenderableType]:
     """The walkthrough of a record; for decoding its steps."""
-    record, paper = session.record, Paper(width, session.colour)
     from mhacli.render.run.trace import decode_view, walk
 
+    record = session.record
+    paper = Paper(width, session.colour)
     if record.decoding is not None:
         yield decode_view(record, ViewOptions(everything=True), paper)
     elif record.trace:
@@ -59,7 +61,7 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
         yield Text(f"This record holds no steps. {shows} shows those of a layer.")
 
 
-def _listed(
+def _pairs(
     rows: Sequence[tuple[str, object]], width: int, title: str = ""
 ) -> Iterator[RenderableType]:
     """Rows with their names, below a title."""
@@ -87,13 +89,14 @@ def _help(session: Session, width: int) -> Iterator[RenderableType]:
             for key in keys
             if isinstance(key, Binding) and key.tooltip
         ]
-        yield from (*_listed(rows, width, title), Text())
+        yield from _pairs(rows, width, title)
+        yield Text()
     yield Text(_EXPLAINED)
 
 
 _TEXTS = {
     "walk": _walk,
-    "origin": lambda session, width: _listed(provenance(session.record), width),
+    "origin": lambda session, width: _pairs(provenance(session.record), width),
     "help": _help,
 }
 
@@ -142,7 +145,8 @@ class Viewer(App[None]):
         self.HORIZONTAL_BREAKPOINTS = [(120, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]
         self.animation_level = "none"
-        self.session, self._is_open = session, is_open
+        self.session = session
+        self._is_open = is_open
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen: all heads, or the walkthrough of a record without heads."""

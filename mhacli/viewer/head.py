@@ -60,11 +60,15 @@ class Picture:
     """
 
     def __init__(self, session: Session, head: DrawableHead, top: float) -> None:
-        self.head, self.sequence = head, session.sequence
-        self.scale, self.top, self.colour = session.scale, top, session.colour
+        self.head = head
+        self.sequence = session.sequence
+        self.scale = session.scale
+        self.top = top
+        self.colour = session.colour
         whole = head_map(head, session.sequence)
         self.base = whole.without_sinks() if session.hides_sinks else whole
-        self.map, self.levels = cache(self.base.pooled), cache(self._levels)
+        self.map = cache(self.base.pooled)
+        self.levels = cache(self._levels)
         self.grid = cache(
             lambda factor: grid_of(self.map(factor), "", scale=self.scale, top=self.top)
         )
@@ -87,33 +91,31 @@ class Picture:
         `32–63`.
         """
         cells = self.map(factor)
-        return f"{cells.place(axis, row)} " * (cells.block == 1) + cells.name(axis, row)
+        name = cells.name(axis, row)
+        return f"{cells.place(axis, row)} {name}" if cells.block == 1 else name
 
     def matches(self, axis: int, typed: str, begin: int) -> list[int]:
         """The positions of tokens that contain the typed text in any case, from `begin` on; of a
         number, that position first.
         """
+        if not typed:
+            return []
         names = self.words[axis]
-        found = [
-            n
-            for n, name in enumerate(names)
-            if typed.casefold() in name.casefold() or typed == str(n)
+        places = [
+            place
+            for place, name in enumerate(names)
+            if typed.casefold() in name.casefold() or typed == str(place)
         ]
-        return sorted(
-            found if typed else (),
-            key=lambda place: (typed != str(place), (place - begin) % len(names)),
-        )
+        return sorted(places, key=lambda place: (typed != str(place), (place - begin) % len(names)))
 
     def row_document(self, row: int) -> Mapping[str, Any]:
         """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if
         not finite.
         """
-        base, head, arrays, hides_sinks = (
-            self.base,
-            self.head,
-            self.head.record.arrays,
-            self.base.taken is not None,
-        )
+        base = self.base
+        head = self.head
+        arrays = head.record.arrays
+        hides_sinks = base.taken is not None
         exact = float if hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
         share = finite(float(base.sink_weights[row]))
         return {
@@ -135,6 +137,7 @@ class Picture:
         }
 
     def _json_place(self, axis: int, row: int) -> dict[str, Any]:
+        """The position of a row or column with its token, or the first and last of a block."""
         places = self.base.places(axis, row)
         if self.base.block > 1:
             return {"first": places[0], "last": places[-1]}
@@ -144,14 +147,13 @@ class Picture:
 
     def largest(self, lines: int, columns: int) -> int:
         """The place of the largest size in which all cells fit, or of the smallest size."""
-        largest, (n_rows, n_columns) = 0, self.base.weights.shape
-        for place, (factor, width) in enumerate(self.sizes):
-            if (
-                n_rows <= lines * factor * per_line(width)
-                and n_columns <= columns // width * factor
-            ):
-                largest = place
-        return largest
+        n_rows, n_columns = self.base.weights.shape
+        fitting = [
+            place
+            for place, (factor, width) in enumerate(self.sizes)
+            if n_rows <= lines * factor * per_line(width) and n_columns <= columns // width * factor
+        ]
+        return max(fitting, default=0)
 
     def cells(self, size: Size, rows: range, columns: range) -> list[Cell]:
         """A line of cells of a size: one row, or two in cells that are half a character high.
@@ -164,22 +166,25 @@ class Picture:
             return [*half_cells(upper, lower[0] if lower else None)]
         if width not in _DECIMALS:
             return [cell(level, width, colour=self.colour) for level in upper]
-        cells, grid = list[Cell](), self.grid(factor)
-        of_row = (numbers[rows.start, part].tolist() for numbers in (grid.values, grid.allowed))
-        for level, weight, is_open in zip(upper, *of_row, strict=True):
-            number = shown(weight, "weight", _DECIMALS[width])
+        grid = self.grid(factor)
+        weights = grid.values[rows.start, part].tolist()
+        allowed = grid.allowed[rows.start, part].tolist()
+        cells = []
+        for level, weight, is_open in zip(upper, weights, allowed, strict=True):
+            word = shown(weight, "weight", _DECIMALS[width])
             if level == MASKED:
-                number = TAKEN_SIGN if is_open else "0"
-            sign = "" if self.colour or level < 0 or width == _TIGHT else glyph(level)
-            cells.append(
-                cell(level, width, colour=self.colour, word=sign + number, gap=int(width > _TIGHT))
-            )
+                word = TAKEN_SIGN if is_open else "0"
+            elif level >= 0 and width > _TIGHT and not self.colour:
+                word = glyph(level) + word
+            cells.append(cell(level, width, colour=self.colour, word=word, gap=int(width > _TIGHT)))
         return cells
 
     def thumbnail(self, lines: int, columns: int) -> Iterator[list[Cell]]:
         """The whole picture, in the largest cells that fit."""
         size = self.sizes[self.largest(lines, columns)]
-        (n_rows, n_columns), step = self.levels(size[0]).shape, per_line(size[1])
+        factor, width = size
+        n_rows, n_columns = self.levels(factor).shape
+        step = per_line(width)
         for begin in range(0, n_rows, step):
             yield self.cells(size, range(begin, min(begin + step, n_rows)), range(n_columns))
 
@@ -193,7 +198,12 @@ def per_line(width: int) -> int:
 
 _CURSOR = Style(color=picked((255, 64, 64), 203, 9))
 """The cursor's colour among half blocks, which is not in the ramp."""
-_MOST_LABEL, _TICKS, _NAMED = 14, 10, 200
+_MOST_LABEL = 14
+"""The widest name of a query beside the matrix."""
+_TICKS = 10
+"""The columns between positions above the matrix."""
+_NAMED = 200
+"""The first queries, whose names decide the width of names."""
 
 
 class Matrix(Pane):
@@ -205,48 +215,51 @@ class Matrix(Pane):
     def __init__(self, screen: HeadScreen) -> None:
         super().__init__(self._lines, id="matrix")
         self.owner = screen
-        self.zoomed, self.factor, self.width, self._left = 0, 1, HALF, 0
+        self.zoomed = 0
+        self.factor = 1
+        self.width = HALF
+        self._left = 0
 
     def fit(self) -> None:
         """Takes cells of a size, and those around the cursor."""
-        on, picture, (width, height) = self.owner, self.owner.picture, self.size
-        names = (
-            cell_len(picture.name(QUERY, row))
-            for row in range(min(_NAMED, len(picture.base.weights)))
-        )
-        self._left = 2 + max(len("query"), min(_MOST_LABEL, max(names), width // 4))
-        lines, room = max(1, height - 2), max(1, width - self._left)
+        owner = self.owner
+        picture = owner.picture
+        width, height = self.size
+        n_named = min(_NAMED, len(picture.base.weights))
+        label = max(cell_len(picture.name(QUERY, row)) for row in range(n_named))
+        self._left = 2 + max(len("query"), min(_MOST_LABEL, label, width // 4))
+        lines = max(1, height - 2)
+        room = max(1, width - self._left)
         fits = picture.largest(lines, room)
         self.zoomed = max(0, min(len(picture.sizes) - 1, fits + self.zoomed)) - fits
         self.factor, self.width = picture.sizes[fits + self.zoomed]
         n_rows, n_columns = picture.levels(self.factor).shape
-        row, column = (place // self.factor for place in on.at)
-        on.rows = window(on.rows.start, lines * per_line(self.width), row, n_rows)
-        on.columns = window(on.columns.start, max(1, room // self.width), column, n_columns)
+        row, column = (place // self.factor for place in owner.at)
+        owner.rows = window(owner.rows.start, lines * per_line(self.width), row, n_rows)
+        owner.columns = window(owner.columns.start, max(1, room // self.width), column, n_columns)
 
     def _lines(self, width: int, height: int) -> tuple[str, Lines]:
         """The lines around the cursor below the keys."""
         self.fit()
-        on, step = self.owner, per_line(self.width)
-        cells = on.picture.map(self.factor)
-        title = (
-            "matrix"
-            if cells.block == 1
-            else f"matrix · {cells.block} × {cells.block} tokens a cell"
-        )
+        rows = self.owner.rows
+        row, column = (place // self.factor for place in self.owner.at)
+        cells = self.owner.picture.map(self.factor)
+        title = "matrix"
+        if cells.block > 1:
+            title += f" · {cells.block} × {cells.block} tokens a cell"
         if self.factor > 1:
-            weight = float(cells.weights[on.at[QUERY] // self.factor, on.at[KEY] // self.factor])
+            weight = float(cells.weights[row, column])
             title += f", here {'masked' if weight == MASKED else shown(weight, 'weight', 4)}"
-        starts = on.rows[::step]
-        return title, [
-            self._axis(),
-            *(self._line(range(start, min(start + step, on.rows.stop))) for start in starts),
-        ]
+        step = per_line(self.width)
+        lines = [self._line(range(start, min(start + step, rows.stop))) for start in rows[::step]]
+        return title, [self._axis(), *lines]
 
     def _axis(self) -> Iterator[Cell]:
         """The keys, as tokens if they fit into cells, else some of the positions."""
         yield f"{'query':<{self._left}}", DIM
-        cells, width, columns = self.owner.picture.map(self.factor), self.width, self.owner.columns
+        cells = self.owner.picture.map(self.factor)
+        width = self.width
+        columns = self.owner.columns
         if width in _DECIMALS:
             for column in columns:
                 name = set_cell_size(words.fitted(cells.name(KEY, column), width - 1), width)
@@ -257,15 +270,18 @@ class Matrix(Pane):
 
     def _line(self, rows: range) -> Sequence[Cell]:
         """The name of a query, and the cells of its line."""
-        on, picture, room = self.owner, self.owner.picture, self._left - 2
-        row, column = (place // self.factor for place in on.at)
-        cells = picture.cells((self.factor, self.width), rows, on.columns)
-        name, style, mark = picture.name(QUERY, rows[0], self.factor), PLAIN, "  "
-        if row in rows:
-            name, style, mark = picture.name(QUERY, on.at[QUERY]), ACCENT, " ▸"
-            at = column - on.columns.start
-            cells[at] = self._cursor(*cells[at], is_upper=row == rows[0])
-        return [(set_cell_size(words.fitted(name, room), room), style), (mark, ACCENT), *cells]
+        owner = self.owner
+        picture = owner.picture
+        room = self._left - 2
+        row, column = (place // self.factor for place in owner.at)
+        cells = picture.cells((self.factor, self.width), rows, owner.columns)
+        if row not in rows:
+            name = words.fitted(picture.name(QUERY, rows[0], self.factor), room)
+            return [(set_cell_size(name, room), PLAIN), ("  ", ACCENT), *cells]
+        place = column - owner.columns.start
+        cells[place] = self._cursor(*cells[place], is_upper=row == rows[0])
+        name = words.fitted(picture.name(QUERY, owner.at[QUERY]), room)
+        return [(set_cell_size(name, room), ACCENT), (" ▸", ACCENT), *cells]
 
     def _cursor(self, text: str, style: Style, *, is_upper: bool) -> Cell:
         """The cell under the cursor: in its colour among half blocks, else reversed, in a frame
@@ -291,11 +307,13 @@ class Matrix(Pane):
 
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
 """The most top keys to list."""
-_LISTED, _MOST_NAME = 5, 18
-"""The decimals of weights in the list of top keys, and its widest name."""
-
-
+_LIST_DECIMALS = 5
+"""The decimals of weights in the list of top keys."""
+_MOST_NAME = 18
+"""The widest name in the list of top keys."""
 _AXES = ("query", "key")
+_TITLES = ("queries of key", "keys of query")
+"""The titles of the texts by axis, before what they belong to."""
 
 
 class HeadScreen(HeadsScreen):
@@ -305,43 +323,42 @@ class HeadScreen(HeadsScreen):
 
     def __init__(self, session: Session, picture: Picture) -> None:
         super().__init__(session)
-        self.picture, self.matrix, self.list = (
-            picture,
-            Matrix(self),
-            Pane(self._top_keys, id="list"),
-        )
-        self.keys, self.queries = (
-            Pane(partial(self._text, axis), id=_AXES[axis]) for axis in (KEY, QUERY)
-        )
+        self.picture = picture
+        self.matrix = Matrix(self)
+        self.list = Pane(self._top_keys, id="list")
+        self.keys = Pane(partial(self._text, KEY), id="key")
+        self.queries = Pane(partial(self._text, QUERY), id="query")
         body = Container(self.matrix, self.list, self.keys, self.queries, id="body")
         self.panes = Words(self._above, id="top"), body, Words(self._about, id="about")
         self._most: int | None = None
         self._listed: list[int] = []
-        self._axis, self._typed, self._found = QUERY, "", list[int]()
-        self._before, self._is_searching = self.at, False
+        self._is_searching = False
+        self._axis = QUERY
+        self._typed = ""
+        self._matches: list[int] = []
+        self._before = self.at
         row = picture.base.weights.shape[QUERY] - 1
         self.at = row, next((column for column, _ in picture.base.strongest(row)), 0)
 
     def draw(self) -> None:
         """Draws the session's head, with the cursor on the same tokens as before if possible."""
-        before, picture = self.picture, self.session.picture()
+        before = self.picture
+        picture = self.session.picture()
         if picture is not None:
             self.picture = picture
             for axis in (QUERY, KEY):
-                self.at = self._moved(
-                    axis, picture.cell_of(axis, before.base.place(axis, self.at[axis]))
-                )
+                place = before.base.place(axis, self.at[axis])
+                self.at = self._moved(axis, picture.cell_of(axis, place))
         super().draw()
 
     def _above(self, width: int) -> Iterator[Text]:
         """The head, its type, its sequence, and doubts."""
-        head, n_sequences = self.session.head, len(self.session.record.sequences)
-        sequence = (
-            f"  sequence {self.session.sequence} of 0–{n_sequences - 1}" if n_sequences > 1 else ""
-        )
-        yield Text.assemble(
-            (head.label, "bold cyan"), "  ", type_words(self.session), (sequence, "bold")
-        )
+        n_sequences = len(self.session.record.sequences)
+        sequence = ""
+        if n_sequences > 1:
+            sequence = f"  sequence {self.session.sequence} of 0–{n_sequences - 1}"
+        label = (self.session.head.label, "bold cyan")
+        yield Text.assemble(label, "  ", type_words(self.session), (sequence, "bold"))
 
     # ---------------------------------------------------------------------------------------- panes
 
@@ -349,53 +366,51 @@ class HeadScreen(HeadsScreen):
         """The strongest keys of the row, as many as fit if no number was chosen, then what the
         others get.
         """
-        picture, (row, column) = self.picture, self.at
-        keys, label = picture.base.strongest(row), min(_MOST_NAME, max(6, width - _LISTED - 12))
+        row, column = self.at
+        base = self.picture.base
+        keys = base.strongest(row)
+        label = min(_MOST_NAME, max(6, width - _LIST_DECIMALS - 12))
         most = self._most or max(1, height - 1)
-        listed, others, lines = keys[:most], keys[most:], list[list[Cell]]()
-        self._listed = [place for place, _ in listed]
-        for place, weight in listed:
-            name = set_cell_size(words.fitted(picture.name(KEY, place), label), label)
-            number = f" {name} {shown(weight, 'weight', _LISTED):>{_LISTED + 2}} "
-            bar = "█" * round(
-                np.nan_to_num(weight / (listed[0][1] or 1.0)) * (width - cell_len(number) - 1)
-            )
-            there = at(row, place)
-            lines.append([(number, there + CURSOR if place == column else there), (bar, there)])
+        self._listed = [place for place, _ in keys[:most]]
+        lines: list[list[Cell]] = []
+        for place, weight in keys[:most]:
+            name = set_cell_size(words.fitted(self.picture.name(KEY, place), label), label)
+            number = f" {name} {shown(weight, 'weight', _LIST_DECIMALS):>{_LIST_DECIMALS + 2}} "
+            fraction = np.nan_to_num(weight / (keys[0][1] or 1.0))
+            bar = "█" * round(fraction * (width - cell_len(number) - 1))
+            style = at(row, place)
+            lines.append([(number, style + CURSOR if place == column else style), (bar, style)])
+        others = keys[most:]
         if others:
-            rest = shown(sum(weight for _, weight in others), "weight", _LISTED)
+            rest = shown(sum(weight for _, weight in others), "weight", _LIST_DECIMALS)
             lines.append([(f"  {len(others)} more get {rest}", PLAIN)])
-        visible_lines = window(
-            0, height, self._listed.index(column) if column in self._listed else 0, len(lines)
-        )
-        title = (
-            f"top {len(listed)} of"
-            f" {words.count_of(len(keys), 'key' if picture.base.block == 1 else 'block')}"
-        )
-        return title, [lines[number] for number in visible_lines]
+        place = self._listed.index(column) if column in self._listed else 0
+        n_keys = words.count_of(len(keys), "key" if base.block == 1 else "block")
+        title = f"top {len(self._listed)} of {n_keys}"
+        return title, [lines[number] for number in window(0, height, place, len(lines))]
 
     def _text(self, axis: int, width: int, height: int) -> tuple[str, Lines]:
         """The lines around the cursor of keys as their cells in the cursor's row, or of queries as
         theirs in its column.
         """
-        picture, other = self.picture, 1 - axis
-        title = f"{('queries of key', 'keys of query')[axis]} {picture.name(other, self.at[other])}"
-        of_cells = np.take(picture.levels(1), self.at[other], axis=other)
-        names, places, width = (
-            picture.words[axis],
-            picture.base.places(axis, self.at[axis]),
-            max(4, width),
-        )
+        picture = self.picture
+        other = 1 - axis
+        title = f"{_TITLES[axis]} {picture.name(other, self.at[other])}"
+        shades = np.take(picture.levels(1), self.at[other], axis=other)
+        names = picture.words[axis]
+        places = picture.base.places(axis, self.at[axis])
+        width = max(4, width)
 
         def token(place: int) -> Cell:
             """A token in the colours of its cell, or without colours behind its sign."""
             here = picture.cell_of(axis, place)
-            sign, style = cell(int(of_cells[here]), colour=self.session.colour)
-            style = EMPTY if of_cells[here] == MASKED else style
-            marked = "▸" if place in places else sign
-            return marked + words.fitted(names[place], width - 1), style + at(
-                *self._moved(axis, here)
-            )
+            sign, style = cell(int(shades[here]), colour=self.session.colour)
+            if shades[here] == MASKED:
+                style = EMPTY
+            if place in places:
+                sign = "▸"
+            name = words.fitted(names[place], width - 1)
+            return sign + name, style + at(*self._moved(axis, here))
 
         lines = wrapped(names, width)
         row = next(row for row, line in enumerate(lines) if places.start in line)
@@ -411,58 +426,68 @@ class HeadScreen(HeadsScreen):
         if self.session.picture() is None:
             yield Text(self.session.why_nothing(), "bold yellow")
             return
-        picture, (row, column), base = self.picture, self.at, self.picture.base
-        number, hides_sinks = float(base.weights[row, column]), base.taken is not None
-        is_taken = base.is_taken[row, column]
-        weight = (
-            "masked"
-            if number == MASKED
-            else "taken out"
-            if is_taken
-            else shown(number, "weight", 4)
-        )
+        yield self._about_cell(width)
+        yield self._about_row(width)
+        self.matrix.fit()  # it may be drawn later
+        shaded = [self.picture.grid(self.matrix.factor)]
+        shades = swatches(shaded, colour=self.picture.colour)
+        scale = Text.assemble(f"scale {scale_words(shaded, 'number')} ", shades)
+        yield words.flowing([scale, *(Text(note, "dim") for note in self._notes())], width)
+
+    def _about_cell(self, width: int) -> Text:
+        """The query, key and weight under the cursor."""
+        base = self.picture.base
+        number = float(base.weights[self.at])
+        if number == MASKED:
+            weight = "masked"
+        elif base.is_taken[self.at]:
+            weight = "taken out"
+        else:
+            weight = shown(number, "weight", 4)
         exact = f" ({number:.6g})" if np.isfinite(number) and number > 0 else ""
         room = max(6, (width - cell_len(f"query   key   weight {weight}{exact}")) // 2)
         names = [
-            named(_AXES[axis], words.fitted(picture.name(axis, self.at[axis]), room))
-            for axis in (QUERY, KEY)
+            named(name, words.fitted(self.picture.name(axis, self.at[axis]), room))
+            for axis, name in enumerate(_AXES)
         ]
-        yield Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
+        return Text("  ").join([*names, named("weight", weight).append(exact, "dim")])
+
+    def _about_row(self, width: int) -> Text:
+        """The entropy of the cursor's row, what was taken out, and the sum."""
+        base = self.picture.base
+        row = self.at[QUERY]
         if not base.n_queries[row]:
-            yield Text("this query sees no key", "bold yellow")
-        else:
-            of_rows = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
-            weights = {
-                name: numbers[row] for name, numbers in of_rows.items() if numbers is not None
-            }
-            numbers = [
-                named(name, shown(float(weight), "weight", 4)) for name, weight in weights.items()
-            ]
-            if base.entropy is not None:
-                nats = f"{shown(float(base.entropy[row]), 'number')} nats"
-                numbers.insert(0, named("entropy with sinks" if hides_sinks else "entropy", nats))
-            yield words.flowing(numbers, width, "  ")
-        self.matrix.fit()  # it may be drawn later
-        cells, has_numbers = picture.map(self.matrix.factor), self.matrix.width in _DECIMALS
-        shaded = [picture.grid(self.matrix.factor)]
-        scale = Text.assemble(
-            f"scale {scale_words(shaded, 'number')} ", swatches(shaded, colour=picture.colour)
-        )
-        keys = first_names(map(str, base.sinks))
-        notes = {
-            f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average": base.sinks,
-            f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average": (
-                base.learned is not None
-            ),
-            "sinks taken out, rows renormalised": hides_sinks,
-            "before dropout": picture.head.record.config.train,
-            "0: masked" if has_numbers else "blank: masked": not cells.is_open.all(),
-            f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out": base.is_taken.any(),
-            f"{NAN_SIGN}: not a number": np.isnan(cells.weights).any(),
-        }
-        yield words.flowing(
-            [scale, *(Text(note, "dim") for note, holds in notes.items() if holds)], width
-        )
+            return Text("this query sees no key", "bold yellow")
+        parts = []
+        if base.entropy is not None:
+            name = "entropy" if base.taken is None else "entropy with sinks"
+            parts.append(named(name, f"{shown(float(base.entropy[row]), 'number')} nats"))
+        sums = {"taken out": base.taken, "sink logit": base.learned, "row sum": base.sums}
+        for name, numbers in sums.items():
+            if numbers is not None:
+                parts.append(named(name, shown(float(numbers[row]), "weight", 4)))
+        return words.flowing(parts, width, "  ")
+
+    def _notes(self) -> Iterator[str]:
+        """What shades and signs mean, as far as they occur."""
+        base = self.picture.base
+        cells = self.picture.map(self.matrix.factor)
+        has_numbers = self.matrix.width in _DECIMALS
+        if base.sinks:
+            keys = first_names(map(str, base.sinks))
+            yield f"sink: key {keys}, {shown(base.sink_mass, 'percent')} of a row on average"
+        if base.learned is not None:
+            yield f"sink logit: {shown(base.learned_mass, 'percent')} of a row on average"
+        if base.taken is not None:
+            yield "sinks taken out, rows renormalised"
+        if self.picture.head.record.config.train:
+            yield "before dropout"
+        if not cells.is_open.all():
+            yield "0: masked" if has_numbers else "blank: masked"
+        if base.is_taken.any():
+            yield f"{TAKEN_SIGN if has_numbers else 'blank'}: taken out"
+        if np.isnan(cells.weights).any():
+            yield f"{NAN_SIGN}: not a number"
 
     # --------------------------------------------------------------------------------------- cursor
 
@@ -477,28 +502,24 @@ class HeadScreen(HeadsScreen):
         """Moves the cursor; an arrow in the list or a text goes to the key or query before or
         behind.
         """
-        axis, step, listed, column = (
-            KEY if right else QUERY,
-            down + right,
-            self._listed,
-            self.at[KEY],
-        )
+        step = down + right
+        listed = self._listed
         if times > 1 or self.focused not in (self.list, self.keys, self.queries):
-            self.go(*self._moved(axis, self.at[axis] + step * times * self.matrix.factor))
+            axis = KEY if right else QUERY
+            place = self.at[axis] + step * times * self.matrix.factor
         elif self.focused is self.list and listed:
-            place = listed.index(column) + step if column in listed else 0
-            self.go(*self._moved(KEY, listed[max(0, min(len(listed) - 1, place))]))
+            axis = KEY
+            number = listed.index(self.at[KEY]) + step if self.at[KEY] in listed else 0
+            place = listed[max(0, min(len(listed) - 1, number))]
         else:
             axis = QUERY if self.focused is self.queries else KEY
-            self.go(*self._moved(axis, self.at[axis] + step))
+            place = self.at[axis] + step
+        self.go(*self._moved(axis, place))
 
     def action_end(self) -> None:
         """Moves the cursor to the last key that its query sees."""
-        self.go(
-            *self._moved(
-                KEY, int(np.flatnonzero(self.picture.base.is_open[self.at[QUERY]]).max(initial=0))
-            )
-        )
+        keys = np.flatnonzero(self.picture.base.is_open[self.at[QUERY]])
+        self.go(*self._moved(KEY, int(keys.max(initial=0))))
 
     # -------------------------------------------------------------------------------- what is drawn
 
@@ -541,7 +562,8 @@ class HeadScreen(HeadsScreen):
         """Begins a search for a token or a position, among the keys if they are focused, else among
         the queries.
         """
-        self._before, self._is_searching = self.at, True
+        self._before = self.at
+        self._is_searching = True
         self._axis = KEY if self.focused in (self.keys, self.list) else QUERY
         self._find("")
 
@@ -558,26 +580,31 @@ class HeadScreen(HeadsScreen):
         elif event.key in ("enter", "escape"):
             self._find(self._typed if event.key == "enter" else "")
             self._is_searching = False
-            is_missed = self._typed and not self._found
             self.set_focus(self.keys if self._axis == KEY else self.matrix)
+            is_missing = self._typed and not self._matches
             self.action_say(
-                f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missed else ""
+                f"no {_AXES[self._axis]} matches {visible(self._typed)}" if is_missing else ""
             )
+        elif event.key == "backspace":
+            self._find(self._typed[:-1])
+        elif event.is_printable and event.character:
+            self._find(self._typed + event.character)
         else:
-            self._axis = 1 - self._axis if event.key == "tab" else self._axis
-            typed = self._typed + (event.character or "") * event.is_printable
-            self._find(self._typed[:-1] if event.key == "backspace" else typed)
+            if event.key == "tab":
+                self._axis = 1 - self._axis
+            self._find(self._typed)
 
     def _find(self, typed: str) -> None:
         """Goes to the first match, or back if there is none."""
-        self.at, axis, picture = self._before, self._axis, self.picture
-        self._typed, self._found = (
-            typed,
-            picture.matches(axis, typed, picture.base.place(axis, self.at[axis])),
-        )
-        count = (
-            f"1 of {len(self._found)}" if self._found else "no match" if typed else "token or place"
-        )
+        axis = self._axis
+        self.at = self._before
+        self._typed = typed
+        begin = self.picture.base.place(axis, self.at[axis])
+        self._matches = self.picture.matches(axis, typed, begin)
+        if self._matches:
+            count = f"1 of {len(self._matches)}"
+        else:
+            count = "no match" if typed else "token or place"
         self.action_say(
             f"to a {_AXES[axis]}: {visible(typed)}  {count} · Tab other axis · Enter take · Esc go"
             " back"
@@ -586,9 +613,9 @@ class HeadScreen(HeadsScreen):
 
     def action_match(self, step: int) -> None:
         """Goes to the next or previous match, with 0 to the current one."""
-        if step and not self._found:
+        if step and not self._matches:
             self.action_say("no search yet: press /")
-        self._found = self._found[step:] + self._found[:step]
-        if self._found:
-            self.at = self._moved(self._axis, self.picture.cell_of(self._axis, self._found[0]))
+        self._matches = self._matches[step:] + self._matches[:step]
+        if self._matches:
+            self.at = self._moved(self._axis, self.picture.cell_of(self._axis, self._matches[0]))
         self.draw()

@@ -79,7 +79,8 @@ class Pane(Widget, can_focus=True):
 
 def title_line(title: str, width: int, *, is_chosen: bool = False) -> Cell:
     """The line above a pane with its title; heavy if keys act on the pane."""
-    name, line = f" {words.fitted(title, max(0, width - 4))} ", "━" if is_chosen else "─"
+    name = f" {words.fitted(title, max(0, width - 4))} "
+    line = "━" if is_chosen else "─"
     return line + name + line * (width - 1 - cell_len(name)), ACCENT if is_chosen else DIM
 
 
@@ -103,7 +104,8 @@ def window(begin: int, size: int, target: int, length: int) -> range:
 @lru_cache(maxsize=8)
 def wrapped(names: Sequence[str], width: int) -> list[range]:
     """The names of each line, every one behind a sign."""
-    used, begins = 0, [0]
+    used = 0
+    begins = [0]
     for place, name in enumerate(names):
         size = 1 + min(width - 1, cell_len(name))
         if used and used + size > width:
@@ -139,15 +141,14 @@ class HeadsScreen(Screen[None]):
     panes: Sequence[Widget] = ()
 
     def __init__(self, session: Session) -> None:
-        super().__init__(
-            classes="-high"
-        )  # as in most terminals: a class that comes later styles all panes again
-        self.session, self.footer, self.note = (
-            session,
-            Keys(compact=True),
-            Static(id="note", markup=False),
-        )
-        self.at, self.rows, self.columns = (0, 0), range(0), range(0)
+        # as in most terminals: a class that comes later styles all panes again
+        super().__init__(classes="-high")
+        self.session = session
+        self.footer = Keys(compact=True)
+        self.note = Static(id="note", markup=False)
+        self.at = (0, 0)
+        self.rows = range(0)
+        self.columns = range(0)
         self.places: Collection[tuple[int, int]] = ()
 
     def compose(self) -> ComposeResult:
@@ -181,7 +182,8 @@ class HeadsScreen(Screen[None]):
     def action_say(self, message: str) -> None:
         """Shows a message in place of the keys until the next key."""
         self.note.update(message)
-        self.note.display, self.footer.display = bool(message), not message
+        self.note.display = bool(message)
+        self.footer.display = not message
 
     def action_move(self, down: int, right: int, times: int = 1) -> None:
         """Moves the cursor by as many places in a direction, or as far as there are some."""
@@ -212,21 +214,24 @@ class HeadsScreen(Screen[None]):
         """The rows around the cursor, each behind its name, below headings. The first columns go
         until the cursor fits.
         """
-        (row, column), left, first = self.at, max(cell_len(name) for name, _ in rows) + 3, 0
-        while (
-            first < column
-            and sum(cell_len(text) for text, _ in rows[row][1][first : column + 1]) > width - left
-        ):
+        row, column = self.at
+        label = max(cell_len(name) for name, _ in rows) + 3
+        first = 0
+        while first < column:
+            cells = rows[row].cells[first : column + 1]
+            if sum(cell_len(text) for text, _ in cells) <= width - label:
+                break
             first += 1
         if headings:
-            yield [(" " * left + "".join(headings[first:]), PLAIN)]
-        self.rows = window(self.rows.start, height - bool(headings), row, len(rows))
+            yield [(" " * label + "".join(headings[first:]), PLAIN)]
+            height -= 1
+        self.rows = window(self.rows.start, height, row, len(rows))
         for number in self.rows:
             name, cells = rows[number]
-            line = [(f"{name:>{left - 2}}  ", ACCENT if number == row else PLAIN)]
-            for place, (text, style) in enumerate(cells):
-                style += at(number, place) + (CURSOR if (number, place) == self.at else PLAIN)
-                line += [(text, style)] * (place >= first)
+            line = [(f"{name:>{label - 2}}  ", ACCENT if number == row else PLAIN)]
+            for place, (text, style) in enumerate(cells[first:], first):
+                style += at(number, place)
+                line.append((text, style + CURSOR if (number, place) == self.at else style))
             yield line
 
     def action_effects(self) -> None:
@@ -270,21 +275,27 @@ def type_words(session: Session) -> Text:
     """The sign of the type of the head under the cursor, its name with its excess, and why its
     numbers may be wrong.
     """
-    head, statistics = session.head, session.head.statistics
+    head = session.head
+    statistics = head.statistics
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
-    doubts += "  not verified" * (head.layer is not None and not head.layer.verified)
-    return Text.assemble(
-        type_sign(statistics.kind), f" {words.type_text(statistics)}", (doubts, "bold yellow")
-    )
+    if head.layer is not None and not head.layer.verified:
+        doubts += "  not verified"
+    name = f" {words.type_text(statistics)}"
+    return Text.assemble(type_sign(statistics.kind), name, (doubts, "bold yellow"))
 
 
 # ---------------------------------------------------------------------------------------- all heads
 
-_LEAST = (9, 4)
-"""The least columns and lines of a picture with its title and the gap beside it."""
-_HIGH, _ALL, _FEW = 30, 6, 2
-"""The lines of a screen with all statistics, and the least priority of those that such a screen and
-a lower one show."""
+_LEAST_COLUMNS = 9
+"""The least columns of a picture with the gap beside it."""
+_LEAST_LINES = 4
+"""The least lines of a picture with its title."""
+_HIGH = 30
+"""The lines of a screen with room for all statistics."""
+_ALL = 6
+"""The least priority of the statistics that such a screen shows."""
+_FEW = 2
+"""The least priority of those that a lower screen shows."""
 _FRAME = 4
 """The columns around the title of a picture."""
 
@@ -296,13 +307,12 @@ class Overview(HeadsScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.places, self.at = session.heads.keys(), session.place
+        self.places = session.heads.keys()
+        self.at = session.place
         signs = Pane(self._signs, id="signs")
         signs.styles.height = 2 + len(session.rows)
-        pictures, numbers = (
-            Pane(self._pictures, id="pictures"),
-            Words(self._about_head, id="numbers"),
-        )
+        pictures = Pane(self._pictures, id="pictures")
+        numbers = Words(self._about_head, id="numbers")
         self.panes = Words(self._above, id="top"), pictures, signs, numbers
 
     def on_show(self) -> None:
@@ -313,11 +323,13 @@ class Overview(HeadsScreen):
 
     def _above(self, width: int) -> Iterator[Text]:
         """The checkpoint or layer, the text, and doubts."""
-        record, sequence = self.session.record, self.session.sequence
+        record = self.session.record
+        sequence = self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
         tokens = map(token_label, record.sequences[sequence].tokens[:width])
         heading = f"  {' · '.join(texts_read(record))}"
-        heading += f"  sequence {sequence}:" if len(record.sequences) > 1 else ""
+        if len(record.sequences) > 1:
+            heading += f"  sequence {sequence}:"
         yield Text.assemble((name, "bold cyan"), (heading, "bold"), (f" {' '.join(tokens)}", "dim"))
 
     def on_screen_resume(self) -> None:
@@ -336,46 +348,47 @@ class Overview(HeadsScreen):
             of_row = [signs.get((row, number), ("", PLAIN)) for number in range(n_heads)]
             rows.append(Row(name, [(f"{sign:<{size}}", style) for sign, style in of_row]))
         title = words.count_of(len(signs), "head")
-        title += f" (columns) in {len(rows)} layers (rows)" if len(rows) > 1 else ""
-        return title, self.lines_of(
-            rows, [f"{number:<{size}}" for number in range(n_heads)], width, height
-        )
+        if len(rows) > 1:
+            title += f" (columns) in {len(rows)} layers (rows)"
+        headings = [f"{number:<{size}}" for number in range(n_heads)]
+        return title, self.lines_of(rows, headings, width, height)
 
     def _pictures(self, width: int, height: int) -> tuple[str, Lines]:
         """The heads of the layer, as large as all fit side by side and below each other."""
-        of_layer, name = (
-            [place for place in self.places if place[0] == self.at[0]],
-            self.session.rows[self.at[0]],
-        )
-        n_fit = (width // _LEAST[0]) * (height // _LEAST[1])
+        row, _ = self.at
+        heads = [place for place in self.places if place[0] == row]
+        n_fit = (width // _LEAST_COLUMNS) * (height // _LEAST_LINES)
         if not n_fit:
             return "pictures", [[("pictures of the heads need a larger window", DIM)]]
-        part = window(0, n_fit, of_layer.index(self.at), len(of_layer))
-        places = of_layer[part.start : part.stop]
+        part = window(0, n_fit, heads.index(self.at), len(heads))
+        places = heads[part.start : part.stop]
         sizes = {n: (width // n, height // -(-len(places) // n)) for n in range(len(places), 0, -1)}
+        # a line is as high as two columns are wide
         across = max(sizes, key=lambda n: min(sizes[n][0], 2 * sizes[n][1]))
-        blocks, lines = (
-            [self._picture(place, *sizes[across]) for place in places],
-            list[Iterable[Cell]](),
-        )
+        blocks = [self._picture(place, *sizes[across]) for place in places]
+        lines: list[Iterable[Cell]] = []
         for begin in range(0, len(places), across):
             lines += map(chain.from_iterable, zip(*blocks[begin : begin + across], strict=True))
-        more = f" · {len(places)} of {len(of_layer)} heads" if len(places) < len(of_layer) else ""
-        return (f"layer {name}" if name else "pictures") + more, lines
+        name = self.session.rows[row]
+        title = f"layer {name}" if name else "pictures"
+        if len(places) < len(heads):
+            title += f" · {len(places)} of {len(heads)} heads"
+        return title, lines
 
     def _picture(self, place: Place, width: int, height: int) -> Iterator[list[Cell]]:
         """The lines of a head: its title and picture; blank without its weights, or before numpy is
         imported.
         """
         kind = self.session.heads[place].statistics.kind
-        word, number = words_of_type(kind), f"{place[1]} {type_sign(kind)[0]}"
-        titles = f"{number} {word.name}", f"{number} {word.short}"
+        number = f"{place[1]} {type_sign(kind)[0]}"
+        titles = [f"{number} {words_of_type(kind).name}", f"{number} {words_of_type(kind).short}"]
         title = next((title for title in titles if cell_len(title) < width - _FRAME), number)
         lines: list[list[Cell]] = [[title_line(title, width - 1, is_chosen=place == self.at)]]
         picture = self.session.picture(place)
         if picture is not None:
             lines += picture.thumbnail(height - 1, width - 1)
-        for line in (*lines, *[[]] * (height - len(lines))):
+        lines += [[] for _ in range(height - len(lines))]
+        for line in lines:
             blank = " " * (width - sum(cell_len(text) for text, _ in line))
             yield [(text, style + at(*place)) for text, style in (*line, (blank, PLAIN))]
 
@@ -383,29 +396,36 @@ class Overview(HeadsScreen):
         """The type of the head under the cursor, its statistics with uniform attention in
         parentheses, and what signs mean.
         """
-        session, head, statistics = self.session, self.session.head, self.session.head.statistics
-        yield Text(*title_line(f"{head.label} · numbers (if uniform)", width))
-        parts, least = [type_words(session)], _ALL if self.app.size.height >= _HIGH else _FEW
-        for statistic in (*STATISTICS, *OF_REMOVAL):
-            value, uniform = (_in_words(of, statistic) for of in (statistics, statistics.uniform))
-            if statistic.priority is not None and statistic.priority <= least and value:
-                name = statistic.words.name or statistic.words.heading
-                parts.append(named(name, value).append(f" ({uniform})" if uniform else "", "dim"))
-        yield words.flowing(parts, width, "  ")
-        picture, about = session.picture(), Text(session.why_nothing(), "bold yellow")
-        if picture is not None:
+        session = self.session
+        yield Text(*title_line(f"{session.head.label} · numbers (if uniform)", width))
+        yield words.flowing([type_words(session), *self._statistics()], width, "  ")
+        picture = session.picture()
+        if picture is None:
+            about = Text(session.why_nothing(), "bold yellow")
+        else:
             from mhacli.render.base.grids import scale_words
 
-            hidden = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
+            note = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
             scale = scale_words([picture.grid(1)], "number")
-            about = Text(f"pictures: {scale}, one scale for all heads{hidden}", "dim")
-        kinds = {each.statistics.kind for each in session.heads.values()}
+            about = Text(f"pictures: {scale}, one scale for all heads{note}", "dim")
+        kinds = {head.statistics.kind for head in session.heads.values()}
         signs = [
             Text.assemble(type_sign(kind), f" {words_of_type(kind).name}")
             for kind in KIND_SIGNS
             if kind in kinds
         ]
         yield words.flowing([about, *signs], width, "  ")
+
+    def _statistics(self) -> Iterator[Text]:
+        """The statistics of the head under the cursor that the screen has room for."""
+        statistics = self.session.head.statistics
+        least = _ALL if self.app.size.height >= _HIGH else _FEW
+        for statistic in (*STATISTICS, *OF_REMOVAL):
+            value = _in_words(statistics, statistic)
+            uniform = _in_words(statistics.uniform, statistic)
+            if statistic.priority is not None and statistic.priority <= least and value:
+                name = statistic.words.name or statistic.words.heading
+                yield named(name, value).append(f" ({uniform})" if uniform else "", "dim")
 
     def go(self, row: int, column: int) -> None:
         """Moves to a head; opens it if it was clicked before."""
@@ -420,5 +440,8 @@ class Overview(HeadsScreen):
 
 def _in_words(averages: Averages | None, statistic: Statistic) -> str:
     """A statistic with its unit; empty if it is not known."""
-    value, unit = getattr(averages, statistic.field, None), words.UNITS.get(statistic.unit, "short")
-    return "" if value is None else shown(value, unit) + " nats" * (unit == "nats")
+    value = getattr(averages, statistic.field, None)
+    if value is None:
+        return ""
+    unit = words.UNITS.get(statistic.unit, "short")
+    return f"{shown(value, unit)} nats" if unit == "nats" else shown(value, unit)

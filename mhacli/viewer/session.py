@@ -32,7 +32,9 @@ class Session:
     def __init__(
         self, record: Record, *, colour: bool, scale: Scale | None, hides_sinks: bool, sequence: int
     ) -> None:
-        self.record, self.colour, self.sequence = record, colour, sequence
+        self.record = record
+        self.colour = colour
+        self.sequence = sequence
         self.has_sinks = any(
             head.sink_keys or head.learned_sink is not None for head in record.heads
         )
@@ -61,28 +63,22 @@ class Session:
         Raises `UsageError` if there is none.
         """
         for place, head in self.heads.items():
-            names = (
-                set()
-                if head.layer is None
-                else {(None, head.layer.layer), (head.layer.kind, head.layer.layer)}
-            )
-            if number in (None, place[1]) and (layers is None or names & {*layers}):
+            if number in (None, head.statistics.head) and _is_in(head, layers):
                 self.place = place
                 return
-        chosen = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
-        chosen += [] if number is None else [f"head {number}"]
-        if chosen:
-            raise UsageError(f"{', '.join(chosen)} is not in the record")
+        choices = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
+        if number is not None:
+            choices.append(f"head {number}")
+        if choices:
+            raise UsageError(f"{', '.join(choices)} is not in the record")
 
     def picture(self, place: Place | None = None) -> Picture | None:
         """The picture of a head (None: of that under the cursor); None if the record lacks its
         weights, or before numpy is imported.
         """
         place = place or self.place
-        if (
-            not {"pattern", "map"} & {*self.heads[place].record.arrays}
-            or "mhacli.viewer.head" not in sys.modules
-        ):
+        has_weights = {"pattern", "map"} & {*self.heads[place].record.arrays}
+        if not has_weights or "mhacli.viewer.head" not in sys.modules:
             return None
         try:
             return self._picture(place, self.sequence, self.scale, self.hides_sinks)
@@ -102,23 +98,30 @@ class Session:
 
         sequences = range(len(self.record.sequences))
         maps = (head_map(head, sequence) for head in self.heads.values() for sequence in sequences)
-        return largest_of_maps(each.without_sinks() if hides_sinks else each for each in maps)
+        return largest_of_maps(cells.without_sinks() if hides_sinks else cells for cells in maps)
 
     def why_nothing(self) -> str:
         """Why a head cannot be drawn, or not yet."""
-        is_early = "mhacli.viewer.head" not in sys.modules
-        without = (
-            "pictures follow"
-            if is_early
-            else "the record holds no pattern of this head: --keep pattern keeps it"
-        )
-        return without if self.fault is None else self.fault.message
+        if self.fault is not None:
+            return self.fault.message
+        if "mhacli.viewer.head" not in sys.modules:
+            return "pictures follow"
+        return "the record holds no pattern of this head: --keep pattern keeps it"
+
+
+def _is_in(head: DrawableHead, layers: LayerChoices) -> bool:
+    """Whether the layer of a head is among some (None: any)."""
+    if layers is None:
+        return True
+    layer = head.layer
+    return layer is not None and any(
+        number == layer.layer and kind in (None, layer.kind) for kind, number in layers
+    )
 
 
 def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:
     """The places in a direction, the nearest first."""
-    line = sorted(
-        {at, *(place for place in places if (place[1] == at[1] if down else place[0] == at[0]))}
-    )
+    axis = 1 if down else 0  # which stays the same
+    line = sorted({at, *(place for place in places if place[axis] == at[axis])})
     here = line.index(at)
     return line[here + 1 :] if down + right > 0 else line[:here][::-1]
