@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,17 +52,19 @@ _NOTHING = 1e-6
 """Weight that may be rounding."""
 _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
-CHECKED_WHOLE, CHECKED_ROWS = 128, 16
-"""Up to so many queries z is computed again from their weights for all of them, of more for some
-that are evenly spread."""
-_HUGE, _LARGE = 1e4, 64.0
-"""Scores that may be too large to be distinguished; and those whose rounding in a kernel's float32
-shows in z."""
-_MOST_OF_SUMS = 1e-2
+CHECKED_WHOLE = 128
+"""Up to so many queries z is computed again from the weights of all of them."""
+CHECKED_ROWS = 16
+"""Of more queries, so many are checked, which are evenly spread."""
+_INDISTINCT_SCORE = 1e4
+"""A score from which on others may not be distinguished from it."""
+_ROUNDED_SCORE = 64.0
+"""A score whose rounding in a kernel's float32 shows in z."""
+_MAX_SUM_TOLERANCE = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
-_MOST_OFF = 300.0
+_MAX_EXPONENT = 300.0
 """An exponent beyond which nothing is known of a weight; e to its power is still a number."""
 
 
@@ -79,49 +82,45 @@ def head_statistics(
     of these heads. The rows of weights that are computed again for it are checked by `check_z`.
     """
     axes = reduced.request.axes
-    statistics, sink_mass, zero = with_sink(reduced), reduced.sink_mass, axes.queries.length - 1
-    profiles = (of["profile"].double().sum(dim=0) for of in (statistics, baseline))
-    excess = next(profiles) - next(profiles)  # of the mass at each signed distance
+    statistics, sink_mass = with_sink(reduced), reduced.sink_mass
+    zero = axes.queries.length - 1
+    profile = statistics["profile"].double().sum(dim=0)
+    excess = profile - baseline["profile"].double().sum(dim=0)  # at each signed distance
     excess[:, max(0, zero - 1) : zero + 1] = 0.0  # that of neither 0 nor −1 counts
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
-    outcomes = (
-        baseline["visible"]
-        if sink_mass is None
-        else baseline["visible"] + (baseline["visible"] > 0)
-    )
+    outcomes = baseline["visible"]
+    if sink_mass is not None:
+        outcomes = outcomes + (outcomes > 0)
     of_heads = _averages(statistics, outcomes, zero, offsets)
     uniformly = _averages(baseline, baseline["visible"], zero, offsets)
-    found = []
+    heads = []
     for index, head in enumerate(reduced.heads):
         top_scores = reduced.top_score[:, index]
         top = divmod(int(top_scores.nan_to_num(nan=-torch.inf).argmax()), top_scores.shape[1])
         score = finite(top_scores[top].item())
         visible = baseline["visible"][:, min(index, baseline["visible"].shape[1] - 1)]
         # the best of all cells relative to uniform stand in the rows with the best cells
-        lift = torch.where(
-            visible > 1, statistics["peak"][:, index].exp() * visible, 0.0
-        ).nan_to_num(nan=0.0)
+        peak = statistics["peak"][:, index].exp()
+        lift = torch.where(visible > 1, peak * visible, 0.0).nan_to_num(nan=0.0)
         best = lift.flatten().topk(min(MAX_LARGEST, int(lift.count_nonzero()))).indices.tolist()
         lifted = [divmod(place, lift.shape[1]) for place in best]
         rows = _rows_again(reduced, index, [*lifted, top], check_z)
-        learned = (
-            None
-            if sink_mass is None
-            else sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
-        )
+        averages = of_heads[index]
+        if sink_mass is not None:
+            learned = sink_mass[:, index].double()[reduced.has_keys[:, index]].mean().item()
+            averages = replace(averages, learned_sink=finite(learned))
         of_head = HeadStatistics(
             head=head,
-            **asdict(of_heads[index])
-            | {"learned_sink": None if learned is None else finite(learned)},
+            **asdict(averages),
             max_score=score,
             max_score_at=None if score is None else _cell(axes, top, int(rows[top].argmax())),
             sinks=_sinks(reduced, baseline, index, sink_share),
             largest=_largest({place: rows[place] for place in lifted}, visible, axes),
             uniform=uniformly[index],
         )
-        found.append(with_kind(of_head))
-    return tuple(found)
+        heads.append(with_kind(of_head))
+    return tuple(heads)
 
 
 def with_sink(reduced: Reduced) -> PassResults:
@@ -132,12 +131,11 @@ def with_sink(reduced: Reduced) -> PassResults:
     if sink_mass is None:
         return statistics
     sink = sink_mass.to(statistics["mass"].dtype)
+    mass = torch.where(statistics["mass"] > 0, statistics["mass"], 1.0)
     return statistics | {
         "entropy": statistics["entropy"] + torch.special.entr(sink),
         "squares": statistics["squares"] + sink.square(),
-        "distance": (
-            statistics["distance"] / torch.where(statistics["mass"] > 0, statistics["mass"], 1.0)
-        ),
+        "distance": statistics["distance"] / mass,
     }
 
 
@@ -152,14 +150,12 @@ def _averages(
     wide = {name: sums[name].double() for name in _PER_QUERY}
     profile, entropy = sums["profile"].double().sum(dim=0), wide["entropy"]
     folded = distances_folded(profile, zero)
-    at_offset = (
-        profile.expand(len(offsets), -1).gather(1, offsets.clamp(min=0)[:, None]).squeeze(1) / n
-    )
+    places = offsets.clamp(min=0)[:, None]
+    at_offset = profile.expand(len(offsets), -1).gather(1, places).squeeze(1) / n
+    largest_entropy = visible.double().log().masked_fill(visible <= 1, 1.0)
     rows = {
         "entropy": _mean(entropy, seen),
-        "entropy_share": _mean(
-            entropy / visible.double().log().masked_fill(visible <= 1, 1.0), seen & (visible > 1)
-        ),
+        "entropy_share": _mean(entropy / largest_entropy, seen & (visible > 1)),
         "effective_keys": _mean(entropy.exp(), seen),
         "participation": _mean(torch.where(seen, 1 / wide["squares"], 0.0), seen),
         "distance": _mean(wide["distance"], seen),
@@ -169,8 +165,9 @@ def _averages(
         "previous": (profile[:, zero - 1] if zero else torch.zeros_like(n)) / n,
         "near": folded[:, : NEAR + 1].sum(dim=1) / n,
         "at_offset": torch.where(offsets < 0, torch.nan, at_offset),
+        "duplicate": sums["duplicate"].sum(dim=0) / n,
+        "induction": sums["induction"].sum(dim=0) / n,
     }
-    rows |= {name: sums[name].sum(dim=0) / n for name in ("duplicate", "induction")}
     matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
     numbers = {name: row.expand(len(offsets)).tolist() for name, row in rows.items()}
     is_known = ((n > 0) & folded.isfinite().all(dim=1)).expand(len(offsets))
@@ -205,9 +202,9 @@ def distances_folded(
     0.
     """
     before, after = profile[:, : zero + 1].flip(1), profile[:, zero:]
-    longest = max(before.shape[1], after.shape[1])
-    both = [torch.nn.functional.pad(side, (0, longest - side.shape[1])) for side in (before, after)]
-    folded = both[0] + both[1]
+    folded = profile.new_zeros(len(profile), max(before.shape[1], after.shape[1]))
+    folded[:, : before.shape[1]] += before
+    folded[:, : after.shape[1]] += after
     folded[:, 0] = profile[:, zero]
     return folded
 
@@ -221,7 +218,8 @@ def _rows_again(
     rows: dict[tuple[int, int], Tensor] = {}
     for batch in range(reduced.lse.shape[0]):
         shown_queries = [query for other, query in places if other == batch]
-        queries = sorted({*shown_queries, *(() if check_z is None else check_z.queries(batch))})
+        checked_queries = [] if check_z is None else check_z.queries(batch)
+        queries = sorted({*shown_queries, *checked_queries})
         if queries:
             chosen = torch.tensor(queries, device=reduced.keys.device)
             weights = reduced.weights_of(batch, index, chosen, reduced.keys)
@@ -248,28 +246,36 @@ def _sinks(reduced: Reduced, baseline: PassResults, index: int, least: float) ->
     uniform_received = baseline["received"][:, min(index, baseline["received"].shape[1] - 1)]
     for batch, received in enumerate(reduced.statistics["received"][:, index]):
         total = received.sum().item()
-        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
-            share, uniform_share = (
-                received[key].item() / total,
-                uniform_received[batch, key].item() / total,
-            )
-            sink = Sink(batch, key - reduced.request.axes.keys.first(batch), share, uniform_share)
+        if not total:
+            continue
+        first_key = reduced.request.axes.keys.first(batch)
+        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
+            uniform_share = uniform_received[batch, key].item() / total
+            sink = Sink(batch, key - first_key, received[key].item() / total, uniform_share)
             if is_sink(sink, least):
-                column = reduced.keys[key : key + 1]
-                queries = torch.arange(reduced.lse.shape[2], device=column.device)
-                weights = reduced.weights_of(batch, index, queries, column).squeeze(1).cpu()
-                cells = plane_of(
-                    reduced.attention.visible(queries, column), batch, reduced.heads[index]
-                ).cpu()
-                sees, visible = (
-                    cells.expand(len(queries), 1).squeeze(1),
-                    plane_of(baseline["visible"], batch, index),
+                sink = _counted(
+                    sink, key, reduced, plane_of(baseline["visible"], batch, index), index
                 )
-                n_queries = int(sees.sum())
-                n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
-                sink = replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)
-                sinks += [sink] if is_sink(sink, least) else []
+                if is_sink(sink, least):
+                    sinks.append(sink)
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
+
+
+def _counted(
+    sink: Sink, key: int, reduced: Reduced, visible: Float[Tensor, " query"], index: int
+) -> Sink:
+    """A sink with the number of queries that see it, and how often they attend to it. `visible` is
+    the number of keys of each query.
+    """
+    column = reduced.keys[key : key + 1]
+    queries = torch.arange(reduced.lse.shape[2], device=column.device)
+    weights = reduced.weights_of(sink.sequence, index, queries, column).squeeze(1).cpu()
+    cells = reduced.attention.visible(queries, column)
+    cells = plane_of(cells, sink.sequence, reduced.heads[index]).cpu()
+    sees = cells.expand(len(queries), 1).squeeze(1)
+    n_queries = int(sees.sum())
+    n_often = int((sees & (weights * visible >= SINK_LIFT)).sum())
+    return replace(sink, often=n_often / max(1, n_queries), n_queries=n_queries)
 
 
 def _largest(
@@ -281,20 +287,24 @@ def _largest(
     cells = []
     for place, row in rows.items():
         n_keys = visible[place].item()
+        if n_keys <= 1:
+            continue
         weights, keys = row.topk(min(MAX_LARGEST, len(row)))
-        for weight, key in zip(weights.tolist(), keys.tolist(), strict=True) if n_keys > 1 else ():
-            cells.append(StrongCell(*_cell(axes, place, key), weight, weight * n_keys))
-    return tuple(
-        sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[
-            :MAX_LARGEST
-        ]
-    )
+        for weight, key in zip(weights.tolist(), keys.tolist(), strict=True):
+            if weight > 0:
+                cells.append(StrongCell(*_cell(axes, place, key), weight, weight * n_keys))
+    return tuple(sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST])
 
 
 # ------------------------------------------------------------------------------------------ results
 
-_OfHeads = tuple[tuple[HeadStatistics, ...], dict[str, Tensor], tuple[Check, ...]]
-"""Some heads, the arrays that are kept of them, and the checks."""
+
+class _SomeHeads(NamedTuple):
+    """The statistics of some heads, the arrays that are kept of them, and the checks."""
+
+    heads: tuple[HeadStatistics, ...]
+    arrays: dict[str, Tensor]
+    checks: tuple[Check, ...]
 
 
 def statistics_of(
@@ -315,70 +325,63 @@ def statistics_of(
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     chosen = run.statistics.heads
 
-    def of_part(part: range) -> _OfHeads:
+    def of_part(part: range) -> _SomeHeads:
         return _of_some(reduce_heads(attention, request, part, report_progress), baseline, run)
 
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or attention.like.device.type != "cpu"
     with one_thread() if is_small else nullcontext():
         most = -(-n_kv_heads // torch.get_num_threads()) * (n_heads // n_kv_heads)
-        parts = (
-            [*head_groups(range(n_heads), 1, most=most)]
-            if chosen is None
-            else [range(n, n + 1) for n in chosen]
-        )
+        parts = [*head_groups(range(n_heads), 1, most=most)]
+        if chosen is not None:
+            parts = [range(n, n + 1) for n in chosen]
         results = shared_out([partial(of_part, part) for part in parts])
-    heads = tuple(head for of_heads, _, _ in results for head in of_heads)
+    heads = tuple(head for some in results for head in some.heads)
     arrays = {
-        name: torch.cat([arrays[name] for _, arrays, _ in results], dim=1) for name in results[0][1]
+        name: torch.cat([some.arrays[name] for some in results], dim=1)
+        for name in results[0].arrays
     }
     means = _means(baseline, request)
-    means = {"map": means["map"], "received": baseline["received"]} | means
-    uniform = {"visible": baseline["visible"].long()} | {
-        f"uniform_{name}": array for name, array in means.items()
+    uniform = {
+        "visible": baseline["visible"].long(),
+        "uniform_map": means.pop("map"),
+        "uniform_received": baseline["received"],
+        **{f"uniform_{name}": array for name, array in means.items()},
     }
     for name, array in uniform.items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
     because = torch_because(attention, request)
-    return (
-        heads,
-        arrays,
-        HeadsSummary(
-            block=request.block,
-            steps=_steps(request.axes),
-            patterns=tuple(pattern.text for pattern in run.statistics.conditions),
-            sink_tokens=run.statistics.first_tokens,
-            sink_share=run.statistics.sink_weight,
-            kernel=attention.kernel,
-            reducer="c" if because is None else "torch",
-            torch_because=because,
-            checks=tuple(
-                worst_check(same) for same in zip(*(checks for *_, checks in results), strict=True)
-            ),
-            peak_bytes=peak_bytes,
-            full_bytes=attention.shape[0]
-            * len(heads)
-            * prod(attention.shape[2:])
-            * attention.dtype.itemsize,
-            kept=run.kept,
-        ),
+    n_cells = attention.shape[0] * len(heads) * prod(attention.shape[2:])
+    same_checks = zip(*(some.checks for some in results), strict=True)
+    summary = HeadsSummary(
+        block=request.block,
+        steps=_steps(request.axes),
+        patterns=tuple(pattern.text for pattern in run.statistics.conditions),
+        sink_tokens=run.statistics.first_tokens,
+        sink_share=run.statistics.sink_weight,
+        kernel=attention.kernel,
+        reducer="c" if because is None else "torch",
+        torch_because=because,
+        checks=tuple(map(worst_check, same_checks)),
+        peak_bytes=peak_bytes,
+        full_bytes=n_cells * attention.dtype.itemsize,
+        kept=run.kept,
     )
+    return heads, arrays, summary
 
 
-def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _OfHeads:
-    """The statistics of some heads, the arrays that are kept of them, and the checks."""
-    attention, heads, seen, lse = reduced.attention, reduced.heads, reduced.has_keys, reduced.lse
+def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _SomeHeads:
+    """What is computed of some heads."""
+    attention, heads = reduced.attention, reduced.heads
+    seen, lse = reduced.has_keys, reduced.lse
     dtype, span = reduced.request.axes.dtype, slice(heads.start, heads.stop)
     uniform = {
         name: sums if sums.shape[1] == 1 else sums[:, span] for name, sums in baseline.items()
     }
-    is_lost = (
-        (uniform["visible"] > 0)
-        & ~(lse.abs() < _HUGE)
-        & ~(seen & lse.to(attention.dtype).isfinite())
-    )
+    is_known = (lse.abs() < _INDISTINCT_SCORE) | (seen & lse.to(attention.dtype).isfinite())
+    is_lost = (uniform["visible"] > 0) & ~is_known
     if not run.allow_nonfinite and bool(is_lost.any()):
-        of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
-        named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
+        are_lost = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
+        named = ", ".join(str(head) for head, is_bad in zip(heads, are_lost, strict=True) if is_bad)
         message = (
             f"the scores of head {named} are too large for {dtype}: some rows of weights do not sum"
             " to 1"
@@ -389,11 +392,13 @@ def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _OfHeads:
         arrays["z"] = reduced.z
     largest = reduced.top_score.masked_fill(~seen, 0.0).abs().amax().item()
     check_z = None if attention.v is None else CheckOfZ(reduced, largest)
-    found = head_statistics(
+    of_heads = head_statistics(
         reduced, baseline=uniform, sink_share=run.statistics.sink_weight, check_z=check_z
     )
-    checks = check_sums(reduced, largest) + (() if check_z is None else (check_z.check(),))
-    return found, {name: array.cpu() for name, array in arrays.items()}, checks
+    checks = check_sums(reduced, largest)
+    if check_z is not None:
+        checks = (*checks, check_z.check())
+    return _SomeHeads(of_heads, {name: array.cpu() for name, array in arrays.items()}, checks)
 
 
 # ------------------------------------------------------------------------------------------- arrays
@@ -427,44 +432,40 @@ def _means(statistics: PassResults, request: StatisticsRequest) -> dict[str, Ten
     share of all weight at the distances up to each step, in bins that double; and between spans the
     mean weight. Queries without keys do not count.
     """
-    seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
-    n_seen = (
-        torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block))
-        .unflatten(-1, (-1, block))
-        .sum(dim=-1)
-    )
+    has_keys, block = statistics["mass"] > 0, request.block
+    seen = has_keys.to(statistics["map"].dtype)
+    padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block))
+    n_seen = padded.unflatten(-1, (-1, block)).sum(dim=-1)
     zero = request.axes.queries.length - 1
     folded = torch.stack([distances_folded(profile, zero) for profile in statistics["profile"]])
     within = torch.nn.functional.pad(folded.double().cumsum(dim=-1), (1, 0))
-    ends = torch.tensor(
-        [min(step + 1, folded.shape[-1]) for step in _steps(request.axes)], device=folded.device
-    )
+    n_distances = folded.shape[-1]
+    ends = [min(step + 1, n_distances) for step in _steps(request.axes)]
     steps = within[..., ends].diff(dim=-1, prepend=within[..., :1])
     totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
     means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": steps / totals}
     if request.q_spans is not None:
-        n_queries = (
-            ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None].cpu())
-            .sum(dim=-1)
-            .clamp(min=1)
-        )
-        means["span_mass"] = statistics["between"] / n_queries[..., None]
+        n_queries = (has_keys[:, :, None] & request.q_spans[:, None].cpu()).sum(dim=-1)
+        means["span_mass"] = statistics["between"] / n_queries.clamp(min=1)[..., None]
     return means
 
 
 def _steps(axes: Axes) -> tuple[int, ...]:
     """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … of distances, up to the longest."""
     longest = max(axes.queries.length, axes.keys.length) - 1
-    powers = (1 << power for power in range((longest - 1).bit_length())) if longest else ()
-    return (0, *powers, longest) if longest else (0,)
+    if not longest:
+        return (0,)
+    powers = (1 << power for power in range((longest - 1).bit_length()))
+    return (0, *powers, longest)
 
 
 def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
     """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1
     where a weight is 0.
     """
-    arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.keys.device
-    like = reduced.statistics["mass"]
+    arrays: dict[str, Tensor] = {}
+    batch, n_heads, _ = reduced.lse.shape
+    device, like = reduced.keys.device, reduced.statistics["mass"]
 
     def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
         rows = [
@@ -478,14 +479,14 @@ def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
         queries = torch.arange(c.first_query, c.first_query + c.n_queries, device=device)
         keys = torch.arange(c.first_key, c.first_key + c.n_keys, device=device)
         seen = reduced.attention.visible(queries, keys)
-        seen = (
-            seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]
-        ).cpu()
-        arrays["corner"] = torch.where(seen, of_all(queries, keys), torch.nan)
+        if seen.shape[1] > 1:
+            seen = seen[:, reduced.heads.start : reduced.heads.stop]
+        arrays["corner"] = torch.where(seen.cpu(), of_all(queries, keys), torch.nan)
     if kept.queries:
         rows = of_all(torch.tensor(kept.queries, device=device), reduced.keys)
-        weights, found = rows.topk(min(kept.top, rows.shape[-1]), dim=-1)
-        arrays |= {"top_shares": weights, "top_keys": torch.where(weights > 0, found, -1)}
+        weights, keys = rows.topk(min(kept.top, rows.shape[-1]), dim=-1)
+        arrays["top_shares"] = weights
+        arrays["top_keys"] = torch.where(weights > 0, keys, -1)
     return arrays
 
 
@@ -500,13 +501,10 @@ def check_sums(reduced: Reduced, largest: float) -> tuple[Check, ...]:
     this size, are rounded in the dtype of the maths. Where q, k or v are not finite, what is not
     finite is passed over.
     """
-    attention, statistics, seen, sink_mass = (
-        reduced.attention,
-        reduced.statistics,
-        reduced.has_keys,
-        reduced.sink_mass,
-    )
-    given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
+    attention, statistics = reduced.attention, reduced.statistics
+    given = reduced.has_keys.double()
+    if reduced.sink_mass is not None:
+        given = torch.where(reduced.has_keys, 1 - reduced.sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
     totals = {
         "column": statistics["received"].double().sum(dim=-1),
@@ -529,7 +527,7 @@ def _rounding(dtype: torch.dtype, largest: float, n_keys: int) -> float:
     are rounded in it.
     """
     of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output * growth(n_keys)
-    return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
+    return min(_MAX_SUM_TOLERANCE, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 
 class CheckOfZ:
@@ -548,8 +546,11 @@ class CheckOfZ:
         dtypes = (attention.dtype, torch.float32 if is_single else torch.float64)
         of_weights = max(_rounding(dtype, largest, attention.shape[3]) for dtype in dtypes)
         self._rounding = of_weights + TOLERANCES[axes.dtype].output
-        self._reduced, self._axis = reduced, axes.queries
-        self._errors, self._moved, self._magnitudes = list[Tensor](), list[Tensor](), list[Tensor]()
+        self._reduced = reduced
+        self._axis = axes.queries
+        self._errors: list[Tensor] = []
+        self._moved: list[Tensor] = []
+        self._magnitudes: list[Tensor] = []
 
     def queries(self, batch: int) -> list[int]:
         """The queries of a sequence whose z is to be checked: all of a short text, else some that
@@ -568,24 +569,22 @@ class CheckOfZ:
         weights: Float[Tensor, "query key"],
     ) -> None:
         """Compares z of some queries of a sequence and head with their weights."""
-        reduced, attention, (b, h) = self._reduced, self._reduced.attention, place
+        reduced, attention = self._reduced, self._reduced.attention
+        b, h = place
         assert attention.v is not None
         assert reduced.z is not None
-        v = attention.v[b, reduced.heads[h] * attention.v.shape[1] // attention.shape[1]].to(
-            attention.dtype
-        )
+        kv_head = reduced.heads[h] * attention.v.shape[1] // attention.shape[1]
+        v = attention.v[b, kv_head].to(attention.dtype)
         if not attention.has_finite_values:  # 0 · NaN is NaN, and a hidden key may hold anything
             v = v.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
         values = v.to(weights.dtype)
         z, again = reduced.z[b, h, queries].to(weights.dtype), weights @ values
         error = torch.where(z.isfinite() & again.isfinite(), (again - z).abs(), 0.0)
-        self._errors.append(
-            torch.where(z.isfinite() != again.isfinite(), torch.inf, error).amax(dim=1)
-        )
+        error = torch.where(z.isfinite() != again.isfinite(), torch.inf, error)
+        magnitudes = (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0)
+        self._errors.append(error.amax(dim=1))
         self._moved.append(_moved(reduced, place, queries, weights, values))
-        self._magnitudes.append(
-            (weights.to(v.dtype) @ v.abs()).nan_to_num(nan=0.0, posinf=0.0).amax()
-        )
+        self._magnitudes.append(magnitudes.amax())
 
     def check(self) -> Check:
         """The check of all that were compared, by the query that came nearest to its tolerance, or
@@ -595,15 +594,11 @@ class CheckOfZ:
         error, tolerance = torch.cat(self._errors).cpu(), usual + torch.cat(self._moved).cpu()
         worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
         of_scores = (tolerance - usual)[error > usual]
+        rounding = 0.0
+        if len(of_scores) and error[worst] <= tolerance[worst]:
+            rounding = of_scores.amax().item()
         return Check.of(
-            error[worst].item(),
-            tolerance[worst].item(),
-            name=HEAD_OUTPUTS,
-            rounding=(
-                of_scores.amax().item()
-                if len(of_scores) and error[worst] <= tolerance[worst]
-                else 0.0
-            ),
+            error[worst].item(), tolerance[worst].item(), name=HEAD_OUTPUTS, rounding=rounding
         )
 
 
@@ -618,23 +613,18 @@ def _moved(
     z| / Σ p e^−E. Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section
     3.1. Two more roundings are those of the scale and of the score itself.
     """
-    attention, (b, h), none = reduced.attention, place, weights.new_zeros(len(weights))
-    is_large = reduced.lse[b, h].abs().amax() > _LARGE
-    if (
-        not isinstance(attention, ScoredAttention)
-        or attention.kernel == BLOCKS
-        or not bool(is_large)
-    ):
-        return none
+    attention, (b, h) = reduced.attention, place
+    is_large = bool(reduced.lse[b, h].abs().amax() > _ROUNDED_SCORE)
+    is_of_kernel = isinstance(attention, ScoredAttention) and attention.kernel != BLOCKS
+    if not (is_large and is_of_kernel):
+        return weights.new_zeros(len(weights))
+    assert isinstance(attention, ScoredAttention)
     head, wide = reduced.heads[h], weights.dtype
-    q, k = (
-        attention.q[b, head, queries],
-        attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)],
-    )
+    q = attention.q[b, head, queries]
+    k = attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)]
     products = q.to(wide).abs() @ k.to(wide).abs().mT
-    off = (
-        (q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products
-    ).clamp(max=_MOST_OFF)
+    of_product = (q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale)
+    off = (of_product * products).clamp(max=_MAX_EXPONENT)
     least = (weights * (-off).exp()).sum(dim=1)
     distances = [(values - z).abs().amax(dim=1) for z in weights @ values]
     sums = torch.stack(
