@@ -51,18 +51,18 @@ def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tu
     run = Run(
         max_tokens=what.max_tokens, repeat=what.repeat, allow_nonfinite=what.allow_nonfinite, **more
     )
-    return (
-        _of_layer(run, what)
-        if what.model.path is None
-        else (_of_checkpoint(run, what, reading), ((), None))
-    )
+    if what.model.path is None:
+        return _of_layer(run, what)
+    return _of_checkpoint(run, what, reading), Texts()
 
 
 # ----------------------------------------------------------------------------------- a layer of mha
 
 
 def _of_layer(run: Run, what: Computation) -> tuple[Run, Texts]:
-    given, weights, words = dict(what.given), None, tuple[str, ...]()
+    given = dict(what.given)
+    weights = None
+    words: tuple[str, ...] = ()
     if "random" in given:
         given.setdefault("positions", "none")
     if what.weights is None:

@@ -153,7 +153,9 @@ class Record(Shown):
     @cached_property
     def dims(self) -> Dims:
         """The sizes on which formulas and shapes depend."""
-        return dims_of(self.config, (self.sequences, self.context), n_tokens=len(self.vocabulary))
+        return dims_of(
+            self.config, Texts(self.sequences, self.context), n_tokens=len(self.vocabulary)
+        )
 
     def first_query(self, sequence: int) -> int:
         """The index of a sequence's first token on the query axis, after any left padding."""

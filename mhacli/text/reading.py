@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -201,9 +202,9 @@ class CorpusFormat:
         named = _KINDS.get(os.path.splitext(file.lower().removesuffix(".gz"))[1], "text")
         if named != "compressed" and (self.lines or self.field is not None):
             return "lines" if self.lines else "json"
-        return (
-            "parquet" if self.column is not None and named in ("text", "json", "array") else named
-        )
+        if self.column is not None and named in ("text", "json", "array"):
+            return "parquet"
+        return named
 
     def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
@@ -222,46 +223,50 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     match, a table lacks the column or has numbers in it, or pyarrow is missing. Raises `MhaError`
     later if reading a file fails.
     """
-    files = dict[str, None]()
-    for source in sources:  # an existing file whose name looks like a glob is a file
-        is_glob = source != "-" and not os.path.lexists(source) and glob.has_magic(source)
-        matched = sorted(glob.iglob(source, recursive=True)) if is_glob else [source]
-        matched = [file for file in matched if not (is_glob and os.path.isdir(file))]
-        if not matched:
-            raise MhaError(f"no file matches {shlex.quote(source)}", code="unreadable", path=source)
-        files |= dict.fromkeys(matched)
+    files = dict.fromkeys(file for source in sources for file in _files_of(source))
     for file in files:
-        kind, has_one_pass = form.kind(file), is_pipe(file)
-        if os.path.isdir(file):
-            message = (
-                f"{file} is a directory: {shlex.quote(os.path.join(file, '*'))} takes its files"
-            )
-            raise MhaError(message, code="unreadable", path=file)
-        if kind in _HINTS:
-            raise UsageError(
-                f"{file} holds neither text, JSON lines nor a table", hint=_HINTS[kind], path=file
-            )
-        if has_one_pass and kind in ("parquet", "csv"):
-            raise UsageError(
-                f"{describe(file)} is a pipe: a table must be a regular file", path=file
-            )
-        if not has_one_pass:
-            with opened(file):
-                next(_raw_texts(file, form), None)
+        _require_readable(file, form)
 
-    def each() -> Iterator[Document]:
+    def read_documents() -> Iterator[Document]:
         for file in files:
+            text_of = partial(_field_of, form) if form.kind(file) == "json" else form.text
             for place, raw in _raw_texts(file, form):
                 try:
-                    yield Document(
-                        file,
-                        place,
-                        _field_of(form, raw) if form.kind(file) == "json" else form.text(raw),
-                    )
+                    yield Document(file, place, text_of(raw))
                 except MhaError as fault:
                     yield Document(file, place, reason=fault.message)
 
-    return islice(each(), form.max_docs)
+    return islice(read_documents(), form.max_docs)
+
+
+def _files_of(source: str) -> list[str]:
+    """The files of a source: an existing file whose name looks like a glob is a file. Raises
+    `MhaError` for a glob that matches none.
+    """
+    if source == "-" or os.path.lexists(source) or not glob.has_magic(source):
+        return [source]
+    matched = [file for file in glob.iglob(source, recursive=True) if not os.path.isdir(file)]
+    if not matched:
+        raise MhaError(f"no file matches {shlex.quote(source)}", code="unreadable", path=source)
+    return sorted(matched)
+
+
+def _require_readable(file: str, form: CorpusFormat) -> None:
+    """Raises `MhaError` for a file that no document can be read from."""
+    kind, has_one_pass = form.kind(file), is_pipe(file)
+    if os.path.isdir(file):
+        inside = shlex.quote(os.path.join(file, "*"))
+        message = f"{file} is a directory: {inside} takes its files"
+        raise MhaError(message, code="unreadable", path=file)
+    if kind in _HINTS:
+        message = f"{file} holds neither text, JSON lines nor a table"
+        raise UsageError(message, hint=_HINTS[kind], path=file)
+    if has_one_pass and kind in ("parquet", "csv"):
+        message = f"{describe(file)} is a pipe: a table must be a regular file"
+        raise UsageError(message, path=file)
+    if not has_one_pass:
+        with opened(file):
+            next(_raw_texts(file, form), None)
 
 
 def is_pipe(source: str) -> bool:
@@ -275,17 +280,16 @@ def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes | Non
     """
     kind, most = form.kind(file), form.max_bytes + 2
     if kind in ("parquet", "csv"):
-        yield from enumerate(
-            (_rows if kind == "parquet" else _cells)(file, form.column or DEFAULT_FIELD), 1
-        )
+        read_column = _rows if kind == "parquet" else _cells
+        yield from enumerate(read_column(file, form.column or DEFAULT_FIELD), 1)
         return
     is_packed = file.lower().endswith(".gz")
     with _whole(file, "gzip file") if is_packed else nullcontext(), ExitStack() as stack:
-        read = (
-            stack.enter_context(gzip.open(file)).read
-            if is_packed
-            else stack.enter_context(opened(file))
-        )
+        read: Callable[[int], bytes]
+        if is_packed:
+            read = stack.enter_context(gzip.open(file)).read
+        else:
+            read = stack.enter_context(opened(file))
         if kind == "text":
             yield 0, read_up_to(read, most)
         else:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, chain, groupby, islice, pairwise
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct, to_builtins
 
@@ -28,9 +28,15 @@ from mhacli.io.files import read_whole
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, TOKENIZERS, Config
 from mhacli.text.tokens import UNKNOWN, Piece, Texts, TokenSequence, places, places_in
 
-Token = tuple[str, tuple[int, int], int | None]
-"""A token: its text, its range of the source (characters, end exclusive), and its id, None if the
-vocabulary assigns ids."""
+
+class Token(NamedTuple):
+    """A token: its text, its range of the source (characters, end exclusive), and its id, None if
+    the vocabulary assigns ids.
+    """
+
+    text: str
+    offsets: tuple[int, int]
+    id: int | None = None
 
 
 def is_inner_mark(text: str, place: int) -> bool:
@@ -44,9 +50,8 @@ def is_inner_mark(text: str, place: int) -> bool:
         return False
     before, mark, after = text[place - 1], text[place], text[place + 1]
     if mark in APOSTROPHES:
-        return (
-            before.isalnum() or unicodedata.category(before).startswith("M")
-        ) and after.isalnum()
+        is_behind_letter = before.isalnum() or unicodedata.category(before).startswith("M")
+        return is_behind_letter and after.isalnum()
     return mark in ".," and before.isdecimal() and after.isdecimal()
 
 
@@ -63,11 +68,10 @@ class BuiltInTokenizer:
     `byte` does that with every byte of the UTF-8 text: ASCII by its character, other bytes as
     `<0xE2>`, with the range of their character.
 
-    >>> [name for name, *_ in BuiltInTokenizer(Config()).tokens("Don't panic, cat!")] ["don't",
-    'panic', 'cat'] >>> [name for name, *_ in
-    BuiltInTokenizer(Config(punctuation="keep")).tokens("Don't!")] ["don't", '!'] >>> [name for
-    name, *_ in BuiltInTokenizer(Config(inner_marks=False)).tokens("Don't panic, cat!")] ['dont',
-    'panic', 'cat']
+    >>> [token.text for token in BuiltInTokenizer(Config()).tokens("Don't panic, cat!")]
+    ["don't", 'panic', 'cat']
+    >>> [token.text for token in BuiltInTokenizer(Config(punctuation="keep")).tokens("Don't!")]
+    ["don't", '!']
     """
 
     config: Config
@@ -83,20 +87,21 @@ class BuiltInTokenizer:
                 require_token_len(chunk.end() - chunk.start(), self.max_token_len)
                 for word, start, end in self._words(chunk.group()):
                     name = word if self.config.keep_case else word.lower()
-                    yield name, (chunk.start() + start, chunk.start() + end), None
+                    yield Token(name, (chunk.start() + start, chunk.start() + end))
             return
         for i, character in enumerate(text):
-            is_itself = self.config.tokenizer == "char" or character.isascii()
-            for name in (
-                [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]
-            ):
-                yield name, (i, i + 1), None
+            names = [character]
+            if self.config.tokenizer == "byte" and not character.isascii():
+                names = [f"<0x{byte:02X}>" for byte in character.encode()]
+            for name in names:
+                yield Token(name, (i, i + 1))
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """The count of each token of a text given in pieces. Each run without white space, or each
         character, is cut once. Raises `MhaError` for a word that is too long.
         """
-        texts, counts, rest = Counter[str](), Counter[str](), ""
+        texts: Counter[str] = Counter()
+        rest = ""
         if self.config.tokenizer != "word":
             texts.update(chain.from_iterable(pieces))
         else:
@@ -105,9 +110,10 @@ class BuiltInTokenizer:
                 rest = chunks.pop() if chunks and not piece[-1].isspace() else ""
                 texts.update(chunks)
                 require_token_len(max(map(len, [*chunks, rest])), self.max_token_len)
+        counts: Counter[str] = Counter()
         for text, count in texts.items():
-            for name, *_ in self.tokens(text):
-                counts[name] += count
+            for token in self.tokens(text):
+                counts[token.text] += count
         return counts
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
@@ -115,21 +121,19 @@ class BuiltInTokenizer:
         categories = map(unicodedata.category, chunk)
         marks = [
             i
-            for i, of in enumerate(categories)
-            if of.startswith("P") or chunk[i] in string.punctuation
+            for i, category in enumerate(categories)
+            if category.startswith("P") or chunk[i] in string.punctuation
         ]
         if self.config.inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
         if self.config.punctuation == "drop":
             kept = sorted(set(range(len(chunk))) - set(marks))
-            return (
-                [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
-            )
-        edges = [-1, *marks, len(chunk)]
-        words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
-        return [
-            (chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])
-        ]
+            if not kept:
+                return []
+            return [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)]
+        ranges = [(place, place + 1) for place in marks]
+        ranges += [(a + 1, b) for a, b in pairwise([-1, *marks, len(chunk)]) if b > a + 1]
+        return [(chunk[a:b], a, b) for a, b in sorted(ranges)]
 
 
 def require_token_len(length: int, limit: int | None) -> None:
@@ -172,7 +176,8 @@ class LibraryTokenizer:
     def __init__(self, library: Any, path: str) -> None:
         library.no_padding()
         library.no_truncation()
-        self.library, self.path = library, path
+        self.library = library
+        self.path = path
         self.special = {
             i for i, token in library.get_added_tokens_decoder().items() if token.special
         }
@@ -198,15 +203,16 @@ class LibraryTokenizer:
         """The description of a token and its text, None for a part of a character. The text is
         decoded behind another token, because decoders drop the space before a text.
         """
-        name, decoder = self.library.id_to_token(token_id) or f"<{token_id}>", self.library.decoder
-        content, is_special = name.encode("utf-8", "surrogatepass"), token_id in self.special
+        name = self.library.id_to_token(token_id) or f"<{token_id}>"
+        content = name.encode("utf-8", "surrogatepass")
+        decoder, is_special = self.library.decoder, token_id in self.special
         if decoder is not None and not is_special and name != self.unknown:
             text = guarded("the tokenizer", self.path, lambda: decoder.decode(["x", name])[1:])
             if "\ufffd" in text and "\ufffd" not in name:
                 byte = _BYTE_NAME.fullmatch(name)
-                content = (
-                    bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
-                )
+                content = bytes(BYTES[c] for c in name if c in BYTES)
+                if byte is not None:
+                    content = bytes.fromhex(byte[1])
             elif text != f" {name}":  # else the decoder puts spaces between words
                 content = text.encode()
         try:
@@ -219,7 +225,7 @@ class LibraryTokenizer:
         range).
         """
         sequence = self.sequence(text)
-        yield from zip(sequence.tokens, sequence.offsets, sequence.ids, strict=True)
+        yield from map(Token, sequence.tokens, sequence.offsets, sequence.ids)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """The count of each name, taken line by line, without the special tokens that the tokenizer
@@ -248,16 +254,14 @@ class LibraryTokenizer:
         encoding = guarded("the tokenizer", self.path, encode)
         ids, names = encoding.ids, encoding.tokens
         if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
-            given = (
-                f"{len(ids)} ids and {len(names)} tokens for a text,"
-                f" {[*zip(names, ids, strict=False)]!r:.80}"
+            pairs = f"{[*zip(names, ids, strict=False)]!r:.80}"
+            raise bad_file(
+                self.path,
+                f"{self.path} gives {len(ids)} ids and {len(names)} tokens for a text, {pairs}: its"
+                " post_processor must give every special token an id of the vocabulary",
             )
-            rule = "its post_processor must give every special token an id of the vocabulary"
-            raise bad_file(self.path, f"{self.path} gives {given}: {rule}")
-        n = (
-            None if limit is None else limit + 3
-        )  # with all parts of the last character, which has at most four
-        pieces, labels = [self.token(i)[0] for i in ids[:n]], [self.token(i)[1] for i in ids[:n]]
+        # with all parts of the last character, which has at most four
+        n = None if limit is None else limit + 3
         begins = [len(text) + 1 if number == 1 else 0 for number in encoding.sequence_ids]
         offsets = [
             (a + begin, b + begin) for begin, (a, b) in zip(begins, encoding.offsets, strict=True)
@@ -268,22 +272,29 @@ class LibraryTokenizer:
         ]
         types = () if pair is None else tuple(encoding.type_ids[:n])
         text = text if pair is None else f"{text}\n{pair}"
-        is_unigram = (
-            type(self.library.model).__name__ == "Unigram"
-        )  # it names unknown text by the text
-        for i, piece in enumerate(pieces):
-            if piece.name == self.unknown or (is_unigram and names[i].strip() != piece.name):
-                typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
-                pieces[i], labels[i] = Piece(piece.name, typed.hex()), piece.name
+        is_unigram = type(self.library.model).__name__ == "Unigram"
+        pieces: list[Piece] = []
+        labels: list[str | None] = []
+        for i, token_id in enumerate(ids[:n]):
+            piece, label = self.token(token_id)
+            name = piece.name
             if encoding.special_tokens_mask[i]:
-                pieces[i], labels[i] = replace(piece, special=True), piece.name
+                piece, label = replace(piece, special=True), name
+            elif name == self.unknown or (is_unigram and names[i].strip() != name):
+                # Unigram names unknown text by the text
+                typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
+                piece, label = Piece(name, typed.hex()), name
+            pieces.append(piece)
+            labels.append(label)
         bare = TokenSequence(text, (), tuple(ids[:n]), tuple(offsets[:n]), token_type_ids=types)
         sequence = _described(bare, pieces, labels, words).first(limit)
         return sequence, len(ids) - len(sequence.ids)
 
     def of_ids(self, ids: Sequence[int]) -> TokenSequence:
         """The tokens of ids without a text: the text is what they stand for."""
-        pieces, labels = [self.token(i)[0] for i in ids], [self.token(i)[1] for i in ids]
+        described = [self.token(i) for i in ids]
+        pieces = [piece for piece, _ in described]
+        labels = [label for _, label in described]
         contents = [bytes.fromhex(piece.bytes) for piece in pieces]
         characters = b"".join(contents).decode("utf-8", "surrogateescape")
         character_of = [
@@ -299,51 +310,80 @@ class LibraryTokenizer:
 
 
 def _described(
-    bare: TokenSequence, pieces: list[Piece], labels: list[str | None], words: Sequence[object]
+    bare: TokenSequence,
+    pieces: Sequence[Piece],
+    labels: Sequence[str | None],
+    words: Sequence[object],
 ) -> TokenSequence:
-    """The tokens of a text, with the number of each word and of each part of a character.
+    """The tokens of a text, with the number of each word and of each part of a character. A piece
+    without a label is a part of one.
+    """
+    tokens, pieces = _with_parts(bare, pieces, labels)
+    return replace(bare, tokens=tokens, pieces=_with_words(bare, tokens, pieces, words))
+
+
+def _with_parts(
+    bare: TokenSequence, pieces: Sequence[Piece], labels: Sequence[str | None]
+) -> tuple[tuple[str, ...], list[Piece]]:
+    """The tokens of a text, and the pieces with the number of each part of a character.
+
+    The parts of a character, which have no label, end at the same character. A byte of no character
+    becomes Python's lone surrogate.
+    """
+    tokens = [label or "" for label in labels]
+    numbered = [*pieces]
+    ends = (end for _, end in bare.offsets)
+    places = enumerate(zip(labels, ends, strict=True))
+    for (is_part, end), group in groupby(places, lambda place: (place[1][0] is None, place[1][1])):
+        members = [i for i, _ in group]
+        if not is_part:
+            continue
+        for part, i in enumerate(members, 1):
+            content, typed = bytes.fromhex(pieces[i].bytes), bare.text[bare.offsets[i][0] : end]
+            if "\ufffd" in typed:
+                tokens[i] = content.decode("utf-8", "surrogateescape")
+                continue
+            if content[:1] == b" " and typed[:1] != " ":  # offsets may leave the space out
+                typed = f" {typed}"
+            tokens[i] = f"{typed}⟨{part}/{len(members)}⟩" if len(members) > 1 else typed
+            numbered[i] = replace(pieces[i], part=part, parts=len(members))
+    return tuple(tokens), numbered
+
+
+def _with_words(
+    bare: TokenSequence, tokens: Sequence[str], pieces: Sequence[Piece], words: Sequence[object]
+) -> tuple[Piece, ...]:
+    """The pieces with the number of the word of each, except special ones.
 
     Words are those of the library, the numbers in `words`, if it splits texts, else what white
-    space separates. A number, and a word with a mark inside, are one word. The parts of a
-    character, which have no label, end at the same character. A byte of no character becomes
-    Python's lone surrogate.
+    space separates. A number, and a word with a mark inside, are one word.
     """
     text, offsets = bare.text, bare.offsets
-    for (is_cut, end), group in groupby(
-        range(len(pieces)), lambda i: (labels[i] is None, offsets[i][1])
-    ):
-        members = [*group] if is_cut else []
-        for part, i in enumerate(members, 1):
-            content, typed = bytes.fromhex(pieces[i].bytes), text[offsets[i][0] : end]
-            if "\ufffd" in typed:
-                labels[i] = content.decode("utf-8", "surrogateescape")
-                continue
-            space = (
-                " " if content[:1] == b" " and typed[:1] != " " else ""
-            )  # offsets may leave the space out
-            labels[i] = space + typed + (f"⟨{part}/{len(members)}⟩" if len(members) > 1 else "")
-            pieces[i] = replace(pieces[i], part=part, parts=len(members))
-    shown, word, is_split = tuple(label or "" for label in labels), -1, len({*words} - {None}) > 1
-    for i, piece in enumerate(pieces):
+    is_split = len({*words} - {None}) > 1
+
+    def begins(i: int) -> bool:
+        """Whether a word begins with a token."""
+        if i == 0 or pieces[i - 1].special:
+            return True
         start = offsets[i][0]
-        if piece.special:
-            continue
-        if not i or pieces[i - 1].special:
-            begins = True
-        elif is_split:
+        if is_split:
             is_number = start > 0 and text[start - 1 : start + 1].isdecimal()
             is_within = is_number or is_inner_mark(text, start) or is_inner_mark(text, start - 1)
-            begins = words[i] != words[i - 1] and not is_within
-        else:
-            is_after_space = shown[i - 1][-1:].isspace() and shown[i - 1] != " "
-            begins = (
-                is_after_space
-                or shown[i][:1].isspace()
-                or text[offsets[i - 1][1] : start].isspace()
-            )
-        word += begins
-        pieces[i] = replace(piece, word=word)
-    return replace(bare, tokens=shown, pieces=tuple(pieces))
+            return words[i] != words[i - 1] and not is_within
+        is_after_space = tokens[i - 1][-1:].isspace() and tokens[i - 1] != " "
+        is_apart = text[offsets[i - 1][1] : start].isspace()
+        return is_after_space or is_apart or tokens[i][:1].isspace()
+
+    numbered: list[Piece] = []
+    word = -1
+    for i, piece in enumerate(pieces):
+        if piece.special:
+            numbered.append(piece)
+            continue
+        if begins(i):
+            word += 1
+        numbered.append(replace(piece, word=word))
+    return tuple(numbered)
 
 
 def file_tokenizer(path: str) -> LibraryTokenizer:
@@ -484,7 +524,8 @@ def read_vocabulary(path: str) -> Vocabulary:
     inner_marks = None
     if isinstance(document, dict) and "schema" in document:
         file = decode(_File, document, path)
-        pairs, inner_marks = [(entry.token, entry.id) for entry in file.tokens], file.inner_marks
+        pairs = [(entry.token, entry.id) for entry in file.tokens]
+        inner_marks = file.inner_marks
     elif isinstance(document, dict):
         pairs = list(document.items())
     elif isinstance(document, list):
@@ -495,14 +536,16 @@ def read_vocabulary(path: str) -> Vocabulary:
         )
     if not 0 < len(pairs) <= MAX_ENTRIES:
         raise bad_file(path, f"{path} has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
-    ids, last = dict[str, int](), len(pairs) - 1
-    by_id = dict[int, str]()
+    last = len(pairs) - 1
+    ids: dict[str, int] = {}
+    by_id: dict[int, str] = {}
     for token, i in pairs:
         is_entry = isinstance(token, str) and type(i) is int and 0 <= i <= last
         if not is_entry or token in ids or i in by_id:
             rule = f"tokens are strings, their ids 0 to {last}, and each occurs once"
             raise bad_file(path, f"{path} gives {token!r:.80} the id {i!r:.80}, but {rule}")
-        ids[token], by_id[i] = i, token
+        ids[token] = i
+        by_id[i] = token
     tokens = tuple(by_id[i] for i in range(len(pairs)))
     return Vocabulary(tokens if UNKNOWN in ids else (*tokens, UNKNOWN), inner_marks, source=path)
 
@@ -510,6 +553,16 @@ def read_vocabulary(path: str) -> Vocabulary:
 # ----------------------------------------------------------------------------------------- encoding
 
 T = TypeVar("T")
+
+
+class Encoded(NamedTuple):
+    """Texts as tokens, the tokens of the vocabulary, and remarks for the user, such as a truncated
+    text or unknown words.
+    """
+
+    texts: Texts
+    vocabulary: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def encode(
@@ -520,10 +573,9 @@ def encode(
     vocabulary: Vocabulary | None = None,
     max_tokens: int | None = None,
     max_token_len: int = DEFAULT_MAX_TOKEN_LEN,
-) -> tuple[Texts, tuple[str, ...], tuple[str, ...]]:
-    """The tokens and ids of every text and of the context of each, the tokens of the vocabulary,
-    and remarks for the user, such as a truncated text or unknown words. With `config.random`,
-    sequences of positions without text.
+) -> Encoded:
+    """The tokens and ids of every text and of the context of each. With `config.random`, sequences
+    of positions without text.
 
     One context serves all texts; otherwise each text needs its own. The vocabulary is the
     tokenizer's, else the given one, else one built from all texts and contexts. `max_tokens`
@@ -535,46 +587,61 @@ def encode(
             raise UsageError(
                 "--random takes random vectors in place of text: leave out --random or the text"
             )
-        batch, length = config.random  # the vectors are drawn later, where tensors are made
-        sequences = [places(length)] * batch
-        _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
-        return (tuple(sequences), None), (), ()
+        return _random_positions(*config.random, config)
     if not texts:
         raise UsageError("no text is given", hint='try "the cat sat on the mat"')
     if config.needs_order and context:
         order = "a context has no order relative to the text"
         raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
-    tokenizer, notes = make_tokenizer(config, max_token_len), list[str]()
+    tokenizer = make_tokenizer(config, max_token_len)
     fixed = tokenizer.vocabulary
     if fixed is not None and vocabulary is not None and fixed.tokens != vocabulary.tokens:
         raise UsageError(
             f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary"
         )
+    notes: list[str] = []
     cut = []
     for kind, given in (("text", texts), ("context", context)):
         for i, text in enumerate(given):
             name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
-            cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
-    used = (
-        fixed or vocabulary or vocabulary_of(token for sequence in cut for token in sequence.tokens)
-    )
+            sequence, of_text = _tokens_of(tokenizer, text, config, max_tokens, name)
+            cut.append(sequence)
+            notes += of_text
+    used = fixed or vocabulary
+    if used is None:
+        used = vocabulary_of(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens)) for each in cut]
     sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
-    for i, sides in enumerate(zip(sequences, keys, strict=False)):
-        n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
-        if n_queries != n_keys:
-            raise UsageError(
-                f"text {i} has {n_queries} documents, but its context, which needs as many, has"
-                f" {n_keys}"
-            )
+    _require_same_documents(sequences, keys)
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
     if fixed is None and not all(known):
         notes.append(
             f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became"
             f" {UNKNOWN}"
         )
-    return (tuple(sequences), tuple(keys) or None), used.tokens, tuple(notes)
+    return Encoded(Texts(tuple(sequences), tuple(keys) or None), used.tokens, tuple(notes))
+
+
+def _random_positions(batch: int, length: int, config: Config) -> Encoded:
+    """Sequences of positions, for vectors that are made later, where tensors are."""
+    sequences = (places(length),) * batch
+    _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
+    return Encoded(Texts(sequences))
+
+
+def _require_same_documents(
+    sequences: Sequence[TokenSequence], keys: Sequence[TokenSequence]
+) -> None:
+    """Raises `UsageError` for a context with another number of documents than its text."""
+    for i, (text, context) in enumerate(zip(sequences, keys, strict=False)):
+        n_queries = max(text.documents, default=0) + 1
+        n_keys = max(context.documents, default=0) + 1
+        if n_queries != n_keys:
+            raise UsageError(
+                f"text {i} has {n_queries} documents, but its context, which needs as many, has"
+                f" {n_keys}"
+            )
 
 
 def of_each(given: Sequence[T], n_texts: int, option: str) -> list[T]:
@@ -607,29 +674,25 @@ def no_tokens(name: str) -> MhaError:
 
 
 def _tokens_of(
-    tokenizer: Tokenizer,
-    text: str,
-    config: Config,
-    max_tokens: int | None,
-    name: str,
-    notes: list[str],
-) -> TokenSequence:
+    tokenizer: Tokenizer, text: str, config: Config, max_tokens: int | None, name: str
+) -> tuple[TokenSequence, list[str]]:
     """The tokens of one text, with ids if the tokenizer assigns them, and the document of each:
-    separators give no tokens, and pieces without tokens are not counted. Adds remarks for the user
-    to `notes`.
+    separators give no tokens, and pieces without tokens are not counted. And remarks for the user.
     """
     limit, separator = max_tokens or DEFAULT_MAX_TOKENS, config.documents
-    tokens, documents, start = list[Token](), list[int](), 0
+    tokens: list[Token] = []
+    documents: list[int] = []
+    start = 0
     for piece in [text] if separator is None else text.split(separator):
         number = documents[-1] + 1 if documents else 0
-        for word, (first, end), token_id in islice(
-            tokenizer.tokens(piece), limit + 1 - len(tokens)
-        ):
-            tokens.append((word, (start + first, start + end), token_id))
+        for token in islice(tokenizer.tokens(piece), limit + 1 - len(tokens)):
+            begin, end = token.offsets
+            tokens.append(token._replace(offsets=(start + begin, start + end)))
             documents.append(number)
         start += len(piece) + len(separator or "")
     if not tokens:
         raise no_tokens(name)
+    notes: list[str] = []
     if separator is not None and separator not in text:
         notes.append(f"{name} is one document: the separator {separator!r} is not in it")
     if len(tokens) > limit:
@@ -639,6 +702,5 @@ def _tokens_of(
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
     words, offsets, ids = zip(*tokens[:limit], strict=True)
     of_documents = () if separator is None else tuple(documents[:limit])
-    return TokenSequence(
-        text, words, () if tokenizer.vocabulary is None else ids, offsets, of_documents
-    )
+    of_tokens = () if tokenizer.vocabulary is None else ids
+    return TokenSequence(text, words, of_tokens, offsets, of_documents), notes

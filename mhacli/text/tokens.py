@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 UNKNOWN = "<unk>"
 """The token of a vocabulary that stands for all others."""
@@ -60,11 +60,10 @@ class TokenSequence:
     def unknown(self, i: int) -> str | None:
         """The text for which token `i` stands if the vocabulary has no token for it, else None."""
         typed = self.text[slice(*self.offsets[i])]
-        is_own = (
-            bool(self.pieces)
-            and self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
-        )
-        return typed if is_own and typed != self.tokens[i] else None
+        if not self.pieces or typed == self.tokens[i]:
+            return None
+        is_own = self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
+        return typed if is_own else None
 
     def first(self, n: int | None) -> TokenSequence:
         """The first `n` tokens, or all."""
@@ -78,9 +77,15 @@ class TokenSequence:
 
 
 Sequences = tuple[TokenSequence, ...]
-Texts = tuple[Sequences, Sequences | None]
-"""The texts of a computation, and the context of each; None for attention of the texts to
-themselves."""
+
+
+class Texts(NamedTuple):
+    """The texts of a computation, and the context of each; None for attention of the texts to
+    themselves.
+    """
+
+    sequences: Sequences = ()
+    context: Sequences | None = None
 
 
 def places_in(documents: Sequence[int], n: int) -> tuple[int, ...]:
@@ -107,10 +112,8 @@ def behind(n: int, text: TokenSequence) -> TokenSequence:
     """A text behind `n` tokens of which only the positions are known. Their ids are −1, which is no
     token's.
     """
-    count = n + len(text.ids)
-    return TokenSequence(
-        "", (*places(n).tokens, *text.tokens), (-1,) * n + text.ids, ((0, 0),) * count
-    )
+    tokens = (*places(n).tokens, *text.tokens)
+    return TokenSequence("", tokens, (-1,) * n + text.ids, ((0, 0),) * len(tokens))
 
 
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:
