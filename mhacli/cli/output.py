@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
 _KEPT = "qk,scores,pattern,z,out, as far as they fit"
-_LIMIT, _MIB = "Limit the size of these arrays.", shown(DEFAULT_KEEP_LIMIT, "bytes")
+_LIMIT = "Limit the size of these arrays."
 _WIDTH = "Columns of the output, in place of COLUMNS."
 _RUN: tuple[Mode, ...] = ("layer", "model")
 _COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."
@@ -82,7 +81,7 @@ class Output:
         _LIMIT,
         parse=parse_bytes,
         metavar="SIZE",
-        default=_MIB,
+        default=shown(DEFAULT_KEEP_LIMIT, "bytes"),
         modes=_RUN,
     )
     html: str | None = setting(
@@ -104,7 +103,9 @@ class Output:
     @property
     def format(self) -> str | None:
         """The format of stdout; None for the view of the terminal."""
-        return "json" if self.json else "csv" if self.csv else None
+        if self.json:
+            return "json"
+        return "csv" if self.csv else None
 
     @property
     def files(self) -> dict[str, str]:
@@ -119,16 +120,17 @@ class Output:
 
 
 SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
-PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
-TABLES = ("tokens", "shapes", "timings", "verbose", "brief")
+"""Options of `Output` that commands offer together, as `DRAWN`."""
 DRAWN = ("html", "svg", "png")
 REPORT = {
     "html": "Write what is printed as an HTML page.",
     "svg": "Write what is printed as an SVG picture.",
 }
+"""Options of `Output` with the help that they have in reports."""
+PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
+"""Options of `ViewOptions` that commands offer together, as `TABLES` and `DRAWING`."""
+TABLES = ("tokens", "shapes", "timings", "verbose", "brief")
 DRAWING = ("figure", "map_scale", "hide_sinks", "full")
-"""Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer
-together."""
 
 
 # ------------------------------------------------------------------------------- before the command
@@ -206,11 +208,18 @@ def print_result(
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-    write_pictures(
-        output,
-        lambda: import_module("mhacli.render.page.document").page(record, options),
-        lambda: import_module("mhacli.render.figures.document").figure(record, options),
-    )
+
+    def page_of_record() -> str:
+        from mhacli.render.page.document import page
+
+        return page(record, options)
+
+    def figure_of_record() -> str:
+        from mhacli.render.figures.document import figure
+
+        return figure(record, options)
+
+    write_pictures(output, page_of_record, figure_of_record)
     if view is not None and output.format is None:
         view()
     else:
@@ -267,11 +276,9 @@ def print_report(
     """
     if output.json:
         document = json()
-        write(
-            document
-            if isinstance(document, str)
-            else dumps(document, indent=1, allow_nan=False) + "\n"
-        )
+        if not isinstance(document, str):
+            document = dumps(document, indent=1, allow_nan=False) + "\n"
+        write(document)
     elif output.csv:
         from mhacli.render.data import rows_csv
 
@@ -281,11 +288,11 @@ def print_report(
     if command and output.files:
         from mhacli.render.notebook import report_figure, report_page
 
-        name, of = " ".join(command[:2]), figures()
+        name, pictures = " ".join(command[:2]), figures()
         write_pictures(
             output,
-            lambda: report_page(view, name, command, of),
-            lambda: report_figure(view, name, command, of),
+            lambda: report_page(view, name, command, pictures),
+            lambda: report_figure(view, name, command, pictures),
         )
     note_written(output, *saved)
 
@@ -302,8 +309,10 @@ def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[],
             from mhacli.render.figures.document import png
 
             svg = figure()
-            contents |= {} if output.svg is None else {output.svg: svg.encode()}
-            contents |= {} if output.png is None else {output.png: png(svg)}
+            if output.svg is not None:
+                contents[output.svg] = svg.encode()
+            if output.png is not None:
+                contents[output.png] = png(svg)
     for path, content in contents.items():
         write_whole(path, content, force=output.force)
 
@@ -328,7 +337,8 @@ def require_self_check(record: Record) -> None:
     from mhacli.render.base.format import agreement
 
     checks = [] if record.survey is None else [*record.survey.checks]
-    checks += [] if record.effect is None else [record.effect.verified]
+    if record.effect is not None:
+        checks.append(record.effect.verified)
     failed = [check for check in (*checks, record.self_check) if not check.ok]
     if failed and record.module is None:
         message = f"self-check FAILED: {agreement(failed[0])}"
@@ -377,15 +387,17 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     cell, head = max(cells, key=lambda each: each[0].share)
     query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
     key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
-    words = "next: mha trace" if record.model is None else f"next: mha trace --layer {head.layer}"
+    subject, words = "layer", "next: mha trace"
+    if record.model is not None:
+        subject, words = "model", f"next: mha trace --layer {head.layer}"
     words += f" --cell {head.head},{cell.query},{cell.key}"
-    words += f" --sequence {cell.sequence}" if len(record.sequences) > 1 else ""
+    if len(record.sequences) > 1:
+        words += f" --sequence {cell.sequence}"
     weight = shown(cell.share, "weight", options.precision)
     about = (
-        f"with the same text and {'layer' if record.model is None else 'model'} computes the weight"
-        f" {weight}"
+        f"with the same text and {subject} computes the weight {weight} of head {head.head}, query"
+        f" {query}, key {key}"
     )
-    about += f" of head {head.head}, query {query}, key {key}"
     _write_filled(words, *about.split())
 
 

@@ -112,45 +112,71 @@ def _place_of_panel(declared: Declaration) -> int:
     return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
 
 
-def _spread(of: Any, declared: list[Declaration]) -> _Caller:
+class _Group(NamedTuple):
+    """A function, or a group, whose settings are options: what takes them as arguments, whether as
+    a mapping of only those that are given, and the names of those that the command has, with
+    another help, None for all.
+    """
+
+    taker: Any
+    is_mapping: bool
+    offered: Mapping[str, str | None] | None
+
+
+def _group_of(annotation: Any) -> _Group:
+    """The group of an annotation: `Group`, `Annotated[Group, offers(…)]` or `Annotated[Mapping[str,
+    Any], Group, offers(…)]`.
+    """
+    taker, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
+    if extras and is_dataclass(extras[0]):
+        return _Group(extras[0], True, offered)
+    return _Group(taker, False, offered)
+
+
+def _spread(annotation: Any, declared: list[Declaration]) -> _Caller:
     """Adds the settings of a function or a group, and of the groups that it takes, to `declared`.
     Returns what calls it with the settings that are given: others have their defaults, or are left
     out of a mapping.
     """
-    kind, *extras = get_args(of) if get_origin(of) is Annotated else (of,)
-    is_mapping = bool(extras) and is_dataclass(extras[0])
-    if is_mapping:
-        kind = extras[0]
-    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
-    members: dict[str, Any] = {
-        name: each.default for name, each in inspect.signature(kind).parameters.items()
-    }
-    if is_dataclass(kind):
-        members = {field.name: field for field in fields(kind)}
+    taker, is_mapping, offered = _group_of(annotation)
+    settings = _settings_of(taker)
     defaults: dict[str, Any] = {}
     groups: dict[str, _Caller] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        setting: Any = members.get(name)
-        option = setting.metadata.get("option") if isinstance(setting, Field) else None
-        if option is None:
+    for name, hint in get_type_hints(taker, include_extras=True).items():
+        setting = settings.get(name)
+        if setting is None:
             if is_dataclass(hint) or get_origin(hint) is Annotated:
                 groups[name] = _spread(hint, declared)
         elif offered is None or name in offered:
-            text = offered and offered[name]
-            changed = option if text is None else replace(option, help=text, default="")
-            declared.append(Declaration(name, changed, hint, setting.default))
+            option: Option = setting.metadata["option"]
+            text = None if offered is None else offered[name]
+            if text is not None:
+                option = replace(option, help=text, default="")
+            declared.append(Declaration(name, option, hint, setting.default))
             defaults[name] = setting.default
 
     def call(given: Mapping[str, Any]) -> Any:
-        args = {
-            name: given.get(name, default)
-            for name, default in defaults.items()
-            if name in given or not is_mapping
-        }
-        args |= {name: fill(given) for name, fill in groups.items()}
-        return args if is_mapping else kind(**args)
+        known = {name: given[name] for name in defaults if name in given}
+        arguments = known if is_mapping else defaults | known
+        arguments |= {name: fill(given) for name, fill in groups.items()}
+        return arguments if is_mapping else taker(**arguments)
 
     return call
+
+
+def _settings_of(taker: Any) -> dict[str, Field[Any]]:
+    """The settings among the fields of a group, or among the defaults of a function."""
+    if is_dataclass(taker):
+        members: dict[str, Any] = {field.name: field for field in fields(taker)}
+    else:
+        parameters = inspect.signature(taker).parameters
+        members = {name: parameter.default for name, parameter in parameters.items()}
+    return {
+        name: member
+        for name, member in members.items()
+        if isinstance(member, Field) and "option" in member.metadata
+    }
 
 
 # -------------------------------------------------------------------------------------------- rules
