@@ -8,20 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.compare import (
-    Difference,
-    LayerDifference,
-    change_of,
-    changed_effects,
-    heads_of,
-)
-from mhacli.commands.diff.result import CAUSES, Diff, Row, where
+from mhacli.commands.diff.compare import changed_effects
+from mhacli.commands.diff.result import Diff
+from mhacli.commands.diff.sites import Difference, LayerDifference, change_of, heads_of
+from mhacli.commands.diff.words import CAUSES, Row, where
 from mhacli.errors import UsageError, first_names
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
@@ -38,6 +34,8 @@ from mhacli.text.numbers import Unit, shown
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OF_CHANGE = {row.field for row in STATISTICS if row.is_change}
+_MOST_ROWS = 40
+"""The most rows of a map, unless everything is shown."""
 _LABEL = 12
 """The most columns of the name of a row of a map."""
 _LEAST = 8
@@ -62,26 +60,22 @@ def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> Re
         return _model_view(d, screen, options)
     inspected = [each.inspected for each in chosen_layers(d.records[0], options)]
     layers = [layer for layer in d.layers if layer.inspected_a in inspected] or d.layers
+    texts = [text for text in d["texts"] if not text["is_same"] or text["n_other_ids"]]
     sections = (
         _settings(d, options),
-        *(
-            _text(text, options, screen)
-            for text in d["texts"]
-            if not text["is_same"] or text["n_other_ids"]
-        ),
+        *(_text(text, options, screen) for text in texts),
         _sites(d, layers, options, screen),
         _effects(d, options, screen),
         _heads(layers, options, screen),
         *_maps(layers, options, screen),
     )
-    lines = [line for section in map(list, sections) if section for line in (*section, Text())]
-    rule = (
-        f"numbers agree if |B − A| ≤ {d['tolerance']['relative']:.3g} × the site's largest"
-        " (--tolerance)"
-    )
-    return Group(
-        *lines, Text(rule, style="dim"), Text(visible(d.summary), style=_COLOURS[d.verdict])
-    )
+    lines = list[RenderableType]()
+    for section in map(list, sections):
+        if section:
+            lines += [*section, Text()]
+    limit = f"{d['tolerance']['relative']:.3g} × the site's largest"
+    rule = Text(f"numbers agree if |B − A| ≤ {limit} (--tolerance)", style="dim")
+    return Group(*lines, rule, Text(visible(d.summary), style=_COLOURS[d.verdict]))
 
 
 def _settings(d: Diff, options: ViewOptions) -> Iterator[Text]:
@@ -91,10 +85,8 @@ def _settings(d: Diff, options: ViewOptions) -> Iterator[Text]:
     yield Text(f"A = {visible(d['a'])} · B = {visible(d['b'])}", style="bold")
     n_a, n_b = d["n_sequences"]
     if n_a != n_b:
-        yield Text(
-            f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are"
-            " compared"
-        )
+        words = f"A has {count_of(n_a, 'sequence')} and B has {n_b}"
+        yield Text(f"{words}: the first {min(n_a, n_b)} are compared")
     others = [row for row in d["settings"] if row["name"] != "command"]
     is_alone = not others and all(text["is_same"] for text in d["texts"])
     for row in d["settings"] if is_alone or options.everything else others:
@@ -126,10 +118,10 @@ def _listed(
     """Rows under fields of these units: the first of them, or all on request. Nothing without
     rows.
     """
-    listed = Table(
-        columns=fields(units), rows=rows, title=title, most=None if options.everything else most
-    )
-    yield from table(listed, screen.width) if rows else ()
+    if rows:
+        limit = None if options.everything else most
+        listed = Table(columns=fields(units), rows=rows, title=title, most=limit)
+        yield from table(listed, screen.width)
 
 
 def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
@@ -148,50 +140,73 @@ def _sites(
     """The sites of a layer that differ, or the first of each of several layers; with `everything`
     all sites.
     """
-    is_brief, rows = len(layers) > 1 and not options.everything, []
+    is_brief = len(layers) > 1 and not options.everything
+    rows = list[_SiteRow]()
     for layer in layers:
-        sites = [
+        shown_sites = [
             site
             for site in layer.sites
             if options.everything or site.status not in ("identical", "skipped")
         ]
-        sites.sort(key=lambda site: is_brief and not site.departs)
-        rows += [(layer, site) for site in (sites[:1] if is_brief else sites)]
-    columns: list[Column[tuple[LayerDifference, Difference]]] = [
+        if is_brief:
+            shown_sites.sort(key=lambda site: not site.departs)
+            del shown_sites[1:]
+        rows += [_SiteRow(layer, site) for site in shown_sites]
+    if rows:
+        n_more = sum(len(layer.sites) for layer in layers) - len(rows)
+        yield from _site_table(rows, n_more, len(layers) > 1, is_brief, options, screen)
+    elif not layers:
+        yield Text("the records have no layer in common", style="yellow")
+    yield from _alone("only in", d["only_a"], d["only_b"])
+    if not is_brief:
+        for layer in layers:
+            sides = (map(_site_name, names) for names in layer.only.values())
+            yield from _alone(f"{layer.label} only in".lstrip(), *sides)
+
+
+class _SiteRow(NamedTuple):
+    """A site of a layer."""
+
+    layer: LayerDifference
+    site: Difference
+
+
+def _site_table(
+    rows: Sequence[_SiteRow],
+    n_more: int,
+    has_layers: bool,
+    is_brief: bool,
+    options: ViewOptions,
+    screen: Screen,
+) -> Iterator[RenderableType]:
+    """The table of sites, and how many more there are."""
+    columns: list[Column[_SiteRow]] = [
         Column(
             heading="site",
-            value=lambda row: _site_name(row[1].site),
-            style=lambda row: "red" * row[1].departs,
+            value=lambda row: _site_name(row.site.site),
+            style=lambda row: "red" if row.site.departs else "",
         ),
-        column("diff", "largest", lambda row: row[1].largest, "number"),
-        column("diff", "relative", lambda row: row[1].relative, "number"),
+        column("diff", "largest", lambda row: row.site.largest, "number"),
+        column("diff", "relative", lambda row: row.site.relative, "number"),
         Column(
             heading="where",
-            value=lambda row: "; ".join(_remarks(row[1], row[0])),
+            value=lambda row: "; ".join(_remarks(row.site, row.layer)),
             least=24,
             wraps=True,
         ),
     ]
-    if len(layers) > 1:
-        columns.insert(0, Column(heading="layer", value=lambda row: visible(row[0].label)))
-    title = f"sites{' that differ' * (not options.everything)}, in the order of execution"
-    title = "the first site of each layer that differs" if is_brief else title
-    n_more = sum(len(layer.sites) for layer in layers) - len(rows)
-    notes = (
-        [f"{count_of(n_more, 'more site')}{' without a difference' * (not is_brief)} (--all)"]
-        if n_more
-        else []
-    )
-    if rows:
-        yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
-    elif not layers:
-        yield Text("the records have no layer in common", style="yellow")
-    yield from _alone("only in", d["only_a"], d["only_b"])
-    for layer in () if is_brief else layers:
-        yield from _alone(
-            f"{layer.label} only in".lstrip(),
-            *(map(_site_name, names) for names in layer.only.values()),
-        )
+    if has_layers:
+        columns.insert(0, Column(heading="layer", value=lambda row: visible(row.layer.label)))
+    title = "sites that differ, in the order of execution"
+    if options.everything:
+        title = "sites, in the order of execution"
+    elif is_brief:
+        title = "the first site of each layer that differs"
+    notes = list[str]()
+    if n_more:
+        words = count_of(n_more, "more site")
+        notes.append(f"{words} (--all)" if is_brief else f"{words} without a difference (--all)")
+    yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
 
 
 def _site_name(site: str) -> str:
@@ -203,11 +218,8 @@ def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
     is.
     """
     if site.status in ("identical", "within"):
-        yield (
-            words_of("columns", "diff")[site.status].heading
-            if site.seen != "shape"
-            else "same shape"
-        )
+        words = words_of("columns", "diff")[site.status].heading
+        yield words if site.seen != "shape" else "same shape"
     if site.n_only_a or site.n_only_b:
         yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
     elif site.n_nonfinite:
@@ -218,9 +230,8 @@ def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
         yield ", ".join(_place(layer, *site.at.values()))
     if site.why:
         yield site.why
-    yield from (
-        f"{told['name']}: {visible(told['a'])} against {visible(told['b'])}" for told in site.told
-    )
+    for setting in site.told:
+        yield f"{setting['name']}: {visible(setting['a'])} against {visible(setting['b'])}"
 
 
 def _place(
@@ -235,8 +246,8 @@ def _place(
             continue
         name = ""
         if axis in ("query", "key"):
-            text = (layer.a.sequences if axis == "query" else layer.a.keys)[sequence]
-            name = f" “{fitted(token_text(text.tokens, i), 16)}”"
+            texts = layer.a.sequences if axis == "query" else layer.a.keys
+            name = f" “{fitted(token_text(texts[sequence].tokens, i), 16)}”"
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
 
@@ -248,7 +259,8 @@ def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[Renderab
     effects = d["effects"]
     if d.records is None or effects is None:
         return
-    number, rows = number_column(effects["metric"]), []
+    number = number_column(effects["metric"])
+    rows = []
     for change in effects["changes"]:
         before, after = number.value(change["a"]), number.value(change["b"])
         name = removal_words(change["a"], d.records[0])
@@ -261,9 +273,11 @@ def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[Renderab
     }
     title = f"{changed_effects(effects)}, the largest difference of {number.heading} first"
     yield from _listed(units, rows, 7, options, screen, title)
-    sides = zip((effects["only_a"], effects["only_b"]), d.records, strict=True)
+    of_a, of_b = d.records
     yield from _alone(
-        "removed only in", *([removal_name(each, of) for each in removed] for removed, of in sides)
+        "removed only in",
+        [removal_name(effect, of_a) for effect in effects["only_a"]],
+        [removal_name(effect, of_b) for effect in effects["only_b"]],
     )
 
 
@@ -274,18 +288,20 @@ def _heads(
     most; with `everything` all that changed.
     """
     heads = [head for layer in layers for head in layer.heads]
-    heads.sort(key=lambda head: -math.inf if head["size"] is None else -head["size"])
-    rows, names = [], words_of("columns", "statistic")
+    heads.sort(key=lambda head: _largest_first(head["size"]))
+    names = words_of("columns", "statistic")
+    rows = []
     for head in heads:
         kinds = dict.fromkeys(words_of_type(head[kind]).name for kind in ("kind_a", "kind_b"))
         name = f"{visible(head['layer'])} head {head['head']}".removeprefix(" head ")
         about = {"head": name, "type": " → ".join(kinds)}
         changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
         changes.sort(key=lambda row: row["name"] not in _OF_CHANGE)
-        for row in changes[: None if options.everything else 1]:
-            rows.append(
-                {**about, "statistic": names[row["name"]].name, "A": row["a"], "B": row["b"]}
-            )
+        if not options.everything:
+            del changes[1:]
+        for row in changes:
+            name = names[row["name"]].name
+            rows.append({**about, "statistic": name, "A": row["a"], "B": row["b"]})
         if not changes:
             rows.append({**about, "statistic": None, "A": None, "B": None})
     units: dict[str, Unit] = {
@@ -299,6 +315,11 @@ def _heads(
     yield from _listed(units, rows, 4, options, screen, title)
 
 
+def _largest_first(size: float | None) -> float:
+    """The key of a sort: the largest first, and before them what has no size."""
+    return -math.inf if size is None else -size
+
+
 # --------------------------------------------------------------------------------------------- maps
 
 
@@ -308,15 +329,15 @@ def _maps(
     """A, B and B − A of the chosen heads, or of the head that changed most."""
     if options.view == "none":
         return
-    is_chosen, found = options.heads is not None or options.layers is not None, []
+    is_chosen = options.heads is not None or options.layers is not None
+    found = list[tuple[LayerDifference, dict[str, Any]]]()
     for layer in layers:
         heads = next((site.heads for site in layer.sites if site.site in ("pattern", "map")), [])
-        found += [(layer, head) for head in heads if options.shows_head(head["head"])]
+        for head in heads:
+            if options.shows_head(head["head"]) and (is_chosen or head["largest"] != 0):
+                found.append((layer, head))
     if not is_chosen:
-        found = [(layer, head) for layer, head in found if head["largest"] != 0]
-        found.sort(
-            key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"]
-        )
+        found.sort(key=lambda pair: _largest_first(pair[1]["largest"]))
     drawn = found if is_chosen or options.everything else found[:1]
     n_more = len(found) - len(drawn)
     more = f" · {n_more} more changed (--all, --head N)" if n_more else ""
@@ -324,14 +345,8 @@ def _maps(
         for sequence in options.sequences or (head["sequence"],):
             yield _map(layer, head["head"], sequence, options, screen, more)
     if is_chosen and not drawn:
-        yield iter(
-            [
-                Text(
-                    "no head is drawn: the records have no pattern or map that can be compared",
-                    style="yellow",
-                )
-            ]
-        )
+        words = "no head is drawn: the records have no pattern or map that can be compared"
+        yield iter([Text(words, style="yellow")])
 
 
 def _map(
@@ -349,11 +364,8 @@ def _map(
     title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""
     is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
     if a.block == b.block == 1:
-        rows, columns, is_other = (
-            layer.places["query"][sequence],
-            layer.places["key"][sequence],
-            False,
-        )
+        is_other = False
+        rows, columns = layer.places["query"][sequence], layer.places["key"][sequence]
         a, b = (
             each.part(rows[side]).part(slice(None), columns[side])
             for side, each in enumerate((a, b))
@@ -364,18 +376,15 @@ def _map(
         )
         return
     largest = _change(*(grid_of(each, "", scale="linear") for each in (a, b))).top
-    most, side_by_side = (
-        len(a.weights) if options.everything else 40,
-        screen.width // 3 - _LABEL - 2,
-    )
-    n_columns = (
-        side_by_side if side_by_side >= min(len(a.keys), _LEAST) else screen.width - _LABEL - 2
-    )
-    a, b = (each.fitting(most, n_columns) for each in (a, b))
-    scale, top, digits = scale_of(options, heads), largest_of_maps((a, b)), options.precision
+    n_rows = len(a.weights) if options.everything else _MOST_ROWS
+    n_columns = screen.width // 3 - _LABEL - 2  # side by side
+    if n_columns < min(len(a.keys), _LEAST):
+        n_columns = screen.width - _LABEL - 2
+    a, b = (each.fitting(n_rows, n_columns) for each in (a, b))
+    scale, top = scale_of(options, heads), largest_of_maps((a, b))
     meaning = f"each cell {a.block} × {a.block} tokens" if a.block > 1 else ""
     panels = [
-        grid_of(each, name, scale=scale, top=top, digits=digits)
+        grid_of(each, name, scale=scale, top=top, digits=options.precision)
         for each, name in ((a, "A"), (b, "B"))
     ]
     names = [fitted(name, _LABEL) for name in panels[0].rows]
@@ -406,7 +415,10 @@ def _change(of_a: Grid, of_b: Grid) -> Grid:
 # --------------------------------------------------------------------------------------- two models
 
 
-_MOST_UNMATCHED, _OF_INFINITE = 6, 1e12
+_MOST_UNMATCHED = 6
+"""The most places that are listed as not compared."""
+_RATIO_OF_INFINITE = 1e12
+"""The shade of a difference that is no finite number."""
 _SHORT = {
     "scores": "score",
     "residual": "sum",
@@ -418,14 +430,17 @@ _SHORT = {
 
 def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType:
     """The complete output for two models."""
-    sides = [" ".join([d[side], *d["dtypes"][n : n + 1]]) for n, side in enumerate("ab")]
+    names = zip((d["a"], d["b"]), d["dtypes"] or ("", ""), strict=True)
+    of_a, of_b = (f"{name} {dtype}".strip() for name, dtype in names)
     parts = [*_model_grid(d, screen), *_model_places(d, screen, options)]
+    if parts:
+        parts.insert(0, Text())
     return Group(
-        Text(visible(f"A = {sides[0]} · B = {sides[1]}"), style="bold"),
+        Text(visible(f"A = {of_a} · B = {of_b}"), style="bold"),
         *(Text(visible(note), style="yellow") for note in d["notes"]),
-        *((Text(), *parts) if parts else ()),
+        *parts,
         Text(),
-        Text(visible(d["summary"]), style="bold green" if d["verdict"] == "agree" else "bold red"),
+        Text(visible(d["summary"]), style=_COLOURS[d["verdict"]]),
     )
 
 
@@ -436,10 +451,11 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
     cells: dict[str, dict[tuple[str, str], float]] = {}
     for place in d["places"]:
         if place["layer"] is not None:
-            of_layer = cells.setdefault(f"{place['stack'] or ''} {place['layer']}".strip(), {})
-            ratio = (
-                _OF_INFINITE if place["relative"] is None else place["relative"] / place["rounding"]
-            )
+            name = f"{place['stack'] or ''} {place['layer']}".strip()
+            ratio = _RATIO_OF_INFINITE
+            if place["relative"] is not None:
+                ratio = place["relative"] / place["rounding"]
+            of_layer = cells.setdefault(name, {})
             of_layer[place["part"], place["site"]] = math.log10(max(1.0, ratio))
     if not cells or d["first"] is None:
         return
@@ -473,18 +489,18 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
     """The first place and those outside of blocks that differ, with `everything` all places; and
     what is unmatched.
     """
-    places, unmatched = d["places"], d["unmatched"]
-    some = [
-        place
-        for place in places
-        if (place["layer"] is None and place["relative"] != 0) or place == d["first"]
-    ]
-    rows = places if options.everything else some
+    places, rows = d["places"], d["places"]
+    if not options.everything:
+        rows = [
+            place
+            for place in places
+            if (place["layer"] is None and place["relative"] != 0) or place == d["first"]
+        ]
     columns: list[Column[Row]] = [
         Column(
             heading="place",
             value=where,
-            style=lambda row: "red" * (row["beyond"] and not row["healed"]),
+            style=lambda row: "red" if row["beyond"] and not row["healed"] else "",
             least=34,
         ),
         Column(
@@ -502,13 +518,17 @@ def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[Ren
         column("diff", "largest", lambda row: row["largest"], "number", drop=1),
         Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
     ]
-    more = [f"{len(places) - len(rows)} more places (--all)"] if len(places) > len(rows) else []
-    yield from table(Table(columns=columns, rows=rows), screen.width, *more) if rows else ()
+    if rows:
+        n_more = len(places) - len(rows)
+        notes = [f"{n_more} more places (--all)"] if n_more else []
+        yield from table(Table(columns=columns, rows=rows), screen.width, *notes)
     why: Column[Row] = Column(
         heading="why", value=lambda row: visible(row["why"]), least=24, wraps=True
     )
-    most = None if options.everything else _MOST_UNMATCHED
-    listed = Table(
-        columns=[Column(heading="not compared", value=where), why], rows=unmatched, most=most
-    )
-    yield from table(listed, screen.width) if unmatched else ()
+    if d["unmatched"]:
+        listed = Table(
+            columns=[Column(heading="not compared", value=where), why],
+            rows=d["unmatched"],
+            most=None if options.everything else _MOST_UNMATCHED,
+        )
+        yield from table(listed, screen.width)

@@ -1,0 +1,499 @@
+"""The layers of two records compared: their sites, which are the arrays and steps that both have,
+and their heads. Differences are B − A; a non-finite number is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace as changed
+
+from mhacli.io.data import Array, finite
+from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
+from mhacli.record.record import InspectedLayer, Record, Step, TensorSummary
+from mhacli.sites import SITES
+from mhacli.text.align import pairs
+
+_OF_QUERIES = ("batch", "head", "query")
+_OF_KEYS = ("batch", "head", "key")
+_CELLS = ("batch", "head", "query", "key")
+_OF_STEPS = ("batch", "head", "step")
+_OF_SPANS = ("batch", "head", "span", "spans")
+_OF_BLOCKS = ("batch", "head", "query block", "key block")
+_MASK = {
+    "visible": _OF_QUERIES,
+    "uniform_map": _OF_BLOCKS,
+    "uniform_received": _OF_KEYS,
+    "uniform_profile": _OF_STEPS,
+    "uniform_span_mass": _OF_SPANS,
+    "allowed": _CELLS,
+}
+"""The arrays of a record that follow from its mask, with their axes."""
+_STATISTICS = {
+    "max_score": _OF_QUERIES,
+    "lse": _OF_QUERIES,
+    "corner": ("batch", "head", "corner query", "corner key"),
+    "top_shares": ("batch", "head", "asked query", "rank"),
+    "map": _OF_BLOCKS,
+    "received": _OF_KEYS,
+    "profile": _OF_STEPS,
+    "span_mass": _OF_SPANS,
+    "sink": _OF_QUERIES,
+    "distance": _OF_QUERIES,
+    "participation": _OF_QUERIES,
+    "entropy": _OF_QUERIES,
+}
+"""The arrays that are statistics, with their axes: of scores the first two, of patterns the
+others."""
+_FOLLOWED_BY = {"qk": [*_MASK], "scores": [*_STATISTICS][:2], "pattern": [*_STATISTICS][2:]}
+_ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
+"""Every array by name in the order of execution: the mask before the scores, and statistics after
+the pattern."""
+_AXES = _MASK | _STATISTICS
+_MATCHED = {axis for axes in _AXES.values() for axis in axes}
+_MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "corner query": "kept"}
+"""Axes of statistics, and the field of the summary that says for what their cells stand."""
+
+
+def alone(a: Collection[Any], b: Collection[Any]) -> dict[str, list[Any]]:
+    """What A alone has, and what B alone."""
+    return {
+        "only_a": [each for each in a if each not in b],
+        "only_b": [each for each in b if each not in a],
+    }
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in
+    traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits, within the
+    tolerance, beyond it, another shape or formula, or not comparable (`why`). `largest` is the
+    largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
+    `relative` their ratio. `n_different` cells are unequal, of which `n_nonfinite` are not finite
+    in one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`.
+    `at` has the `axes` of the largest or first difference, with its indices in `a` and in `b`:
+    tokens of their text, and numbers of heads. `heads` are the largest difference of each head and
+    its sequence, `told` other formulas, as settings.
+    """
+
+    site: str
+    seen: Literal["array", "numbers", "extremes", "shape"]
+    status: Literal["identical", "within", "beyond", "shape", "skipped"]
+    axes: tuple[str, ...]
+    shape_a: tuple[int, ...] | None
+    shape_b: tuple[int, ...] | None
+    n_cells: int = 0
+    n_different: int = 0
+    n_nonfinite: int = 0
+    n_only_a: int = 0
+    n_only_b: int = 0
+    largest: float | None = None
+    magnitude: float | None = None
+    at: dict[str, Any] | None = None
+    why: str = ""
+    heads: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
+    relative: float | None = None
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether it is no site of the computation."""
+        return self.site in _STATISTICS
+
+    @property
+    def departs(self) -> bool:
+        """Whether the records differ here."""
+        return self.status in ("beyond", "shape")
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """One layer of both records, or the whole records with an empty `label` if they have no layers.
+    `inspected_a` and `inspected_b` describe the layers of checkpoints.
+    """
+
+    label: str
+    a: Record
+    inspected_a: InspectedLayer | None
+    b: Record
+    inspected_b: InspectedLayer | None
+    tolerance: float
+
+    @cached_property
+    def places(self) -> dict[str, list[Array]]:
+        """The positions of the tokens of queries and of keys that correspond, `[2, tokens]` for
+        each sequence.
+        """
+        sides = {"query": (self.a.sequences, self.b.sequences), "key": (self.a.keys, self.b.keys)}
+        return {
+            axis: [pairs(x.tokens, y.tokens) for x, y in zip(*both, strict=False)]
+            for axis, both in sides.items()
+        }
+
+    @cached_property
+    def has_same_tokens(self) -> bool:
+        """Whether the texts that both have are the same."""
+        texts = [
+            *zip(self.a.sequences, self.b.sequences, strict=False),
+            *zip(self.a.keys, self.b.keys, strict=False),
+        ]
+        return all(x.tokens == y.tokens for x, y in texts)
+
+    @property
+    def only(self) -> dict[str, list[str]]:
+        """The arrays of A alone, and of B alone."""
+        of_a, of_b = (
+            [name for name in _ORDER if name in record.arrays] for record in (self.a, self.b)
+        )
+        return alone(of_a, of_b)
+
+    @cached_property
+    def sites(self) -> list[Difference]:
+        """The sites in order: arrays that both have, other steps of their traces, and of user code
+        steps of one alone.
+        """
+        is_decoded = self.a.decoding is not None or self.b.decoding is not None
+        a, b = (
+            {step.site: step for step in record.trace if not is_decoded}
+            for record in (self.a, self.b)
+        )
+        names = [name for name in a | b if self.is_code or name not in _ORDER]
+        return [
+            _compared_site(self, name, a.get(name), b.get(name))
+            for name in dict.fromkeys((*names, *_ORDER))
+            if (name in self.a.arrays and name in self.b.arrays)
+            or (name in a and name in b)
+            or (self.is_code and (name in a or name in b))
+        ]
+
+    @property
+    def is_code(self) -> bool:
+        """Whether both are traces of user code, whose axes have words of their own."""
+        return self.a.module is not None and self.b.module is not None
+
+    @property
+    def head_pairs(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
+        """The heads with statistics in both records; none if the numbers of heads differ."""
+        of_b = {head.head: head for head in self.b.heads}
+        is_alike = self.a.config.n_heads == self.b.config.n_heads
+        return [(head, of_b[head.head]) for head in self.a.heads if is_alike and head.head in of_b]
+
+    @cached_property
+    def heads(self) -> list[dict[str, Any]]:
+        """The heads that changed; `size` is the largest change of a weight, None if a number is
+        missing or new.
+        """
+        heads = list[dict[str, Any]]()
+        for a, b in self.head_pairs:
+            statistics = list[dict[str, Any]]()
+            size = 0.0
+            for row in _CHANGES:
+                before, after = getattr(a, row.field), getattr(b, row.field)
+                change = change_of(before, after)
+                if change > self.tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
+                    statistics.append({"name": row.field, "a": before, "b": after})
+                    if row.is_change or math.isinf(change):
+                        size = max(size, change)
+            if statistics or a.kind != b.kind:
+                heads.append(
+                    {
+                        "layer": self.label,
+                        "head": a.head,
+                        "kind_a": a.kind,
+                        "kind_b": b.kind,
+                        "size": finite(size),
+                        "statistics": statistics,
+                    }
+                )
+        return heads
+
+
+_CHANGES = sorted(
+    STATISTICS, key=lambda row: (not row.is_change, row.is_change and row.unit != "weight")
+)
+"""The statistics in the order of listing changes: those that measure how far a head changed come
+first."""
+
+
+def change_of(a: float | None, b: float | None) -> float:
+    """The size of a change; infinite if only one record has a value, 0 if neither has."""
+    if a is None or b is None:
+        return 0.0 if a == b else math.inf
+    return abs(b - a)
+
+
+# -------------------------------------------------------------------------------------------- sites
+
+
+class _StoredSite(NamedTuple):
+    """The axes of a site in a record, its shape, and its numbers as far as they are known."""
+
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    numbers: Array | None = None
+
+
+def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
+    """A site of a record, an array or a step of its trace; empty if the record lacks it."""
+    array = record.arrays.get(name)
+    if array is not None:
+        axes = _AXES.get(name) or SITES[name].axes_for(record.dims)
+        return _StoredSite(axes, array.shape, array)
+    if step is None:
+        return _StoredSite()
+    numbers = None
+    if step.values is not None and step.values.numbers is not None:
+        numbers = np.array(step.values.numbers, float).reshape(step.shape)
+    return _StoredSite(step.axes, step.shape, numbers)
+
+
+def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | None) -> Difference:
+    """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
+    of shapes.
+    """
+    x, y = _stored(layer.a, name, a), _stored(layer.b, name, b)
+    is_array = name in layer.a.arrays and name in layer.b.arrays
+    is_same = x.shape == y.shape and layer.has_same_tokens
+    values = [step.values for step in (a, b) if step is not None and step.values is not None]
+    seen: Literal["array", "shape"] = "array" if is_array else "shape"
+    row = Difference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
+    why = _other_shape(layer, row, y.axes)
+    has_numbers = x.numbers is not None and y.numbers is not None and x.axes == y.axes
+    if why:
+        row = changed(row, status="shape", why=why)
+    elif has_numbers and (is_array or is_same):
+        row = _of_numbers(layer, row, x, y)
+    elif len(values) == 2 and is_same:
+        row = _of_extremes(layer, row, values[0], values[1])
+    counts = {(each.n_nan, each.n_inf) for each in values}
+    if row.seen in ("numbers", "extremes") and len(counts) > 1:
+        row = changed(row, status="beyond")
+    if a is None or b is None or not a.operation or not b.operation or a.formula == b.formula:
+        return row
+    told = [{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}]
+    return changed(row, status=row.status if why else "beyond", told=told)
+
+
+def _of_extremes(
+    layer: LayerDifference, row: Difference, a: TensorSummary, b: TensorSummary
+) -> Difference:
+    """The comparison of a site by what both traces say of all its numbers."""
+    x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a, b))
+    totals = _Totals()
+    totals.add(_Cells(0, None, [], x, y, np.ones(1, bool)))
+    words = "by min, max, mean, std"
+    return changed(row, seen="extremes", why=words, **totals.fields(layer.tolerance))
+
+
+def _of_numbers(
+    layer: LayerDifference, row: Difference, x: _StoredSite, y: _StoredSite
+) -> Difference:
+    """The comparison of a site whose numbers both records have."""
+    assert x.numbers is not None
+    assert y.numbers is not None
+    is_mask = row.site in ("visible", "allowed")  # a count or a mask is the same, or it is not
+    totals = _Totals()
+    for cells in _cells(layer, row.site, x.axes, (x.numbers, y.numbers)):
+        totals.add(cells)
+    seen = "array" if row.seen == "array" else "numbers"
+    row = changed(row, seen=seen, **totals.fields(0.0 if is_mask else layer.tolerance))
+    if not row.n_cells:
+        row = changed(row, status="skipped", why="they have no cells in common", heads=[])
+    if is_mask or not row.n_cells:
+        row = changed(row, largest=None, magnitude=None, relative=None)
+    return row
+
+
+def _other_shape(layer: LayerDifference, row: Difference, axes_b: tuple[str, ...]) -> str:
+    """Why two shapes differ, empty if they do not. Padding decides whether sequences have positions
+    in common, so a batch is excused.
+    """
+    if row.shape_a is None or row.shape_b is None:
+        return f"only {'B' if row.shape_a is None else 'A'} has it"
+    axes_a = [axis for axis in row.axes if axis != "batch"]
+    if axes_a != [axis for axis in axes_b if axis != "batch"]:
+        return f"axes {' '.join(row.axes)} against {' '.join(axes_b)}"
+    excused = {"batch"} if layer.is_code else _MATCHED
+    a = dict(zip(row.axes, row.shape_a, strict=True))
+    b = dict(zip(axes_b, row.shape_b, strict=True))
+    sizes = {axis: (n, b[axis]) for axis, n in a.items() if axis not in excused}
+    if "head" in a and row.site not in FOR_ALL_HEADS:
+        sizes = {"head": (layer.a.config.n_heads, layer.b.config.n_heads)} | sizes
+    return next((f"{axis} {n} against {m}" for axis, (n, m) in sizes.items() if n != m), "")
+
+
+class _Axis(NamedTuple):
+    """The cells along an axis that correspond in A and in B, `[2, cells]`: their places, as they
+    are named, and their indices in the arrays. An axis without a name stands for all heads.
+    """
+
+    name: str
+    places: Array
+    indices: Array
+
+
+class _Cells(NamedTuple):
+    """Some cells of a sequence and a head, None for all heads: their axes, the numbers of both
+    records there, and which of them count.
+    """
+
+    sequence: int
+    head: int | None
+    axes: Sequence[_Axis]
+    a: Array
+    b: Array
+    counted: Array
+
+
+def _cells(
+    layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple[Array, Array]
+) -> Iterator[_Cells]:
+    """The cells of two arrays that correspond, a sequence and a head at a time, which bounds
+    memory.
+    """
+    records = layer.a, layer.b
+    heads: list[int | None] = [None]  # all at once
+    is_one_row = name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)
+    if "head" in axes and not layer.is_code and not is_one_row:
+        heads = [head for head in heads_of(layer.a) if head in heads_of(layer.b)]
+    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
+    for sequence in range(len(layer.places["query"]) if "batch" in axes else 1):
+        for head in heads:
+            sizes = zip(axes, arrays[0].shape, strict=True)
+            matched = [_axis(layer, axis, n, sequence, head) for axis, n in sizes]
+            x, y = (_chosen(array, matched, side) for side, array in enumerate(arrays))
+            counted = np.ones(1, bool)
+            if has_masks:  # scores of masked cells have no meaning
+                a, b = (
+                    _chosen(record.arrays["allowed"], matched, side)
+                    for side, record in enumerate(records)
+                )
+                counted = a & b
+            yield _Cells(sequence, head, matched, x, y, counted)
+
+
+def _axis(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
+    """What corresponds along an axis: tokens, the one sequence and head, or all cells of the same
+    meaning.
+    """
+    records = (layer.a, layer.b)
+    if axis == "batch":
+        places = np.full((2, 1), sequence)
+        return _Axis("sequence", places, places)
+    if axis == "head" and not layer.is_code:
+        if head is None:
+            return _Axis("", np.zeros((2, 1), int), np.zeros((2, 1), int))
+        indices = [[heads_of(record).index(head)] for record in records]
+        return _Axis("head", np.full((2, 1), head), np.array(indices))
+    if axis in ("query", "key") and not layer.is_code:
+        first = [
+            record.first_query(sequence) if axis == "query" else record.first_key(sequence)
+            for record in records
+        ]
+        places = layer.places[axis][sequence]
+        return _Axis(axis, places, places + np.array(first)[:, None])
+    is_same = True
+    if axis == "span":
+        is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
+    elif axis in _MADE_OF:
+        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in records)
+        is_same = a == b and (layer.has_same_tokens or axis == "step")
+    places = np.tile(np.arange(n if is_same else 0), (2, 1))
+    return _Axis(axis, places, places)
+
+
+def _chosen(array: Array, axes: Sequence[_Axis], side: int) -> Array:
+    """The numbers of the array of a side; one row may stand for all heads."""
+    sizes = zip(axes, array.shape, strict=True)
+    return array[np.ix_(*(np.minimum(axis.indices[side], n - 1) for axis, n in sizes))]
+
+
+def heads_of(record: Record) -> list[int]:
+    """The numbers of the heads on the head axis of a layer's arrays."""
+    if record.survey:
+        return [head.head for head in record.heads]
+    return [*range(record.config.n_heads)]
+
+
+@dataclass
+class _Totals:
+    """The comparison of numbers, piece by piece: how many differ, by how much, where, and by
+    head.
+    """
+
+    n_cells: int = 0
+    n_different: int = 0
+    n_nonfinite: int = 0
+    n_only_a: int = 0
+    n_only_b: int = 0
+    largest: float = 0.0
+    magnitude: float = 0.0
+    at: dict[str, list[Any]] | None = None
+    is_identical: bool = True
+    _worst: float = 0.0
+    _heads: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, cells: _Cells) -> None:
+        """Adds cells of a sequence and a head."""
+        index = np.flatnonzero(np.broadcast_to(cells.counted, cells.a.shape))
+        x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (cells.a, cells.b))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
+        gaps[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+        self.is_identical &= x.tobytes() == y.tobytes()
+        self.n_cells += x.size
+        self.n_different += int(np.count_nonzero(gaps))
+        self.n_nonfinite += int(np.isinf(gaps).sum())
+        if cells.a.dtype == bool:
+            self.n_only_a += int((x > y).sum())
+            self.n_only_b += int((x < y).sum())
+        self.largest = max(self.largest, _largest(gaps))
+        self.magnitude = max(self.magnitude, _largest(np.maximum(np.abs(x), np.abs(y))))
+        gap = float(gaps.max(initial=0.0))
+        if gap > self._worst:
+            self._worst = gap
+            self.at = _place(cells, int(index[gaps.argmax()]))
+        if cells.head is not None:  # of equal gaps, the first sequence
+            before = self._heads.get(cells.head, (-1.0, 0))
+            self._heads[cells.head] = max(before, (gap, -cells.sequence))
+
+    def fields(self, tolerance: float) -> dict[str, Any]:
+        """The fields of `Difference`."""
+        is_within = tolerance > 0 and self.largest <= tolerance * self.magnitude
+        status = "within" if is_within and not self.n_nonfinite else "beyond"
+        return {
+            "status": "identical" if self.is_identical else status,
+            "n_cells": self.n_cells,
+            "n_different": self.n_different,
+            "n_nonfinite": self.n_nonfinite,
+            "n_only_a": self.n_only_a,
+            "n_only_b": self.n_only_b,
+            "largest": self.largest,
+            "magnitude": self.magnitude,
+            "relative": self.largest / (self.magnitude or 1.0),
+            "at": self.at,
+            "heads": [
+                {"head": n, "largest": finite(gap), "sequence": -sequence}
+                for n, (gap, sequence) in sorted(self._heads.items())
+            ],
+        }
+
+
+def _largest(numbers: Array) -> float:
+    """The largest finite number; 0 without one."""
+    return float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
+
+
+def _place(cells: _Cells, index: int) -> dict[str, list[Any]] | None:
+    """The place of a cell by the names of its axes, in A and in B; None without axes."""
+    numbers = np.unravel_index(index, cells.a.shape)
+    named = [(axis, n) for axis, n in zip(cells.axes, numbers, strict=False) if axis.name]
+    if not named:
+        return None
+    of_a, of_b = ([int(axis.places[side, n]) for axis, n in named] for side in (0, 1))
+    return {"axes": [axis.name for axis, _ in named], "a": of_a, "b": of_b}
