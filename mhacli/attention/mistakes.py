@@ -113,7 +113,8 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake("kv-head-shared-by-all", {"repeat_kv": first_for_all})
     yield Mistake("value-of-one-head", {"repeat_kv": first_for_all}, changes="z", letters="v")
     yield Mistake("key-of-one-head", {"repeat_kv": first_for_all}, letters="k")
-    yield Mistake("query-of-one-head", {"products": lambda layer, q, k: q[:, :1] @ k.mT})
+    of_one = {"products": lambda layer, q, k: stages.products(layer, q[:, :1], k)}
+    yield Mistake("query-of-one-head", of_one)
     first = {"value_weights": lambda layer, pattern, *_: pattern[:, :1].expand_as(pattern)}
     yield Mistake("pattern-of-one-head", first, "that of head 0", "z")
     mean = {"value_weights": lambda layer, pattern, *_: pattern.mean(1, True).expand_as(pattern)}
@@ -131,6 +132,7 @@ def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     other.
     """
     require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
+    require(rows.shape[-1] % layer.n_heads == 0)
     return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
 
 
@@ -141,6 +143,7 @@ def fused(order: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Tenso
         [projection(inputs.queries) for projection in (layer.weights or ())[:3]], dim=-1
     )
     sizes = {"b": whole.shape[0], "3": 3, "h": layer.n_heads, "t": whole.shape[1], "d": -1}
+    require(whole.shape[-1] % (3 * layer.n_heads) == 0)
     reshaped = whole.reshape([sizes[axis] for axis in order])
     return reshaped.permute([order.index(axis) for axis in "3bthd"])["qkv".index(role)].flatten(2)
 
@@ -180,7 +183,8 @@ def first_for_all(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
 
 def of_scores() -> Iterator[Mistake]:
     """Transposed products, another scale or cap, and weights that are not those over the keys."""
-    yield Mistake("qk-swapped", {"products": lambda layer, q, k: k @ q.mT}, needs=("order",))
+    swapped = {"products": lambda layer, q, k: stages.products(layer, k, q)}
+    yield Mistake("qk-swapped", swapped, needs=("order",))
     yield Mistake("scale-twice", {"take": scaled_before}, changes="scaled", letters="q")
     yield Mistake("scale-twice", {"take": scaled_before}, changes="scaled", letters="k")
     for code, factor, detail in (
@@ -206,11 +210,8 @@ def of_scores() -> Iterator[Mistake]:
     ):
         yield Mistake("scale-after-softmax", {"value_weights": partial(scaled_weights, late)}, how)
 
-    after_mask = {"mask": lambda layer, scores, keep: scores.masked_fill(~keep, -layer.softcap)}
-    yield Mistake("softcap-after-mask", after_mask, shown_by="further")
-    yield Mistake(
-        "softcap-not-scaled-back", {"cap": lambda layer, scores: torch.tanh(scores / layer.softcap)}
-    )
+    yield Mistake("softcap-after-mask", {"mask": capped_after_mask}, shown_by="further")
+    yield Mistake("softcap-not-scaled-back", {"cap": not_scaled_back})
     yield Mistake("softcap-missing", {"cap": lambda layer, scores: scores})
 
     for code, softmax, detail in (
@@ -251,7 +252,20 @@ def of_scores() -> Iterator[Mistake]:
     yield Mistake(
         "softmax-overflow", overflow, at=(r"\bexp\(",), shown_by="further", may_be_nan=True
     )
-    yield Mistake("pattern-transposed", {"weigh": lambda layer, pattern, v: pattern.mT @ v})
+    transposed = {"weigh": lambda layer, pattern, v: stages.weigh(layer, pattern.mT, v)}
+    yield Mistake("pattern-transposed", transposed)
+
+
+def capped_after_mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores that are capped when they are masked already: masked ones become minus the cap."""
+    require(layer.softcap is not None)
+    return scores.masked_fill(~keep, -(layer.softcap or 0.0))
+
+
+def not_scaled_back(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """The tanh of capped scores, which is not multiplied by the cap."""
+    require(layer.softcap is not None)
+    return torch.tanh(scores / (layer.softcap or 1.0))
 
 
 def model_width(layer: ReferenceLayer, d_head: int) -> int:
@@ -264,6 +278,7 @@ def scaled_by(
 ) -> Tensor:
     """Products times another factor than the right one, 1 / √d_head."""
     right, wrong = stages.factor(layer, d_head), factor(layer, qk, d_head)
+    require(not isinstance(right, Tensor))  # a learned scale of each head is no mistake in a number
     require(not torch.allclose(torch.as_tensor(wrong), torch.as_tensor(right), rtol=1e-9))
     return qk * wrong
 
@@ -272,7 +287,7 @@ def scaled_before(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Te
     """Queries or keys that are scaled before their products are."""
     heads = stages.take(layer, qkv, role)
     require(heads.shape[-1] > 1)
-    return heads * stages.factor(layer, heads.shape[-1])
+    return stages.multiplied(heads, stages.factor(layer, heads.shape[-1]))
 
 
 def scaled_weights(
@@ -482,12 +497,12 @@ def of_projections() -> Iterator[Mistake]:
         yield Mistake("projection-transposed", applied, ", ".join(letters), letters=letters)
     yield Mistake(
         "bias-missing, of the output",
-        {"project_out": lambda layer, rows: unbiased(layer.weights.out)(rows)},
+        {"project_out": partial(projected_out, unbiased)},
     )
     yield Mistake("out-proj-missing", {"project_out": lambda layer, rows: rows}, changes="concat")
     yield Mistake(
         "out-proj-transposed",
-        {"project_out": lambda layer, rows: transposed(layer.weights.out)(rows)},
+        {"project_out": partial(projected_out, transposed)},
     )
     yield from of_rotations()
     yield Mistake("qk-norm-of-one", {"norm": unchanged}, "the keys are not", "q", letters="k")
@@ -544,6 +559,15 @@ def by_changed(
 ) -> Tensor:
     """Queries, keys or values by a changed projection."""
     return change(in_role(role, layer.weights))(inputs.rows_of(role))
+
+
+def projected_out(
+    change: Callable[[Projection], Projection], layer: ReferenceLayer, rows: Tensor
+) -> Tensor:
+    """The concatenated heads by a changed output projection."""
+    out = None if layer.weights is None else layer.weights.out
+    require(out is not None)
+    return rows if out is None else change(out)(rows)
 
 
 def unbiased(projection: Projection) -> Projection:

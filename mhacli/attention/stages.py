@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ class Projection:
     def __call__(self, rows: Tensor) -> Tensor:
         """The projected vectors."""
         if not (self._last and self._last[0] is rows):
+            require(rows.shape[-1] == self.weight.shape[1])
+            require(self.bias is None or len(self.bias) in (1, len(self.weight)))
             product = rows @ self.weight.mT
             self._last[:] = rows, product if self.bias is None else product + self.bias
         return self._last[1]
@@ -150,6 +152,7 @@ def split(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     v.
     """
     n_heads = layer.n_heads if role == "q" else layer.n_kv_heads
+    require(rows.shape[-1] % n_heads == 0)
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
@@ -180,6 +183,7 @@ def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
 
 def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
     """`q kᵀ`, `[batch, head, query, key]`."""
+    require(q.shape[-1] == k.shape[-1])
     return q @ k.mT
 
 
@@ -190,7 +194,13 @@ def factor(layer: ReferenceLayer, d_head: int) -> float | Tensor:
 
 def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
     """The scaled products."""
-    return qk * factor(layer, d_head)
+    return multiplied(qk, factor(layer, d_head))
+
+
+def multiplied(tensor: Tensor, number: float | Tensor) -> Tensor:
+    """A tensor times a number, or times one for each head."""
+    require(not isinstance(number, Tensor) or do_broadcast(tensor.shape, number.shape))
+    return tensor * number
 
 
 def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
@@ -221,6 +231,7 @@ def all_rules(
 ) -> Tensor | None:
     """The cells that causality, mask and padding all allow."""
     given = [rule for rule in rules if rule is not None]
+    require(do_broadcast(*(rule.shape for rule in given)))
     return reduce(torch.logical_and, given) if given else None
 
 
@@ -246,6 +257,7 @@ def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     """The scores with the sink logit as an extra last column."""
     if layer.sinks is None:
         return scores
+    require(len(layer.sinks) in (1, scores.shape[1]))
     return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
@@ -258,6 +270,7 @@ def value_weights(
 
 def weigh(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
     """The weighted values, `[batch, head, query, d_v]`."""
+    require(pattern.shape[-1] == v.shape[-2])
     return pattern @ v
 
 
@@ -328,7 +341,8 @@ def run_stages(
 ) -> tuple[Tensor, Tensor | None]:
     """The output of a layer with these stages, and the visible cells: None if all are visible, and
     in several steps, which are causal. Taps, of a single step: `q_proj k_proj v_proj q_split
-    k_split v_split q k v qk scaled scores pattern z concat out`. Raises if a mistake does not fit.
+    k_split v_split q k v qk scaled scores pattern z concat out`. Raises `NotPossible` if a mistake,
+    or the layer, does not fit.
     """
     rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
@@ -343,12 +357,17 @@ def run_stages(
     for start, end in pairwise((0, *inputs.ends)):
         queries = stages["rotate"](layer, q[:, :, start:end], start + n_before, "q")
         keys = stages["rotate"](layer, k[:, :, start : end + n_before], start, "k")
+        values = v[:, :, start : end + n_before]
+        for before, new in zip(cached, (keys, values), strict=True):
+            require(before.shape[:2] == new.shape[:2] and before.shape[3] == new.shape[3])
         keys = stages["join"](layer, cached[0], keys, "k")
-        values = stages["join"](layer, cached[1], v[:, :, start : end + n_before], "v")
+        values = stages["join"](layer, cached[1], values, "v")
         cached = stages["cache"](layer, keys, values, end - start)
         keys, values = stages["read"](layer, keys, values)
         _, z = _attended(stages, layer, inputs, rows, (queries, keys, values), no_tap)
-        outs.append(_projected(stages, layer, z, inputs.queries[:, start:end], no_tap))
+        out = _projected(stages, layer, z, inputs.queries[:, start:end], no_tap)
+        outs.append(out)
+        require(out.shape[:-2] == outs[0].shape[:-2] and out.shape[-1] == outs[0].shape[-1])
     return torch.cat(outs, dim=-2), None
 
 
@@ -361,6 +380,7 @@ def _attended(
     tap: Tap,
 ) -> tuple[Tensor | None, Tensor]:
     """The visible cells of some queries, and their z."""
+    require(qkv[0].shape[2] > 0 and qkv[1].shape[2] > 0)
     queries, keys, values = (stages["take"](layer, qkv, role) for role in "qkv")
     tap("q", queries)
     tap("k", keys)
@@ -373,18 +393,24 @@ def _attended(
     visible = stages["all_rules"](layer, (layer_rule, caller_mask, padding))
     if visible is not None:
         visible = four_axes(visible)
-    qk = stages["products"](layer, queries, stages["repeat_kv"](layer, keys, "k"))
+    keys = stages["repeat_kv"](layer, keys, "k")
+    require(do_broadcast(queries.shape[:2], keys.shape[:2]))
+    qk = stages["products"](layer, queries, keys)
     tap("qk", qk)
     scaled = stages["cap"](layer, stages["scale"](layer, qk, queries.shape[-1]))
     tap("scaled", scaled)
     bias = None if layer.bias is None or inputs.ends else layer.bias(inputs)
     if bias is not None:
+        require(do_broadcast(scaled.shape, bias.shape))
         scaled = scaled + bias
+    require(visible is None or do_broadcast(scaled.shape, visible.shape))
     scores = scaled if visible is None else stages["mask"](layer, scaled, visible)
     tap("scores", scores)
     pattern = stages["value_weights"](layer, stages["softmax"](layer, scores), scaled, visible)
     tap("pattern", pattern)
-    z = stages["weigh"](layer, pattern, stages["repeat_kv"](layer, values, "v"))
+    values = stages["repeat_kv"](layer, values, "v")
+    require(do_broadcast(pattern.shape[:2], values.shape[:2]))
+    z = stages["weigh"](layer, pattern, values)
     tap("z", z)
     return visible, z
 
@@ -447,6 +473,7 @@ def rotated(
     pairing = pairing or layer.pairing
     position = torch.arange(start, start + heads.shape[2], dtype=heads.dtype, device=heads.device)
     angle = position[:, None] * rates_of(layer, heads)
+    require(2 * angle.shape[-1] <= heads.shape[-1])
     is_half = (angles or pairing) == "half"
     angle_columns = (
         torch.cat([angle, angle], dim=-1) if is_half else angle.repeat_interleave(2, dim=-1)
@@ -465,10 +492,20 @@ def rotated(
 # ----------------------------------------------------------------------------------------- mistakes
 
 
+class NotPossible(Exception):
+    """A mistake is not possible in a layer, or a layer does not fit its inputs."""
+
+
 def require(is_possible: bool) -> None:
-    """Raises `ValueError` unless a mistake is possible in a layer."""
+    """Raises `NotPossible` unless a mistake is possible in a layer."""
     if not is_possible:
-        raise ValueError("this mistake is not possible in this layer")
+        raise NotPossible
+
+
+def do_broadcast(*shapes: Sequence[int]) -> bool:
+    """Whether tensors of these shapes can be combined cell by cell, as torch combines them."""
+    sizes = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return all(len({*each} - {1}) <= 1 for each in sizes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,8 +26,18 @@ from torch.overrides import TorchFunctionMode
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
+from mhacli.usercode.door import (
+    NO_ANSWER,
+    UserRaised,
+    call_user,
+    for_user,
+    on_behalf,
+    ours,
+    plainly,
+)
+from mhacli.usercode.faults import shown_path, user_code_error
 from mhacli.usercode.names import source_of
-from mhacli.usercode.process import Stage, exception_text, no_stage, shown_path, user_code_error
+from mhacli.usercode.process import Stage, no_stage
 from mhacli.usercode.roles import ROWS, role_of, signature, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
@@ -116,7 +126,9 @@ def _built(made: Any, definition: Any, request: TargetRequest) -> Built:
         hint = "name a class, a function that attends, or one that returns a module"
         raise MhaError(message, hint=hint, code="no-target", path=source_file(definition))
     if isinstance(made, nn.Module):
-        made = (made if request.device == "cpu" else made.to(request.device)).eval()
+        if request.device != "cpu":
+            made = call_user(made.to, request.device)
+        made = call_user(made.eval)
     return Built(
         request.target,
         definition,
@@ -132,14 +144,13 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     try:
         values = _arguments(thing, given, request, guesses)
         with seeded(request.seed, torch.device("cpu")):
-            made = thing(**values)
+            made = call_user(thing, **values)
         definition = (
             thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
         )
         built = _built(made, definition, request)
-    except (KeyboardInterrupt, MhaError):
-        raise
-    except BaseException as fault:
+    except UserRaised as raised:
+        fault = raised.fault
         has_guessed = any(_is_width(name.rpartition(".")[2]) for name in guesses)
         if has_guessed and not request.keeps_sizes:  # perhaps it cannot be built narrower
             return _constructed(thing, replace(request, keeps_sizes=True), given)
@@ -362,13 +373,14 @@ class GuessedConfig(dict[str, Any]):
         super().__init__()
         vars(self)["_known"] = usual, guesses, path
 
+    @ours()
     def __missing__(self, name: str) -> Any:
         """A usual value."""
         usual, guesses, path = vars(self).get(
             "_known", ({}, {}, "")
         )  # a copy has none while it is made
         if role_of(name) not in usual:
-            raise UnknownField(f"mha cannot guess it: --arg {path}{name}=VALUE")
+            raise for_user(UnknownField(f"mha cannot guess it: --arg {path}{name}=VALUE"))
         self[name], guesses[f"{path}{name}"] = usual[role_of(name)]
         return self[name]
 
@@ -405,20 +417,20 @@ def _config(
     path, cls = f"{parameter.name}.", _config_class(parameter)
     config: Any = GuessedConfig(usual, guesses, path)
     if parameter.default is not None and parameter.default is not _EMPTY:
-        config = copy.deepcopy(parameter.default)
+        config = call_user(copy.deepcopy, parameter.default)
     elif cls is not None:
         own = {
             field: value
             for field, value in fields.items()
             if field.partition(".")[0] in parameters_of(cls)
         }
-        config = cls(**_arguments(cls, own, request, guesses, path))
+        config = call_user(cls, **_arguments(cls, own, request, guesses, path))
         fields = {field: value for field, value in fields.items() if field not in own}
     for field, value in fields.items():
         if isinstance(config, dict):
             config[field] = value
-        elif hasattr(config, field):
-            setattr(config, field, value)
+        elif call_user(hasattr, config, field):
+            call_user(setattr, config, field, value)
         else:
             raise _no_argument(
                 f"{path}{field}", first_names(f"{path}{name}" for name in _fields(config))
@@ -464,9 +476,9 @@ def parse_value(text: str) -> object:
         return _VALUES[word.lower()]
     if word.startswith(("torch.", "nn.")):
         try:
-            return eval(word, {"torch": torch, "nn": nn})
-        except Exception as fault:
-            raise UsageError(f"{word:.80} cannot be computed: {exception_text(fault)}") from fault
+            return call_user(eval, word, {"torch": torch, "nn": nn})
+        except UserRaised as raised:
+            raise UsageError(f"{word:.80} cannot be computed: {raised}") from raised.fault
     for read in (ast.literal_eval, float):  # inf and nan are no literals
         with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return read(word)
@@ -588,13 +600,14 @@ to a mode."""
 class WithoutDropout(TorchFunctionMode):
     """Lets torch's functions of dropout return their input."""
 
+    @ours(instead=plainly)
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What a function returns where nothing is dropped."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return ATTENTION_OF_TORCH(*args, **kwargs)
-        if "dropout" in func.__name__:
+                return on_behalf(ATTENTION_OF_TORCH, *args, **kwargs)
+        if "dropout" in getattr(func, "__name__", "") and (args or "input" in kwargs):
             kept = args[0] if args else kwargs["input"]
             return (
                 (kept, torch.ones_like(kept, dtype=torch.bool))
@@ -604,13 +617,14 @@ class WithoutDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])
             kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
-        return func(*args, **kwargs)
+        return on_behalf(func, *args, **kwargs)
 
 
 def copied(obj: T) -> T:
     """A deep copy, or the object itself if it cannot be copied."""
-    with contextlib.suppress(Exception):  # user objects may raise anything
-        return copy.deepcopy(obj)
+    with contextlib.suppress(*NO_ANSWER):
+        copied_object: T = call_user(copy.deepcopy, obj)
+        return copied_object
     return obj
 
 
@@ -623,12 +637,14 @@ def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) 
     and with them the angles of a rotary table.
     """
 
+    @ours(instead=lambda tensor: tensor)
     def change(tensor: Tensor) -> Tensor:
         return tensor.to(device=device, dtype=cast_dtype(tensor, dtype))
 
     roots = [call, *getattr(call, "__dict__", {}).values()]
-    modules = [root._apply(change).modules() for root in roots if isinstance(root, nn.Module)]
-    for part in {call, *itertools.chain(*modules)}:
+    modules = [call_user(root._apply, change) for root in roots if isinstance(root, nn.Module)]
+    parts = itertools.chain([call], *(module.modules() for module in modules))
+    for part in {id(part): part for part in parts}.values():
         for name, value in list(getattr(part, "__dict__", {}).items()):
             if isinstance(value, Tensor):
                 part.__dict__[name] = change(value)
@@ -648,7 +664,10 @@ def cast_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def cast_copy(call: T, dtype: torch.dtype, device: torch.device | str | None = None) -> T:
-    """A cast copy of a module or instance. A function is returned unchanged. Raises what copying
-    raises.
+    """A cast copy of a module or instance. A function is returned unchanged. Raises `UserRaised` if
+    it cannot be copied or cast.
     """
-    return call if inspect.isroutine(call) else cast(copy.deepcopy(call), dtype, device)
+    if inspect.isroutine(call):
+        return call
+    copied_call: T = call_user(copy.deepcopy, call)
+    return cast(copied_call, dtype, device)

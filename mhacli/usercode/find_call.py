@@ -26,8 +26,9 @@ from mhacli.attention.layer import rates
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
+from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user, for_user
+from mhacli.usercode.faults import user_code_error
 from mhacli.usercode.names import never_read, source_of
-from mhacli.usercode.process import exception_text, source_line_of, user_code_error
 from mhacli.usercode.roles import (
     IN_ORDER,
     MASKS,
@@ -86,9 +87,8 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
         elsewhere = set().union(*hiding) - hiding[n]  # they hide keys in the other mode alone
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
         modes[n] = replace(mode, forms=forms, is_copied=False)
-        with suppress(
-            Exception, SystemExit
-        ):  # it cannot be copied, or something in it has a dtype of its own
+        # it cannot be copied, or something in it has a dtype of its own
+        with suppress(*NO_ANSWER):
             wide = replace(
                 modes[n].with_call(cast_copy(built.call, torch.float64)), dtype=torch.float64
             )
@@ -136,11 +136,11 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
         )
     else:
         candidates = _usual_calls(template, causal=request.causal)
-    tried: list[tuple[UserAttention, BaseException]] = []
+    tried: list[tuple[UserAttention, UserRaised | MhaError]] = []
     for candidate in itertools.islice(candidates, _MOST_CALLS):
         try:
             return with_output(candidate)
-        except (Exception, SystemExit) as fault:  # the user's code may raise anything
+        except NO_ANSWER as fault:
             tried.append((candidate, fault))
     raise _call_error(built, request, tried)
 
@@ -153,7 +153,7 @@ def _inputs(attention: UserAttention) -> Inputs:
 
 def with_output(attention: UserAttention) -> UserAttention:
     """The attention with the path of its output for each token, or else, if an example shows the
-    call, of the first for each text. Raises what the call raises, and ValueError without an output.
+    call, of the first for each text. Raises `UserRaised`, and `Unreadable` without an output.
     """
     inputs = _inputs(attention)
     with seeded(0, attention.device):
@@ -177,7 +177,7 @@ def with_output(attention: UserAttention) -> UserAttention:
             ", ".join(str(list(tensor.shape)) for _, tensor in floats[:4]) or type(result).__name__
         )
         missing = f"no output [{', '.join(attention.axes)}] for inputs {list(inputs.queries.shape)}"
-        raise ValueError(f"{missing}, but {returned}")
+        raise Unreadable(f"{missing}, but {returned}")
     return replace(attention, output=output)
 
 
@@ -196,7 +196,7 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
     if is_known or attention.is_pooled or attention.axes not in (ROW_AXES, OF_IDS):
         return attention
     for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
-        with suppress(Exception):  # the user's code may raise anything
+        with suppress(*NO_ANSWER):
             candidate = (
                 attention if axes == attention.axes else with_output(replace(attention, axes=axes))
             )
@@ -204,7 +204,10 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
             in_batch, alone = (
                 candidate(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2]))
             )
-            if torch.allclose(in_batch[1:2], alone, atol=1e-5 * float(in_batch.abs().max())):
+            largest = float(in_batch.abs().max())
+            if in_batch[1:2].shape == alone.shape and torch.allclose(
+                in_batch[1:2], alone, atol=1e-5 * largest
+            ):
                 return candidate
     return attention
 
@@ -228,7 +231,7 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
     )
     try:
         return [replace(with_output(alone), mode="self"), replace(crossed, mode="cross")]
-    except (Exception, SystemExit):  # it needs them
+    except NO_ANSWER:  # it needs them
         return [crossed]
 
 
@@ -287,7 +290,7 @@ def _usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAtten
         raise _refused(
             built, message, "name a class or function that computes attention, or give --example"
         )
-    for slots in dict.fromkeys([rows, needed]):
+    for slots in [rows] if rows == needed else [rows, needed]:
         is_function = len({slot.part for slot in slots}) == 3 and not is_projecting
         widths = [d_head or width // n_heads or _HEAD_WIDTH] if is_function else known
         pairs = (
@@ -482,9 +485,9 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
         "F": functional,
     }
     try:
-        return eval(text, names)  # type: ignore[no-any-return]
-    except Exception as fault:
-        raise UsageError(f"--example cannot be read: {exception_text(fault)}") from fault
+        return call_user(eval, text, names)  # type: ignore[no-any-return]
+    except UserRaised as raised:
+        raise UsageError(f"--example cannot be read: {raised}") from raised.fault
 
 
 def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]:
@@ -495,15 +498,16 @@ def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
         made.append(arguments)
-        raise StopIteration  # the call itself is not needed
+        raise for_user(StopIteration())  # the call itself is not needed
 
     problem = f"does not call {built.name}"
     try:
         with torch.no_grad():
             assert template.example is not None
-            template.example(Changed(built.call, note), *[length][: template.is_resizable])
-    except Exception as fault:  # the user's code may raise anything
-        problem = f"raises {exception_text(fault)}"
+            lengths = (length,) if template.is_resizable else ()
+            call_user(template.example, Changed(built.call, note), *lengths)
+    except UserRaised as raised:
+        problem = f"raises {raised}"
     if not made:
         raise _refused(built, f"--example {problem}")
     return made[0]
@@ -521,6 +525,8 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
         template.built,
         {parameter.name: parameter.role for parameter in signature_of(template.built.call)},
     )
+    if not _are_alike(made, again, longer):
+        raise Unreadable(f"--example gives {built.name} arguments of another kind in another call")
     tensors = {
         name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim > 1
     }
@@ -567,9 +573,11 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
         for each in (queries, longer[slots[0].name])
     ]
     axes = _axes(*(each.shape for each in rows), is_function=is_function, is_second=is_second)
-    shape, of_keys = (
-        dict(zip(axes, each.shape, strict=True)) for each in (rows[0], parts.get("k", rows[0]))
-    )
+    keys = parts.get("k", rows[0])
+    if keys.ndim != len(axes):
+        both = f"{list(rows[0].shape)} and {list(keys.shape)}"
+        raise Unreadable(f"--example gives {built.name} vectors with other axes: {both}")
+    shape, of_keys = (dict(zip(axes, each.shape, strict=True)) for each in (rows[0], keys))
     q_len, k_len = (each["row"] * each.get("column", 1) for each in (shape, of_keys))
     n_heads, n_texts = shape.get("head", 1) if is_function else 0, shape.get("batch", 1)
     random = [
@@ -596,14 +604,27 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     )
 
 
+def _are_alike(made: Mapping[str, Any], *others: Mapping[str, Any]) -> bool:
+    """Whether calls have the same arguments: tensors of as many axes under the same names."""
+    axes = [
+        {name: value.ndim if isinstance(value, Tensor) else -1 for name, value in call.items()}
+        for call in (made, *others)
+    ]
+    return all(each == axes[0] for each in axes)
+
+
 def _beginning(
     most: Tensor, shapes: Sequence[tuple[int, int]], length: int, n_texts: int, sizes: CallSizes
 ) -> Tensor:
     """A random argument of an example at the length of a call, the same for each text: the
-    beginning of that of the longest text, by its shapes at a length and at a longer one.
+    beginning of that of the longest text, by its shapes at a length and at a longer one. Raises
+    `Unreadable` for a longer text than that.
     """
     for dim, (size, longer) in enumerate(shapes):
-        most = most.narrow(dim, 0, size + (longer - size) * (sizes.q_len - length) // _LENGTHENING)
+        needed = size + (longer - size) * (sizes.q_len - length) // _LENGTHENING
+        if not 0 <= needed <= most.shape[dim]:
+            raise Unreadable(f"--example gives nothing for a text of {sizes.q_len} tokens")
+        most = most.narrow(dim, 0, needed)
     return for_each_text(most, n_texts, sizes)
 
 
@@ -612,7 +633,10 @@ def _axes(
 ) -> AxisNames:
     """The axes of the inputs: a length is what differs in a longer text, else it stands where it
     usually does; of a map, the channels stand before it or, as two equal axes show, behind it.
+    Raises `Unreadable` for more axes.
     """
+    if not 2 <= len(shape) <= 4:
+        raise Unreadable(f"--example gives vectors {list(shape)}, of {len(shape)} axes")
     changing = [
         dim for dim, (size, other) in enumerate(zip(shape, longer, strict=True)) if size != other
     ]
@@ -631,7 +655,7 @@ def _axes(
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
     """The forms that the call takes, each with whether it hides a key."""
     for form in forms:
-        with suppress(Exception, SystemExit):  # the user's code may raise anything
+        with suppress(*NO_ANSWER):
             yield form._replace(hides=hides(attention, form))
 
 
@@ -676,11 +700,13 @@ def _with_masks(attention: UserAttention) -> UserAttention:
 
 def hides(attention: UserAttention, form: MaskForm | None) -> bool:
     """Whether texts that differ in a key, which a mask hides, or in the last one without a mask,
-    have the same outputs, and queries that differ have others, as not where all keys are hidden.
-    Raises what the call raises.
+    have the same outputs, and queries that differ have others (unlike where all keys are hidden).
+    Raises `UserRaised`, and `Unreadable` where there is no other key, or no output of each token.
     """
     alike = _inputs(attention).map(lambda rows: rows[:1].expand_as(rows))
     batch, q_len, k_len = alike.lengths
+    if k_len < 2:
+        raise Unreadable("a text of one token has no key to hide")
     hidden = k_len - 1 if form is None or form.kind == "lengths" else 1
     inputs, keep = attention.drawer(0).replaced(alike, hidden), torch.arange(k_len) != hidden
     if form is not None and form.is_padding:
@@ -689,6 +715,8 @@ def hides(attention: UserAttention, form: MaskForm | None) -> bool:
         inputs = inputs._replace(allowed=keep.expand(1, 1, q_len, k_len))
     out = attention(inputs, mask=form, seed=0)
     if inputs.keys is None and not attention.is_pooled:  # the query of this key changes too
+        if out.shape[-2] != k_len:
+            raise Unreadable(f"texts of {k_len} tokens have {out.shape[-2]} outputs")
         out = out[..., keep, :]
     of_first, of_one_query = out[:1].expand_as(out), out[..., :1, :].expand_as(out)
     are_alike, is_constant = (
@@ -706,7 +734,7 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
 
 
 def _call_error(
-    built: Built, request: TargetRequest, tried: list[tuple[UserAttention, BaseException]]
+    built: Built, request: TargetRequest, tried: list[tuple[UserAttention, UserRaised | MhaError]]
 ) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to
     give.
@@ -718,15 +746,19 @@ def _call_error(
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(min(tables)))
         try:
             with_output(attention)
-        except (Exception, SystemExit) as of_ids:  # the user's code may raise anything
+        except NO_ANSWER as of_ids:
             fault = of_ids
-    line, text = source_line_of(fault, built.file), exception_text(fault)
+    line, text = None, str(fault)
+    if isinstance(fault, UserRaised):
+        line = fault.line(built.file)
     place = f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})" if line else ""
     message = shorten(text, 160, placeholder=" …") + place
-    if (
-        error := user_code_error(f"{built.name} could not be called", fault, built.file, code="")
-    ).code:
-        return error  # no code of the call would mend it
+    if isinstance(fault, UserRaised):
+        error = user_code_error(
+            f"{built.name} could not be called", fault.fault, built.file, code=""
+        )
+        if error.code:
+            return error  # no code of the call would mend it
     if request.example is not None:
         return _refused(built, f"{built.name} could not be called by --example: {message}")
     unknown = [
@@ -804,7 +836,7 @@ def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]
             "None" if p.role in MASKS else word for p, word in zip(required[1:], rest, strict=True)
         ]
         text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
-        with suppress(Exception, SystemExit):  # this one may not work either
+        with suppress(*NO_ANSWER):  # this one may not work either
             ids = torch.arange(n_ids) if "randint" in first else None
             example = replace(template, example=example_of(text, built), ids=ids)
             with_output(

@@ -32,7 +32,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 from mhacli.usercode.build import ATTENTION_OF_TORCH, as_float64
-from mhacli.usercode.process import SourceLine, source_line
+from mhacli.usercode.door import on_behalf, ours, plainly
+from mhacli.usercode.faults import SourceLine, source_line
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import MaskForm, UserAttention
 
@@ -107,7 +108,7 @@ class Operation:
     def transposes(self) -> bool:
         """Whether it swaps the last two axes."""
         before, after = (self.sources or (self,))[0].output, self.output
-        return before.ndim > 1 and before.dtype == after.dtype and after.is_set_to(before.mT)
+        return before.ndim > 1 and is_same_view(after, before.mT)
 
 
 def reached(
@@ -137,6 +138,7 @@ class Watcher(TorchFunctionMode):
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
 
+    @ours(instead=plainly)
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not
         recorded.
@@ -144,14 +146,14 @@ class Watcher(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return ATTENTION_OF_TORCH(*args, **kwargs)
+                return on_behalf(ATTENTION_OF_TORCH, *args, **kwargs)
         name, inputs, arguments = _called(func, args, kwargs)
         is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
         overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
         if isinstance(overwritten, Tensor):
             for holder in self.holders.pop(address_of(overwritten), ()):
                 holder.output = holder.output.detach().clone()
-        result = func(*args, **kwargs)
+        result = on_behalf(func, *args, **kwargs)
         made = [
             leaf
             for leaf in tree_leaves(overwritten if name == "setitem" else result)
@@ -160,9 +162,7 @@ class Watcher(TorchFunctionMode):
         made = [leaf for leaf in made if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
         for number, output in enumerate(made):
             sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
-            is_same = (
-                bool(inputs) and output.dtype == inputs[0].dtype and output.is_set_to(inputs[0])
-            )
+            is_same = bool(inputs) and is_same_view(output, inputs[0])
             if is_same and not writes_into_input(
                 name
             ):  # dropout in eval mode, `contiguous` on a contiguous tensor
@@ -185,6 +185,18 @@ class Watcher(TorchFunctionMode):
 def writes_into_input(name: str) -> bool:
     """Whether an operation of this name writes into its first input."""
     return name == "setitem" or name.endswith("_")
+
+
+def is_same_view(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in the same memory; False for those that have none,
+    such as sparse ones.
+    """
+    if tensor.dtype != other.dtype:
+        return False
+    try:
+        return tensor.is_set_to(other)
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def address_of(tensor: Tensor) -> int:
@@ -398,7 +410,7 @@ def recorded(
     *,
     training: bool = False,
 ) -> RecordedCall:
-    """One recorded call. Raises what the call raises."""
+    """One recorded call. Raises `UserRaised`, and `MhaError` if it cannot be recorded."""
     call_inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
     watcher = Watcher(subject.built.file)
     out = subject(call_inputs, seed=seed, mask=mask, training=training, within=watcher)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from mhacli.usercode.process import SourceLine
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of, signature_of
 

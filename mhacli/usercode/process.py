@@ -1,5 +1,4 @@
-"""Runs user code in a child process, because the code may print, hang, crash or exit; describes
-errors of user code.
+"""Runs user code in a child process, because the code may print, hang, crash or exit.
 
 Only the end of the printed output is kept. The child is killed with all its descendants when its
 job ends or takes too long, and it does not outlive this process. Nothing here loads torch.
@@ -12,14 +11,11 @@ import faulthandler
 import gc
 import importlib
 import json
-import linecache
 import os
-import re
 import resource
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -27,10 +23,17 @@ import warnings
 from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mhacli.errors import MhaError, silent_stderr
 from mhacli.io.memory import gc_paused
+from mhacli.usercode.door import InternalError, UserRaised
+from mhacli.usercode.faults import (
+    exception_text,
+    passed_user_code_last,
+    source_line_in_dump,
+    user_code_error,
+)
 
 KEPT_BYTES: Final = 64 << 10
 _LOADING: Final = "loading torch"
@@ -234,136 +237,19 @@ def _end_with_parent(stdin: int) -> None:
 
 
 def _as_error(fault: BaseException, stage: str) -> MhaError:
-    """An exception of a job as an `MhaError`: the user's error if it passed user code, else a bug
-    of mha.
+    """An exception of a job as an `MhaError`: the user's error if the user's code raised it, or if
+    mha ran that code outside of the door, such as a `__repr__`; else a bug of mha.
     """
     if isinstance(fault, MhaError):
         return fault
+    caught = fault
+    if isinstance(fault, UserRaised | InternalError):
+        fault = fault.fault
     text = exception_text(fault)
     if isinstance(fault, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
         return MhaError(f"out of memory while {stage}", code="out-of-memory")
-    if source_line_of(fault) is not None or not isinstance(fault, Exception):
+    is_user = isinstance(caught, UserRaised) or not isinstance(fault, Exception)
+    if is_user or (caught is fault and passed_user_code_last(fault)):
         return user_code_error(f"{stage} failed", fault, None, code="raised")
     hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
     return MhaError(f"internal error: {text}", hint=hint, code="internal")
-
-
-# ------------------------------------------------------------------------------ errors in user code
-
-
-_MOST_CHARACTERS: Final = 300
-_INSTALLED: Final = ("site-packages", "dist-packages")
-_LIBRARY: Final = tuple(
-    os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")
-)
-_FRAME: Final = re.compile(r'^ +File "(.*)", line (\d+) in ', re.MULTILINE)
-_OURS: Final = os.path.join(str(Path(__file__).parents[1]), "")
-
-
-class SourceLine(NamedTuple):
-    """A line of a file without its indentation; `file` is None if unknown."""
-
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
-
-    @property
-    def text(self) -> str:
-        """The location and the line: `my.py:3 says: x = 1 / 0`."""
-        return f"{shown_path(self.file or '')}:{self.line}" + (
-            f" says: {self.source}" if self.source else ""
-        )
-
-
-def shown_path(path: str) -> str:
-    """The path relative to the working directory, absolute if outside it."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):  # the working directory is deleted, or on another drive
-        return path
-    return path if relative.startswith(os.pardir) else relative
-
-
-def _is_user_file(file: str) -> bool:
-    """Whether a file belongs to the user: not to Python, mha or an installed package."""
-    if not file or file.startswith("<"):
-        return False
-    path = os.path.abspath(file)
-    return not path.startswith((*_LIBRARY, _OURS)) and not any(
-        part in _INSTALLED for part in Path(path).parts
-    )
-
-
-def exception_text(fault: BaseException) -> str:
-    """The class and the first line of an exception, as Python prints them: `ValueError: 3 is
-    odd`.
-    """
-    lines = [line for line in traceback.format_exception_only(fault) if not line.startswith(" ")]
-    return lines[0].splitlines()[0][:_MOST_CHARACTERS]
-
-
-def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine | None:
-    """The innermost line of user code, or of `file`, in the traceback; None if there is none."""
-    if (
-        isinstance(fault, SyntaxError)
-        and fault.filename
-        and fault.lineno
-        and os.path.isfile(fault.filename)
-    ):
-        return source_line(fault.filename, fault.lineno)
-    frames = [
-        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(fault.__traceback__)
-    ]
-    return next(
-        (
-            source_line(*each)
-            for each in reversed(frames)
-            if each[0] == file or _is_user_file(each[0])
-        ),
-        None,
-    )
-
-
-def source_line(file: str, line: int) -> SourceLine:
-    """A line of a file, with its text."""
-    return SourceLine(file, line, linecache.getline(file, line).strip()[:_MOST_CHARACTERS])
-
-
-def source_line_in_dump(dump: str) -> SourceLine | None:
-    """The innermost line of user code in the last thread of a `faulthandler` dump; None if there is
-    none.
-    """
-    for name, line in _FRAME.findall(dump.rpartition("hread 0x")[2]):
-        file = (
-            name.encode().decode("unicode_escape") if "\\" in name else name
-        )  # non-ASCII characters are escaped
-        if _is_user_file(file) and os.path.isfile(file):
-            return source_line(file, int(line))
-    return None
-
-
-_NO_CUDA: Final = (
-    "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|no CUDA-capable device|object on a CUDA"
-    " device but"
-)
-
-
-def user_code_error(
-    subject: str, fault: BaseException, file: str | None, *, code: str, advice: str | None = None
-) -> MhaError:
-    """The error for an exception in user code. `subject` names the failure, such as `my.py could
-    not be imported`.
-    """
-    line, text = source_line_of(fault, file), exception_text(fault)
-    if re.search(_NO_CUDA, text):
-        subject, code = (
-            f"{subject}: it needs a CUDA device, which this machine does not have",
-            "no-device",
-        )
-    hints = filter(None, (line and line.text, advice))
-    return MhaError(
-        f"{subject}: {text}",
-        hint="; ".join(hints) or None,
-        code=code,
-        path=line.file if line else file,
-    )

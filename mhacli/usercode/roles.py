@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
+from mhacli.usercode.door import UserRaised, call_user
+
 ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""
 IN_ORDER: Mapping[int, tuple[str, ...]] = {
@@ -192,8 +194,8 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
 def signature(thing: Callable[..., Any]) -> inspect.Signature:
     """The signature, annotations resolved if possible; that of any arguments if there is none."""
     for resolve in (True, False):
-        with suppress(Exception):  # evaluating the user's annotations may raise anything
-            return inspect.signature(thing, eval_str=resolve)
+        with suppress(UserRaised):  # annotations are code of the user
+            return call_user(inspect.signature, thing, eval_str=resolve)
     return inspect.signature(lambda *args, **kwargs: None)
 
 

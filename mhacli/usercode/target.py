@@ -22,7 +22,8 @@ from typing import Any, Final, Literal
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
-from mhacli.usercode.process import user_code_error
+from mhacli.usercode.door import UserRaised, call_user
+from mhacli.usercode.faults import user_code_error
 
 MAX_SOURCE_BYTES: Final = 16 << 20
 _MOST_LISTED: Final = 12
@@ -153,14 +154,17 @@ def find_target(target: str) -> Any:
     location, name = split_target(target)
     module, problem = _import(location), ""
     try:
-        thing = attrgetter(name)(module)
+        thing = call_user(attrgetter(name), module)
+    except UserRaised as raised:
+        if not isinstance(raised.fault, AttributeError):
+            raise
+        problem = f"{location} has no {name}"
+    else:
         if not (callable(thing) or hasattr(thing, "forward")):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"
             )
-    except AttributeError:
-        problem = f"{location} has no {name}"
     if problem:
         path = getattr(module, "__file__", None)
         beside = targets_beside(location if _is_file(location) else path or "")
@@ -195,14 +199,11 @@ def _import(location: str) -> ModuleType:
     """The module of a file, or the module of this name."""
     sys.path.insert(0, "")  # the working directory, if it still exists
     try:
-        return (
-            _import_file(location, _source_of(location))
-            if _is_file(location)
-            else importlib.import_module(location)
-        )
-    except (KeyboardInterrupt, MhaError):
-        raise
-    except BaseException as fault:
+        if _is_file(location):
+            return _import_file(location, _source_of(location))
+        return call_user(importlib.import_module, location)
+    except UserRaised as raised:
+        fault = raised.fault
         missing = (fault.name or "") if isinstance(fault, ModuleNotFoundError) else ""
         code, advice = "import", None
         if f"{location}.".startswith(f"{missing}."):
@@ -229,7 +230,7 @@ def _import_file(location: str, source: bytes) -> ModuleType:
         str(path.parent)
     )  # a file of a package may import its siblings as top-level modules
     if len(names) > 1:
-        importlib.import_module(".".join(names[:-1]))
+        call_user(importlib.import_module, ".".join(names[:-1]))
     name = ".".join(names)
     while name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
         name += "_"
@@ -239,7 +240,7 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses need their module while it runs
-    exec(
-        compile(source, path, "exec", dont_inherit=True), vars(module)
-    )  # bytecode on disk may be out of date
+    # bytecode on disk may be out of date
+    code = call_user(compile, source, path, "exec", dont_inherit=True)
+    call_user(exec, code, vars(module))
     return module

@@ -23,6 +23,7 @@ from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import Built, copied, seeded
+from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user, on_behalf, ours
 from mhacli.usercode.find_call import (
     accepted_forms,
     attention_of_example,
@@ -114,7 +115,8 @@ class TextModel:
             )
             tensors = [self._of_tokens(each, real.shape) for each in (numbers, output)]
             read, made = (
-                None if each is None else each[row][real[row]].detach().clone() for each in tensors
+                None if each is None else each[row][real[row].to(each.device)].detach().clone()
+                for each in tensors
             )
             noted[name, sum(1 for earlier, _ in noted if earlier == name)] = read, made
 
@@ -142,7 +144,7 @@ class TextModel:
                 f"texts {list(real.shape)} give {list(out.shape)}, which is not one row for each of"
                 " their tokens"
             )
-            raise MhaError(message, code="cannot-examine")
+            raise Unreadable(message)
         wide = out.to("cpu", torch.promote_types(out.dtype, torch.float32))
         outputs = list(wide)
         if not self.attention.is_pooled:
@@ -331,7 +333,7 @@ def _first_of_ids(
             replace(template, is_inside=True, has_target=True),
             of_texts,
         ):
-            with suppress(Exception, SystemExit):  # the user's code may raise anything
+            with suppress(*NO_ANSWER):
                 found = with_output(candidate)
                 if found.is_resizable:  # a number of classes may be that of the tokens
                     with_output(
@@ -401,7 +403,7 @@ def _n_ids(attention: UserAttention) -> int:
     """The number of ids that a call takes, at most `_MOST_IDS`."""
 
     def is_too_large(i: int) -> bool:
-        with suppress(Exception):  # user code may raise anything
+        with suppress(*NO_ANSWER):
             attention(Inputs(torch.full((_BATCH, _LEAST, 1), i)), seed=0)
             return False
         return True
@@ -446,15 +448,18 @@ class GrowingCache:
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
 
+    @ours()
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """All keys and values, the new ones last: the first two tensors among the arguments."""
         values = [*args, *kwargs.values()]
         new = [value for value in values if isinstance(value, Tensor) and value.ndim >= 3][:2]
         if self.kept:
-            new = [torch.cat(pair, dim=-2) for pair in zip(self.kept, new, strict=True)]
+            pairs = zip(self.kept, new, strict=False)
+            new = [on_behalf(torch.cat, pair, dim=-2) for pair in pairs]
         self.kept = new
         return tuple(new)
 
+    @ours()
     def get_seq_length(self, *_: Any) -> int:
         """The number of cached tokens; none is ever dropped."""
         return self.kept[0].shape[-2] if self.kept else 0
@@ -484,12 +489,14 @@ class StepConvention:
         self, rows: Tensor, ends: Sequence[int], *, within: AbstractContextManager[Any] = NO_CONTEXT
     ) -> Tensor:
         """The outputs for rows `[batch, length, d_in]`, read in steps that end at `ends`, within a
-        context. Raises what the call raises, and MhaError if it returns no cache.
+        context. Raises `UserRaised`, and `Unreadable` if it returns no cache.
         """
         attention = self.attention
         if not self.caches:
             attention = attention.with_call(copied(attention.built.call))
-        cache = self.caches if self.make is None else dict.fromkeys(self.caches, self.make())
+        cache = self.caches
+        if self.make is not None:
+            cache = dict.fromkeys(self.caches, call_user(self.make))
         outs = []
         for start, end in pairwise((0, *ends)):
             inputs = causal_inputs(rows, start, end, self.mask)
@@ -501,6 +508,9 @@ class StepConvention:
                 cache = _caches_in(
                     result, [*self.caches], dict(leaves(result)).get(attention.output[0])
                 )
+        if len({(out.shape[0], *out.shape[2:]) for out in outs}) > 1:
+            shapes = ", ".join(str(list(out.shape)) for out in outs)
+            raise Unreadable(f"steps give outputs of other shapes: {shapes}")
         return torch.cat(outs, dim=1).to("cpu", torch.float64)
 
 
@@ -565,7 +575,7 @@ def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
 def _caches_in(result: Any, names: Sequence[str], out: Tensor | None) -> dict[str, Any]:
     """What a call returned for the next one to begin with, by argument: what has the name of the
     first, else what stands last beside the outputs and a loss, a single tensor only if there is
-    nothing else. Raises MhaError if there is none.
+    nothing else. Raises `Unreadable` if there is none.
     """
     if isinstance(result, tuple | list):
         found = [part for part in result if part is not None and part is not out]
@@ -579,19 +589,21 @@ def _caches_in(result: Any, names: Sequence[str], out: Tensor | None) -> dict[st
         named = result if isinstance(result, Mapping) else getattr(result, "__dict__", {})
         found = [
             named.get(names[0]),
-            *(part for key, part in named.items() if call_role(key) == "cache"),
+            *(part for key, part in named.items() if call_role(str(key)) == "cache"),
         ]
         cache = next((part for part in found if part is not None), None)
     if cache is None:
-        raise MhaError("the call returns no cache", code="cannot-examine")
+        raise Unreadable("the call returns no cache")
     # one part, a tuple with a part for each argument, or the last parts of the result
-    parts = (
-        [cache]
-        if len(names) == 1
-        else cache
-        if isinstance(cache, tuple | list)
-        else result[-len(names) :]
-    )
+    parts: Sequence[Any] = ()
+    if len(names) == 1:
+        parts = [cache]
+    elif isinstance(cache, tuple | list):
+        parts = cache
+    elif isinstance(result, tuple | list):
+        parts = result[-len(names) :]
+    if len(parts) != len(names):
+        raise Unreadable(f"the call returns {len(parts)} parts of a cache, not {len(names)}")
     return dict(zip(names, parts, strict=True))
 
 
@@ -610,7 +622,7 @@ def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
         if weight.numel() and not name.endswith("bias")
     }
     tiny = [name for name, number in largest.items() if number < 1e-3]
-    drawn = copy.deepcopy(module) if tiny else module
+    drawn = call_user(copy.deepcopy, module) if tiny else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
         for name, weight in zip(tiny, map(drawn.get_parameter, tiny), strict=True):
             weight.mul_(0.02 / largest[name]) if largest[name] else weight.normal_(std=0.02)

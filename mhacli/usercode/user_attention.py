@@ -22,8 +22,8 @@ from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
-from mhacli.errors import MhaError
 from mhacli.usercode.build import Built, WithoutDropout, cast_dtype, copied, seeded
+from mhacli.usercode.door import Unreadable, call_user, on_behalf, ours
 from mhacli.usercode.names import never_read
 from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
 from mhacli.usercode.target import Mode
@@ -331,7 +331,7 @@ class UserAttention:
 
     def __call__(self, inputs: Inputs, *, seed: int | None = None, **how: Any) -> Tensor:
         """A copy of the output for inputs of any dtype and device, called as `result` calls; `seed`
-        seeds torch's generators. Raises what the call raises.
+        seeds torch's generators. Raises `UserRaised`, and `Unreadable` without an output.
         """
         with nullcontext() if seed is None else seeded(seed, self.device):
             result = self.result(inputs, **how)
@@ -393,7 +393,11 @@ class UserAttention:
             within,
         ):
             result = self._of_arguments(call, arguments, sizes)
-        return (result, inside[-1]) if self.is_inside else result
+        if not self.is_inside:
+            return result
+        if not inside:
+            raise Unreadable(f"no part of {self.built.name} gives an output of each token")
+        return result, inside[-1]
 
     def _of_arguments(
         self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes
@@ -414,19 +418,22 @@ class UserAttention:
                     }
 
             torch.default_generator.manual_seed(0)
-            return self.example(Changed(call, given), *[sizes.q_len][: self.is_resizable])
+            lengths = (sizes.q_len,) if self.is_resizable else ()
+            return call_user(self.example, Changed(call, given), *lengths)
         positional_only = [
             slot.name for slot in self.slots if slot.positional_only and slot.name in arguments
         ]
-        return call(*[arguments.pop(name) for name in positional_only], **arguments)
+        return call_user(call, *[arguments.pop(name) for name in positional_only], **arguments)
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
         """A copy of the output in a result, in our order of axes; that of a whole text as of one
-        token.
+        token. Raises `Unreadable` without one.
         """
         path, axes = self.output
         tensors = dict(leaves(result))
         if self.is_pooled:
+            if path not in tensors or tensors[path].ndim < 2:
+                raise Unreadable(f"the call returns no {path or 'output'} of each text")
             return tensors[path].detach().flatten(1)[:, None].clone()
         if path not in tensors or tensors[path].ndim != len(axes):
             found = output_in(result, [axes], sizes)
@@ -439,7 +446,7 @@ class UserAttention:
                     f"texts [{sizes.batch}, {sizes.q_len}] give {shapes}, not an output"
                     f" [{', '.join(axes)}]"
                 )
-                raise MhaError(message, code="cannot-examine")
+                raise Unreadable(message)
             path = found[0]
         return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
 
@@ -619,6 +626,7 @@ def watching(
     """
     names = {} if module is None else {part: name for name, part in module.named_modules()}
 
+    @ours()
     def hook(
         part: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any
     ) -> None:
@@ -637,6 +645,7 @@ class Changed:
     call: Callable[..., Any]
     change: Callable[[dict[str, Any]], dict[str, Any]]
 
+    @ours(instead=lambda self, *positional, **keywords: self.call(*positional, **keywords))
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """What it returns for the changed arguments."""
         named = [
@@ -648,11 +657,12 @@ class Changed:
             : len(positional)
         ]
         arguments = self.change({**dict(zip(names, positional, strict=True)), **keywords})
-        return self.call(*[arguments.pop(name) for name in names], **arguments)
+        return on_behalf(self.call, *[arguments.pop(name) for name in names], **arguments)
 
+    @ours()
     def __getattr__(self, name: str) -> Any:
         """An attribute of the callable, such as a config."""
-        return getattr(self.call, name)
+        return on_behalf(getattr, self.call, name)
 
 
 # --------------------------------------------------------------------------- the output in a result
@@ -660,8 +670,8 @@ class Changed:
 
 def leaves(result: Any) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in tuples, lists and dicts, or in the fields of an object, in order, with its
-    path as in Python, such as `[0]`, `["z"]` or `.z`; none of torch's nested tensors, which have no
-    shape.
+    path as in Python, such as `[0]`, `["z"]` or `.z`; only those with rows of numbers, unlike
+    torch's nested and sparse tensors and those without data.
     """
     is_object = hasattr(result, "__dict__") and not isinstance(
         result, Tensor | tuple | list | Mapping
@@ -671,7 +681,8 @@ def leaves(result: Any) -> Iterator[tuple[str, Tensor]]:
     )
     for start, part in parts:
         for path, leaf in tree_leaves_with_path(part):
-            if isinstance(leaf, Tensor) and not leaf.is_nested:
+            is_plain = isinstance(leaf, Tensor) and not (leaf.is_nested or leaf.is_meta)
+            if is_plain and leaf.layout == torch.strided:
                 yield start + keystr(path), leaf
 
 
@@ -706,9 +717,11 @@ def _grid(length: int) -> tuple[int, int]:
 
 def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     """The tensor with its axes in another order. Extra axes are squeezed, missing ones are added
-    with size 1; the rows lie on a map where a `column` is required. Raises ValueError for an extra
-    axis of another size.
+    with size 1; the rows lie on a map where a `column` is required. Raises `Unreadable` for a
+    tensor of other axes, and for an extra axis of another size.
     """
+    if tensor.ndim != len(have):
+        raise Unreadable(f"{list(tensor.shape)} has not the axes {', '.join(have)}")
     if "column" in want and "column" not in have:
         dim = have.index("row")
         tensor = tensor.unflatten(dim, _grid(tensor.shape[dim]))
@@ -718,7 +731,8 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
         tensor = tensor.flatten(dim, dim + 1)
         have = (*have[: dim + 1], *have[dim + 2 :])
     if any(tensor.shape[dim] != 1 for dim, axis in enumerate(have) if axis not in want):
-        raise ValueError(f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}")
+        message = f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}"
+        raise Unreadable(message)
     names = [*have, *(axis for axis in want if axis not in have)]
     tensor = tensor[(..., *[None] * (len(names) - len(have)))]
     order = [names.index(axis) for axis in (*want, *(axis for axis in have if axis not in want))]

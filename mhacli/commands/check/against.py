@@ -46,6 +46,7 @@ from mhacli.usercode.build import (
     load_built,
     parameters_of,
 )
+from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import NO_NUMBER, recorded, sorted_numbers
 from mhacli.usercode.process import Stage
@@ -281,7 +282,7 @@ def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Ga
     for name, inputs, forms, others in rows:
         gaps = []
         for form, other in itertools.product(forms, others):
-            with suppress(Exception):  # the form does not fit these sizes
+            with suppress(*NO_ANSWER):  # the form does not fit these sizes
                 case = make_case(name, first, inputs, form)
                 ours, theirs = case.output, as_float64(second(inputs, mask=other))
                 if ours.shape == theirs.shape:
@@ -314,7 +315,7 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
             recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
             for subject, form in zip(pair, (gap.case.form, gap.form), strict=True)
         )
-    except Exception:  # the code of the user raises it
+    except NO_ANSWER:
         return None
     same, sites = list[str](), [site for site in _SITES if site in first and site in second]
     for site in sites:

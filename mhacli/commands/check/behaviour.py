@@ -37,7 +37,16 @@ from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import WithoutDropout, seeded
-from mhacli.usercode.process import SourceLine, exception_text
+from mhacli.usercode.door import (
+    NO_ANSWER,
+    Unreadable,
+    UserRaised,
+    for_user,
+    on_behalf,
+    ours,
+    plainly,
+)
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import MaskForm
 
@@ -163,7 +172,13 @@ class PassDifference(NamedTuple):
 
 
 def difference_of(ours: PassOutput, theirs: PassOutput) -> PassDifference:
-    """The difference of two passes, over the tokens that both have."""
+    """The difference of two passes, over the tokens that both have. Raises `Unreadable` if their
+    outputs have other widths.
+    """
+    widths = [each.output.shape[1:] for each in (ours, theirs)]
+    if widths[0] != widths[1]:
+        both = " and ".join(str(list(each.output.shape)) for each in (ours, theirs))
+        raise Unreadable(f"its outputs {both} cannot be compared")
     whole = 0.0
     if ours.whole is not None and theirs.whole is not None and len(ours.whole) == len(theirs.whole):
         whole = _relative_distance(ours.whole[None], theirs.whole[None]).item()
@@ -193,28 +208,27 @@ class _KnownRows(TorchFunctionMode):
     more.
     """
 
+    @ours(instead=plainly)
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
             func is torch.nn.functional.embedding
+            and len(args) > 1
             and args[0].numel()
             and int(args[0].max()) >= len(args[1])
         ):
-            raise IndexError("index out of range")
-        return func(*args, **(kwargs or {}))
+            raise for_user(IndexError("index out of range"))
+        return on_behalf(func, *args, **(kwargs or {}))
 
 
-def reason_of(fault: Exception) -> str:
-    """Why an exception left something untried; one for lack of memory is raised again."""
-    if (
-        isinstance(fault, MemoryError | torch.OutOfMemoryError)
-        or getattr(fault, "code", None) == "out-of-memory"
-    ):
-        raise fault
-    return (
-        fault.message
-        if isinstance(fault, MhaError)
-        else f"the code raised {exception_text(fault):.200}"
-    )
+def reason_of(failure: UserRaised | MhaError) -> str:
+    """Why a failure left something untried; one for lack of memory is raised again."""
+    if isinstance(failure, MhaError):
+        if failure.code == "out-of-memory":
+            raise failure
+        return failure.message
+    if isinstance(failure.fault, MemoryError | torch.OutOfMemoryError):
+        raise failure
+    return f"the code raised {failure!s:.200}"
 
 
 @dataclass
@@ -281,7 +295,7 @@ class BehaviourTester:
                     self.run_pass(text, within=_KnownRows)
                 self.first_pass = self.run_pass(text)[0]
                 break
-            except Exception:  # beyond the model's positions its code may raise anything
+            except NO_ANSWER:  # beyond the model's positions its code may raise anything
                 if length == lengths[-1]:
                     raise
         self.n_passes = 1  # of those that tell something
@@ -359,9 +373,9 @@ class BehaviourTester:
                     if cause is None
                     else self.not_tried(name, f"{cause} fails, which implies this")
                 )
-            except Exception as fault:
-                answer = self.not_tried(name, reason_of(fault))
-                if not isinstance(fault, MhaError):  # and the code raised nothing before
+            except NO_ANSWER as failure:
+                answer = self.not_tried(name, reason_of(failure))
+                if isinstance(failure, UserRaised):  # and the code raised nothing before
                     self.cautions[name] = f"test {name} in a script of your own"
             self.results[name] = answer
 
@@ -544,7 +558,7 @@ class BehaviourTester:
         forms = self.model.attention.mask_forms[:1]
         masked += [("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in forms]
         for what, inputs, form in masked:
-            with suppress(Exception):  # a mask of another form
+            with suppress(*NO_ANSWER):  # a mask of another form
                 out = self.model.attention(inputs, mask=form, seed=self.seed)
                 notes += [] if bool(out.isfinite().all()) else [f"{what} are all masked gives NaN"]
         if notes:

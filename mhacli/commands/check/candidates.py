@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer
+from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
 from mhacli.commands.check.probes import TOLERANCE, ProbedAttention, make_case, recorded_case
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built, as_float64
+from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import HIDDEN, KERNEL, Operation, RecordedCall
-from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import (
     ProjectionReading,
     Widths,
@@ -522,6 +523,7 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
         if heads.shape[-1] != gain.shape[-1] and heads.shape[1] > 1:
             joined = norm(heads.transpose(1, 2).flatten(2)[:, None])
             return joined.reshape(heads.transpose(1, 2).shape).transpose(1, 2)
+        require(do_broadcast(heads.shape[1:], (len(gain), 1, gain.shape[-1])))
         return function(heads, heads.shape[-1:], eps=eps) * gain + shift
 
     return norm
@@ -595,6 +597,8 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
             break
 
     def after(gate: Tensor, out: Tensor, x: Tensor) -> Tensor:
+        require(do_broadcast(out.shape, gate.shape))
+        require(not is_residual or do_broadcast(out.shape, x.shape))
         summed = out * gate + x if is_residual else out * gate
         normed = summed if norm is None else norm(summed)
         return normed if activation is None else activation(normed)
@@ -644,18 +648,24 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 def _of_rows(norm: nn.Module) -> Norm:
     """A norm as a function of rows, `[batch, length, width]`; a norm of groups of channels takes
-    them first.
+    them first. It raises `UserRaised`, and `Unreadable` if it gives no tensor.
     """
-    if isinstance(norm, nn.GroupNorm):
-        return lambda rows: norm(rows.mT).mT
-    return norm
+    is_of_channels = isinstance(norm, nn.GroupNorm)
+
+    def normed(rows: Tensor) -> Tensor:
+        out = call_user(norm, rows.mT if is_of_channels else rows)
+        if not isinstance(out, Tensor):
+            raise Unreadable(f"{type(norm).__name__} gives no tensor")
+        return out.mT if is_of_channels else out
+
+    return normed
 
 
 def _is_made(rows: Tensor, norm: Norm | None, made: Sequence[Tensor]) -> bool:
     """Whether a call makes these rows, normalised."""
     try:
         normed = rows if norm is None else norm(rows).detach()
-    except Exception:  # a norm of heads
+    except NO_ANSWER:  # a norm of heads
         return False
     others = [other for other in made if other.shape == normed.shape]
     return any(

@@ -43,6 +43,7 @@ from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import named_by_ids
 from mhacli.usercode.build import Built
+from mhacli.usercode.door import call_user, ours
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import text_model_of_ids
@@ -87,7 +88,7 @@ def checkpoint_behaviour(
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
         own = tester
-        model.float()
+        call_user(model.float)
         tester = replace(own)
         moved = max(
             each.largest for each in map(difference_of, own.single_passes, tester.single_passes)
@@ -195,11 +196,11 @@ def eager(tester: BehaviourTester) -> Behaviour:
 def eager_in_place(model: Any) -> Iterator[None]:
     """Switches the model to `eager` attention within the context, if it can."""
     before = entry_of(model).implementation
-    model.set_attn_implementation("eager")
+    call_user(model.set_attn_implementation, "eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        call_user(model.set_attn_implementation, before)
 
 
 def row_sums(tester: BehaviourTester) -> Behaviour:
@@ -216,7 +217,7 @@ def row_sums(tester: BehaviourTester) -> Behaviour:
     inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
     inspection = PassInspection(model, inputs, settings, any_length=tester.model.has_source)
-    with captured(model, inspection.take, batch=len(texts)):
+    with captured(model, ours()(inspection.take), batch=len(texts)):
         tester.run_pass(*texts, mask=tester.model.mask, side=side)
     layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
     for (

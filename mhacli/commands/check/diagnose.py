@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
-from mhacli.attention.stages import Inputs, Mistake, ReferenceLayer, run_stages, stages_with
+from mhacli.attention.stages import (
+    Inputs,
+    Mistake,
+    NotPossible,
+    ReferenceLayer,
+    run_stages,
+    stages_with,
+)
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, candidates
 from mhacli.commands.check.layer_sites import sites_in
@@ -32,6 +39,7 @@ from mhacli.commands.check.probes import (
 from mhacli.commands.check.result import Behaviour
 from mhacli.io.data import finite
 from mhacli.usercode.build import as_float64, cast_copy
+from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall, Watcher
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
@@ -202,7 +210,7 @@ def error_of(
             if out.shape != case.output.shape:
                 return math.inf
             counted = case.counted(out, keep)
-        except Exception:  # the mistake is not possible here, or a norm of the module fails
+        except (NotPossible, *NO_ANSWER):  # in this layer, or a norm of the module fails
             return math.inf
         compared = out[counted]
         if not compared.numel() or (not may_be_nan and bool(compared.isnan().all())):
@@ -214,7 +222,7 @@ def error_of(
 
 
 def diagnose(probed: ProbedAttention) -> Diagnosis:
-    """Diagnoses a subject. Raises what the subject raises."""
+    """Diagnoses a subject. Raises `UserRaised`."""
     subject, seed = probed.subject, probed.request.seed
     cases = [
         make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()
@@ -440,9 +448,8 @@ def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
     single, longer = tuple(range(1, length + 1)), ((length - 3, length - 1, length), (2, length))
     for ends in ((start, length - 1, length), single, *longer):
-        with suppress(
-            Exception
-        ):  # not every attention accepts longer steps, or a first step of one token
+        # not every attention accepts longer steps, or a first step of one token
+        with suppress(*NO_ANSWER):
             out = convention(rows, ends)
             if (
                 ends[0] == start
@@ -480,7 +487,7 @@ def _judged(
     takes_single_steps = _is_chunked(differing[0])
     judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
     watcher = Watcher(convention.attention.built.file)
-    with suppress(Exception):  # the call cannot be recorded
+    with suppress(*NO_ANSWER):  # the call cannot be recorded
         convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
     call = RecordedCall(differing[0].output, differing[0].inputs, operations=watcher.operations)
     is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)

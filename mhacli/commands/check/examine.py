@@ -39,6 +39,7 @@ from mhacli.models.layer_names import config_of
 from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
+from mhacli.usercode.door import NO_ANSWER, ours
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
@@ -158,8 +159,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
     stated = True if is_causal else False if request.not_causal else None
     try:
         tester = BehaviourTester(text_model, stated, request.seed, requested=request.length)
-    except Exception as fault:  # no text works alone, and the user's code may raise anything
-        reason_of(fault)  # raises it again where memory lacks
+    except NO_ANSWER as failure:  # no text works alone
+        reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
             raise
         return report
@@ -245,6 +246,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
     text = tester.texts[-1] if _n_parameters(tester.module) > _SMALL else tester.text
 
+    @ours()
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
         while name and not any(True for _ in modules[name].parameters()):
@@ -261,7 +263,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     if tester.module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise
         # anything
-        with suppress(Exception), captured(tester.module, take, anywhere=True):
+        with suppress(*NO_ANSWER), captured(tester.module, take, anywhere=True):
             tester.run_pass(text)
     if tester.is_causal is None:
         tester.is_causal, tester.hides_later = (
@@ -292,8 +294,8 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
                     )
                 verdict, reason = compared.verdict, compared.reason or ""
                 mistakes += compared.findings
-            except Exception as fault:  # user code may raise anything
-                verdict, reason = "unknown", reason_of(fault)
+            except NO_ANSWER as failure:
+                verdict, reason = "unknown", reason_of(failure)
             if verdict != "right":
                 break
         inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))

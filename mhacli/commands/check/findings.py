@@ -27,9 +27,10 @@ from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import copied
+from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import recorded
 from mhacli.usercode.names import function_around, in_user_names, names_within
-from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
 
@@ -360,7 +361,7 @@ def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None
     subject = replace(probed.subject, is_without_dropout=False)
     twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
     seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
-    with suppress(Exception):  # user code may raise anything
+    with suppress(*NO_ANSWER):
         inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
         first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
         for one, other in zip(first.operations, second.operations, strict=False):

@@ -16,12 +16,19 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mhacli.attention.stages import Mistake, ReferenceLayer, run_stages, stages_with
+from mhacli.attention.stages import (
+    Mistake,
+    NotPossible,
+    ReferenceLayer,
+    run_stages,
+    stages_with,
+)
 from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
+from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import Operation, RecordedCall
 from mhacli.usercode.names import assigned_names, is_within
-from mhacli.usercode.process import SourceLine
 from mhacli.usercode.projections import read_name
 
 SITES = (
@@ -176,10 +183,8 @@ def sites_in(
 ) -> LayerSites:
     """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
     tensors = dict[str, Tensor]()
-    with (
-        contextlib.suppress(Exception),
-        torch.no_grad(),
-    ):  # the mistake may not be possible here, or a norm fail
+    # the mistake may not be possible here, or a norm of the module fail
+    with contextlib.suppress(NotPossible, *NO_ANSWER), torch.no_grad():
         stages = stages_with(mistakes)
         run_stages(
             stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})

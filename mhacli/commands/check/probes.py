@@ -18,12 +18,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from mhacli.attention.stages import Inputs
+from mhacli.attention.stages import Inputs, require
 from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import as_float64, cast, cast_copy, copied
+from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.graph import RecordedCall, recorded
-from mhacli.usercode.process import exception_text
 from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import InputDrawer, MaskForm, UserAttention
 
@@ -135,7 +135,7 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for measure in (repeat_calls, replace_tokens, average_training):
-            with suppress(Exception):  # user code may raise anything
+            with suppress(*NO_ANSWER):
                 measure(probed, subject.drawer(seed))
     if "dropout-in-eval" in probed.evidence:
         subject = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
@@ -154,8 +154,12 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
 
 
 def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
-    """Which numbers of an output differ by more than rounding, relative to the largest."""
+    """Which numbers of an output differ by more than rounding, relative to the largest; all of them
+    if it has another shape.
+    """
     a, b = as_float64(before), as_float64(after)
+    if a.shape != b.shape:
+        return torch.ones_like(a, dtype=torch.bool)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
     rounding = TOLERANCES[str(before.dtype).removeprefix("torch.")].runs
     return ~torch.isclose(b, a, rtol=0.0, atol=rounding * size, equal_nan=True)
@@ -181,11 +185,8 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
             "the same input gives another output after other calls, with the same seed too: it"
             " keeps state"
         )
-    except Exception as fault:  # a later call fails
-        how = (
-            "the first call works, a later one with the same input raises"
-            f" {exception_text(fault):.200}"
-        )
+    except NO_ANSWER as failure:  # a later call fails
+        how = f"the first call works, a later one with the same input raises {failure!s:.200}"
     probed.evidence["state-kept-between-calls"], probed.subject = how, unused
 
 
@@ -236,8 +237,10 @@ def _by_token(
     probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0
 ) -> Tensor:
     """Whether another token at key changes each output, `[query, key]`."""
-    before = probed.subject(base, seed=0)
-    replaced = [drawer.replaced(base, key, factor=factor) for key in range(base.queries.shape[-2])]
+    before, n_keys = probed.subject(base, seed=0), base.queries.shape[-2]
+    if before.shape[-2] != n_keys:
+        raise Unreadable(f"texts of {n_keys} tokens have {before.shape[-2]} outputs")
+    replaced = [drawer.replaced(base, key, factor=factor) for key in range(n_keys)]
     changes = [differing(before, probed.subject(inputs, seed=0)) for inputs in replaced]
     return torch.stack([each.movedim(-2, 0).flatten(1).any(1) for each in changes], 1)
 
@@ -260,7 +263,10 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     inputs = drawer.inputs(with_context=False)
     eval_out = twin(inputs, seed=0).double()
     copies = inputs.map(lambda rows: rows.repeat(_N_COPIES, *[1] * (rows.ndim - 1)))
-    out = twin(copies, training=True, seed=0).double().unflatten(0, (_N_COPIES, -1))
+    training_out = twin(copies, training=True, seed=0).double()
+    if training_out.shape != (_N_COPIES * len(eval_out), *eval_out.shape[1:]):
+        raise Unreadable("in training mode outputs have other shapes")
+    out = training_out.unflatten(0, (_N_COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
     slope, error = slopes.mean().item(), slopes.std().item() / _N_COPIES**0.5
@@ -308,14 +314,17 @@ class InputCase:
 
     def counted(self, out: Tensor, keep: Tensor | None = None) -> Tensor:
         """The compared rows of an output, bool `[batch, query]`, or with heads for a function:
-        padded queries, and those that may `keep` no key, have no right output.
+        padded queries, and those that may `keep` no key, have no right output. Raises `NotPossible`
+        if the cells to keep are of another shape.
         """
         counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), self.inputs.real
-        if real is not None and real.shape[1] == out.shape[-2]:
+        if real is not None and real.shape == (len(out), out.shape[-2]):
             counted &= real if out.ndim == 3 else real[:, None]
         if keep is not None:
             has_key = keep.any(dim=-1)  # [batch, head, query]
-            counted &= has_key.all(dim=1) if out.ndim == 3 else has_key
+            has_key = has_key.all(dim=1) if out.ndim == 3 else has_key
+            require(all(n in (1, of) for n, of in zip(has_key.shape, counted.shape, strict=True)))
+            counted &= has_key
         return counted
 
 
@@ -327,7 +336,7 @@ def make_case(
     *,
     rounding: float = TOLERANCE,
 ) -> InputCase:
-    """The case with the subject's output. Raises what the subject raises."""
+    """The case with the subject's output. Raises `UserRaised`, and `Unreadable` without one."""
     output = as_float64(subject(inputs, mask=form))
     return InputCase(
         name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding
@@ -336,7 +345,7 @@ def make_case(
 
 def recorded_case(subject: UserAttention, case: InputCase) -> RecordedCall:
     """The recorded call of a case, without operations if it cannot be recorded."""
-    with suppress(Exception):  # user code may raise anything
+    with suppress(*NO_ANSWER):
         return recorded(subject, case.inputs, 0, case.form)
     return RecordedCall(case.output, case.inputs)
 
@@ -382,7 +391,7 @@ def masked_cases(
         kind = {"additive": "as 0 and −∞", "lengths": "as lengths"}.get(
             form.kind, f"{mark} = {meaning}"
         )
-        with suppress(Exception):  # the form does not fit these sizes
+        with suppress(*NO_ANSWER):  # the form does not fit these sizes
             yield make_case(
                 f"{form.parameter} [{', '.join(form.axes)}], {kind}", subject, masked, form
             )
@@ -409,18 +418,18 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """A copy whose weights are parameters, also those that torch computes from others, as with a
     weight norm.
     """
-    copied_module = copy.deepcopy(module)
+    copied_module: nn.Module = call_user(copy.deepcopy, module)
     for part in copied_module.modules():
         kind, names = type(part), [*getattr(part, "parametrizations", ())]
         if names:  # their property is one of the class, which the original has too
             part.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         for name in names:
-            parametrize.remove_parametrizations(part, name)
+            call_user(parametrize.remove_parametrizations, part, name)
         for key, hook in [
             *part._forward_pre_hooks.items()
         ]:  # the older weight norm and spectral norm
             if isinstance(hook, WeightNorm | SpectralNorm):
-                hook.remove(part)
+                call_user(hook.remove, part)
                 del part._forward_pre_hooks[key]
     return copied_module
 

@@ -15,7 +15,7 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
 from mhacli.settings import MODEL, Config, OwnCode, like, pairs, setting
-from mhacli.usercode.process import SourceLine, shown_path
+from mhacli.usercode.faults import SourceLine, shown_path
 from mhacli.usercode.target import Choice, Mode, TargetRequest
 
 Verdict = Literal["right", "consistent", "wrong", "unknown"]

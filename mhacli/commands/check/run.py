@@ -15,6 +15,7 @@ from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
+from mhacli.usercode.door import UserRaised, call_user
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
 _JOB = "mhacli.commands.check.examine:examine_request"
@@ -80,7 +81,10 @@ def check(
             return examine_in_child(request)
         from mhacli.commands.check.examine import examination_of
 
-        return examination_of(request, process.no_stage)
+        try:
+            return examination_of(request, process.no_stage)
+        except UserRaised as raised:
+            raise raised.fault from None
 
 
 def examine_in_child(
@@ -104,14 +108,12 @@ def _named(thing: object) -> Iterator[str | None]:
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         try:
-            thing = copy.deepcopy(thing)
-        except (
-            Exception
-        ) as fault:  # it holds what Python cannot copy, or its own __deepcopy__ raises
-            problem = f"{type(thing).__name__} cannot be copied: {process.exception_text(fault)}"
+            thing = call_user(copy.deepcopy, thing)
+        except UserRaised as raised:
+            problem = f"{type(thing).__name__} cannot be copied: {raised}"
             raise MhaError(
                 problem, hint="give a function that builds it", code="cannot-examine"
-            ) from fault
+            ) from raised.fault
     with naming(thing) as name:
         yield name
 

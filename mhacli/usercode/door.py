@@ -1,0 +1,173 @@
+"""The door to foreign code: the one place that calls the user's functions, classes and modules.
+
+What they raise leaves as `UserRaised`, and nothing else about a call may be caught elsewhere. What
+mha itself runs inside such a call (a mode of torch, a hook, an object that it passes) is wrapped by
+`ours`: its first fault is kept, the call goes on as if mha did not watch, and `call_user` raises
+the fault when the call ends, whatever the user's code did meanwhile. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from mhacli.errors import MhaError
+from mhacli.usercode.faults import SourceLine, exception_text, source_line_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class UserRaised(Exception):
+    """An exception of the user's code, `fault`; as text its class and its first line."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__(exception_text(fault))
+        self.fault = fault
+
+    def line(self, file: str | None = None) -> SourceLine | None:
+        """The innermost line of user code, or of `file`, that raised it; None if there is none."""
+        return source_line_of(self.fault, file)
+
+
+class InternalError(Exception):
+    """A fault of mha that happened inside a call of the user's code."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__(f"{exception_text(fault)} (this is a bug of mha)")
+        self.fault = fault
+
+
+class Unreadable(MhaError):
+    """What the user's code holds or returns does not have the form that a step needs: it has no
+    source, no output of each token, or another shape in another call.
+    """
+
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(message, **{"code": "cannot-examine", **more})
+
+
+NO_ANSWER: Final = (UserRaised, MhaError)
+"""What ends an attempt with foreign code: anything else is a bug of mha."""
+
+
+# ----------------------------------------------------------------------------------------- the call
+
+
+class _Call:
+    """A running call of the user's code, with the first fault of mha inside it."""
+
+    fault: BaseException | None = None
+
+
+_running: list[_Call] = []
+"""The running calls, the innermost last. One list for all threads: hooks may run in the user's."""
+
+
+def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """What a function of the user's code returns.
+
+    Raises `UserRaised` for what it raises, except for an interrupt, and `InternalError` for the
+    first fault of mha inside the call; what mha refuses there is raised as `MhaError`.
+    """
+    call, raised = _Call(), None
+    _running.append(call)
+    try:
+        result = function(*args, **kwargs)
+    except InternalError:
+        raise
+    except (Exception, SystemExit) as fault:
+        raised = fault
+    finally:
+        _running.remove(call)
+    if call.fault is None and raised is not None and _is_of_mha(raised):
+        call.fault = raised
+    try:
+        if isinstance(call.fault, (*NO_ANSWER, InternalError)):
+            raise call.fault
+        if call.fault is not None:
+            raise InternalError(call.fault) from call.fault
+        if raised is not None:
+            raise UserRaised(raised) from raised
+        return result
+    finally:
+        del call, raised  # they hold this frame, and with it the tensors of the call
+
+
+_ROOMS: Final = tuple(
+    os.path.join(str(Path(__file__).parents[1] / room), "") for room in ("usercode", "commands")
+)
+
+
+def _is_of_mha(fault: BaseException) -> bool:
+    """Whether code of mha raised an exception by itself, where `ours` does not wrap it."""
+    file = ""
+    for frame, _ in traceback.walk_tb(fault.__traceback__):
+        file = frame.f_code.co_filename
+    return file.startswith(_ROOMS) and file != __file__
+
+
+# ------------------------------------------------------------------------------- inside of the call
+
+
+class _ForUser(BaseException):
+    """Carries an exception past `ours` to the user's code."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__()
+        self.fault = fault
+
+
+def for_user(fault: BaseException) -> BaseException:
+    """An exception that a function of `ours` raises on purpose, for the user's code to see."""
+    return _ForUser(fault)
+
+
+def on_behalf(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """What a function returns that the user's code called, or that mha calls in its place inside of
+    `ours`: what it raises is the user's.
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as fault:
+        raise _ForUser(fault) from None
+
+
+def ours(instead: Callable[..., Any] | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Wraps a function of mha that the user's code, or torch inside it, calls: what it raises is
+    kept for `call_user`, and the user's code gets what `instead` returns, or None, as in every
+    later call.
+    """
+
+    def wrapped(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+            call = _running[-1] if _running else None
+            if call is None or call.fault is None:
+                try:
+                    return function(*args, **kwargs)
+                except _ForUser as passed:
+                    raised = passed.fault
+                except Exception as fault:
+                    if call is None:
+                        raise
+                    call.fault, raised = fault, None
+                if raised is not None:
+                    try:
+                        raise raised
+                    finally:
+                        del raised  # it holds this frame
+            return None if instead is None else instead(*args, **kwargs)
+
+        return guarded
+
+    return wrapped
+
+
+def plainly(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """What a function of torch returns without the mode that watches it."""
+    return func(*args, **(kwargs or {}))
