@@ -1,6 +1,4 @@
-"""Multi-head attention as a learner wrote it: it runs, it trains, and it has one mistake. `mha
-check` names it.
-"""
+"""Multi-head attention of a learner: it runs, it trains, and `mha check` names its mistake."""
 
 import math
 

@@ -5,31 +5,22 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, n_heads: int):
+    def __init__(self, width, n_heads):
         super().__init__()
         self.n_heads = n_heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x):
-        q, k, v = (
-            t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-            for t in self.qkv(x).chunk(3, dim=-1)
-        )
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in parts)
         seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(diagonal=1)
         z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return self.out(z.transpose(1, 2).flatten(2))
 
 
 class GPT(nn.Module):
-    def __init__(
-        self,
-        vocab_size: int = 65,
-        width: int = 64,
-        n_heads: int = 4,
-        n_layers: int = 2,
-        length: int = 256,
-    ):
+    def __init__(self, vocab_size=65, width=64, n_heads=4, n_layers=2, length=256):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(length, width)
         self.attentions = nn.ModuleList(Attention(width, n_heads) for _ in range(n_layers))

@@ -1,6 +1,4 @@
-"""GPT-2 of transformers and a port of it with the same weights, in which something is missing. `mha
-diff` says where.
-"""
+"""GPT-2 of transformers and a port with the same weights: `mha diff` says what is missing."""
 
 import torch
 from torch import nn
@@ -29,9 +27,8 @@ def ours():
     given, port = theirs().state_dict(), Port()
     for name, parameter in port.named_parameters():
         weight = given[name if name.startswith("lm_head") else f"transformer.{name}"]
-        parameter.data = (
-            weight.T if ".c_" in name and weight.ndim == 2 else weight
-        )  # Conv1D holds [in, out]
+        is_conv1d = ".c_" in name and weight.ndim == 2  # which holds [in, out]
+        parameter.data = weight.T if is_conv1d else weight
     return port
 
 
@@ -43,10 +40,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (
-            y.view(batch, length, self.n_heads, -1).transpose(1, 2)
-            for y in self.c_attn(x).split(width, dim=2)
-        )
+        parts = self.c_attn(x).split(width, dim=2)
+        q, k, v = (y.view(batch, length, self.n_heads, -1).transpose(1, 2) for y in parts)
         scores = q @ k.transpose(2, 3)
         seen = torch.ones(length, length).tril().bool()
         z = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1) @ v

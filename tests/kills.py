@@ -2,6 +2,7 @@
 
     python tests/kills.py --set first [--tier folders] [--checkout DIR] [--folder DIR]
     python tests/kills.py --set first --seed 43 --mutants 30 [--checkout DIR]
+    python tests/kills.py --faults
 
 The mutants are in `mutants.json` beside this file. Each is found by the syntax tree, so that it
 survives formatting and moving within its function.
@@ -14,6 +15,9 @@ there. The exit code is 1 if the code that a mutant replaces is gone.
 The second line draws mutants of the checkout and adds them to a set, until it has as many of that
 seed. A mutant that nobody can notice gets the field `struck` with the reason: it is neither run nor
 counted, and the second line draws another.
+
+The third line is the fault test of `mha check` (`support/faults.py`): each function that examines
+raises in turn, and no such fault of mha may become a verdict. It takes hours too; CI tries a sample.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import faults
 
 DATA = Path(__file__).with_name("mutants.json")
 ROOMS = (
@@ -444,13 +449,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--set", required=True, help="the mutants that are run, or added to")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--set", help="the mutants that are run, or added to")
+    what.add_argument("--faults", action="store_true", help="run the fault test of mha check")
     parser.add_argument("--tier", choices=TIERS, default="all", help="the last tests that run")
     parser.add_argument("--seed", type=int, help="draw mutants, and run nothing")
     parser.add_argument("--mutants", type=int, default=30, help="how many of that seed")
     parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[1])
     parser.add_argument("--folder", type=Path, default=Path("kills"), help="of copy and results")
     options = parser.parse_args()
+    if options.faults:
+        return faults.main([])
     if options.seed is not None:
         draw(options.set, options.seed, options.mutants, options.checkout)
         return 0
