@@ -5,7 +5,7 @@ colour and explain.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 
@@ -33,8 +33,8 @@ class Column(Generic[Row]):
     is that of a cell on the terminal.
     """
 
-    heading: str
-    value: Callable[[Row], object]
+    heading: str = field(kw_only=False)
+    value: Callable[[Row], object] = field(kw_only=False)
     unit: Unit = "word"
     digits: int | None = None
     none: str = "–"
@@ -58,16 +58,14 @@ def column(
     """A column whose words are those of `name` in a table of record/columns.toml."""
     word = words_of("columns", table)[name]
     more = {"meaning": word.legend, **more}
-    return Column(
-        heading=word.heading, value=value, unit=unit, explanation=word.explanation, **more
-    )
+    return Column(word.heading, value, unit=unit, explanation=word.explanation, **more)
 
 
 def fields(units: Mapping[str, Unit]) -> list[Column[Mapping[str, Any]]]:
     """The columns of rows that are mappings: a heading for each field, whose values have this
     unit.
     """
-    return [Column(heading=name, value=itemgetter(name), unit=unit) for name, unit in units.items()]
+    return [Column(name, itemgetter(name), unit=unit) for name, unit in units.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +78,8 @@ class Table(Generic[Row]):
     columns.
     """
 
-    columns: Sequence[Column[Row]]
-    rows: Sequence[Row]
+    columns: Sequence[Column[Row]] = field(kw_only=False)
+    rows: Sequence[Row] = field(kw_only=False)
     foot: Sequence[Row] = ()
     title: str = ""
     most: int | None = None
@@ -100,13 +98,9 @@ def pairs(
     rows: Sequence[tuple[str, object]], *, style: str = "", gap: int = 2, title: str = ""
 ) -> Table[tuple[str, object]]:
     """Names in a style, and words beside them that may take several lines."""
-    name: Column[tuple[str, object]] = Column(
-        heading="", value=lambda row: row[0], style=lambda row: style
-    )
-    words: Column[tuple[str, object]] = Column(
-        heading="", value=lambda row: row[1], least=20, wraps=True
-    )
-    return Table(columns=[name, words], rows=rows, gap=gap, title=title)
+    name: Column[tuple[str, object]] = Column("", lambda row: row[0], style=lambda row: style)
+    words: Column[tuple[str, object]] = Column("", lambda row: row[1], least=20, wraps=True)
+    return Table([name, words], rows, gap=gap, title=title)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

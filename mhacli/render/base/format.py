@@ -203,7 +203,7 @@ def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", styl
     """
     text = Text()
     used = 0
-    texts = [Text(part, style=style) if isinstance(part, str) else part for part in parts]
+    texts = [Text(part, style) if isinstance(part, str) else part for part in parts]
     for number, part in enumerate(texts):
         if number and used + cell_len(between) + part.cell_len <= width:
             text.append(between, style="dim")
@@ -296,6 +296,6 @@ def _origin(record: Record) -> tuple[str, str]:
 def self_check_verdict(*, ok: bool | None, numbers: str = "") -> Text:
     """Whether a self-check passes, with its numbers."""
     verdict = Text(
-        "self-check ok" if ok else "self-check FAILED", style="bold green" if ok else "bold red"
+        "self-check ok" if ok else "self-check FAILED", "bold green" if ok else "bold red"
     )
     return verdict.append(f": {numbers}", style="not bold default") if numbers else verdict

@@ -218,7 +218,7 @@ def grids(
         visible += [sized.panel for sized in row]
     n_more += len(parts) - len(visible)
     if n_more:
-        yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", style="dim")
+        yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", "dim")
     caption = [*_caption(visible, screen)] if visible else []
     if caption:
         yield flowing(caption, screen.width)
@@ -355,7 +355,7 @@ def _side_by_side(
 def _title(g: Grid, width: int) -> Iterator[Text]:
     """The line with the title of a grid, if it has one."""
     if g.title:
-        rule = Text(g.title, style="bold", overflow="ellipsis", no_wrap=True)
+        rule = Text(g.title, "bold", overflow="ellipsis", no_wrap=True)
         yield rule.append(" " + "─" * (width - cell_len(g.title) - 1), style="not bold dim")
 
 
@@ -364,7 +364,7 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     g = panel.grid
     label = panel.label
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
-    names = Text(f"{g.corner:<{label}}{_heading(panel, size)}", style="dim")
+    names = Text(f"{g.corner:<{label}}{_heading(panel, size)}", "dim")
     headings = "".join(f"{column.heading:>{width}}" for column, width in beside)
     yield names.append(headings, style="dim")
     is_halved = (
@@ -374,7 +374,7 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     cells = levels(g.values, allowed, g.scale, g.top).tolist()
     for number, row in enumerate(panel.rows.shown):
         if panel.rows.hidden and number == panel.rows.before:
-            yield Text(f"⋮ {panel.rows.hidden} rows (--all)", style="dim")
+            yield Text(f"⋮ {panel.rows.hidden} rows (--all)", "dim")
         if is_halved and row % 2:
             continue
         line = Text()
@@ -577,13 +577,13 @@ def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
     """What a cell is, the scales of what is shaded, and the signs that occur."""
     parts = [panel.grid for panel in panels]
     has_numbers = panels[0].has_numbers
-    yield from (Text(words, style="dim") for words in _meanings(parts, has_numbers=has_numbers))
+    yield from (Text(words, "dim") for words in _meanings(parts, has_numbers=has_numbers))
     if screen.colour or not has_numbers:
         yield from _scales(parts, screen, has_numbers=has_numbers)
-    yield from (Text(words, style="dim") for words in _signs(parts, has_numbers=has_numbers))
+    yield from (Text(words, "dim") for words in _signs(parts, has_numbers=has_numbers))
     columns = [column for panel in panels for column in panel.beside if column.meaning]
     for words in dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns):
-        yield Text(words, style="dim")
+        yield Text(words, "dim")
 
 
 def _meanings(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
@@ -607,7 +607,7 @@ def _scales(parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Iter
     graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
     for scale in dict.fromkeys(g.scale for g in graded):
         group = [g for g in shaded if g.scale == scale]
-        words = Text(f"shade {scale_words(group, group[0].unit, group[0].digits)}", style="dim")
+        words = Text(f"shade {scale_words(group, group[0].unit, group[0].digits)}", "dim")
         if len(group) < len(shaded):
             words.append(f" in {' and '.join(g.title for g in group)}")
         elif len(shaded) > 1:

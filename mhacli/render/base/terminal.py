@@ -53,7 +53,7 @@ def table(
             widest = max(reversed(explained), key=lambda column: column.drop)
             columns = [column for column in widths if column is not widest]
     if content.title:
-        yield Text(content.title, style="bold")
+        yield Text(content.title, "bold")
     yield _lines(content, rows, widths)
     if below.plain:
         yield below
@@ -97,7 +97,7 @@ def _lines(
     for number, place in enumerate(rows.shown):
         row = content.rows[place]
         if rows.hidden and content.has_ends and number == rows.before:
-            insert([Text(f"⋮ {_more(rows)}", style="dim")])
+            insert([Text(f"⋮ {_more(rows)}", "dim")])
         insert(content.above(row))
         blocks[-1].add_row(*(_cell(column, row) for column in widths))
         insert(content.below(row))

@@ -41,7 +41,7 @@ def token_tables(
 
 def hidden(count: int, noun: str, option: str) -> Text:
     """A note on hidden parts of a view, with the option that shows them."""
-    return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
+    return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", "dim")
 
 
 def _token_table(
@@ -57,14 +57,14 @@ def _token_table(
     longest = max(len(other.tokens) for other in family)
     first = record.config.first_column(n_tokens, longest)
     tokens = Table(
-        columns=_columns(record, family[index], None if of_context else index),
-        rows=range(-first, longest - first),
+        _columns(record, family[index], None if of_context else index),
+        range(-first, longest - first),
         most=None if options.everything else MAX_TOKEN_ROWS,
         has_ends=True,
     )
     name = _text_name(record, index, of_context=of_context)
     padding = f" + {longest - n_tokens} padding" if n_tokens < longest else ""
-    words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", style="bold")
+    words = Text(f"{name}: {count_of(n_tokens, 'token')}{padding}, ", "bold")
     vocabulary = (
         str(len(record.vocabulary)) if record.model is None else f"{record.model.n_vocabulary:,}"
     )
@@ -95,8 +95,8 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         heading: str, value: Callable[[int], object], style: str = "", **more: Any
     ) -> Column[int]:
         return Column(
-            heading=heading,
-            value=lambda i: value(i) if i in inside else None,
+            heading,
+            lambda i: value(i) if i in inside else None,
             style=lambda i: style if i in inside else "dim",
             **more,
         )
@@ -113,7 +113,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         return token
 
     columns: list[Column[int]] = [
-        Column(heading="index", value=lambda i: i if i >= 0 else None, unit="integer"),
+        Column("index", lambda i: i if i >= 0 else None, unit="integer"),
         of_token("token", word, style="bold", none=PADDING, least=_LEAST_TOKEN),
     ]
     # ids of a checkpoint stand beside the index, those of mha after the token

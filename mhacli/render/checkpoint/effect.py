@@ -72,7 +72,7 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
     proof = _proof(record, summary)
     if not summary.verified.ok:
         return question, proof
-    answer = Text(_answer(record, summary), style="bold")
+    answer = Text(_answer(record, summary), "bold")
     return answer, question, *_together(record, summary), *_screening(summary, screen), proof
 
 
@@ -217,7 +217,7 @@ def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
     if is_weak:
         words.append("1st order misses heads that matter here: run without --screen")
-    yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
+    yield flowing([Text(part, "yellow" if is_weak else "") for part in words], screen.width)
 
 
 def _proof(record: Record, summary: EffectSummary) -> Text:
@@ -226,9 +226,7 @@ def _proof(record: Record, summary: EffectSummary) -> Text:
     """
     proof = summary.verified
     if not proof.ok:
-        return Text(
-            "NOT verified: a second computation of the removals disagrees", style="bold red"
-        )
+        return Text("NOT verified: a second computation of the removals disagrees", "bold red")
     words = "not verified: no removal was computed a second time"
     if proof.n:
         words = (
@@ -237,7 +235,7 @@ def _proof(record: Record, summary: EffectSummary) -> Text:
         )
     if not all(summary.change_of(effect) for effect in record.effects):
         words += f"; up to {shown(summary.floor, 'number')} is noise and prints as 0"
-    return Text(words, style="green" if proof.n else "yellow")
+    return Text(words, "green" if proof.n else "yellow")
 
 
 # ------------------------------------------------------------------------------------- the pictures
@@ -375,7 +373,7 @@ def effect_table(
         legend += ["Δlogprob and KL in nats", "rank 0: the most likely"]
     if summary.metric != "d_output":
         legend.append("Δoutput relative to the length of the output")
-    return Table(columns=columns, rows=_ranked(record, summary), legend=legend)
+    return Table(columns, _ranked(record, summary), legend=legend)
 
 
 def number_column(name: str, digits: int | None = None) -> Column[Effect]:

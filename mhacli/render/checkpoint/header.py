@@ -40,7 +40,7 @@ def model_header(
     changed anything, and the unverified layers; unless `in_brief` also how its layers were
     captured.
     """
-    path = Text(visible(model.path), style="bold")
+    path = Text(visible(model.path), "bold")
     words = [_layers(record, model), *by_layers(record.layers, _heads)]
     if model.revision:
         words.append(f"revision {visible(model.revision)}")
@@ -98,11 +98,11 @@ def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
         f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
     )
     style = "green" if generated.repeated == generated.n_tokens else "yellow"
-    yield flowing([summary, Text(repeated, style=style)], screen.width)
+    yield flowing([summary, Text(repeated, style)], screen.width)
     text = record.sequences[0]
     n = generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    yield Text(f"generated: “{visible(text.text[begin:])}”", style="bold")
+    yield Text(f"generated: “{visible(text.text[begin:])}”", "bold")
 
 
 def _heads(layer: InspectedLayer) -> str:
@@ -122,14 +122,14 @@ def _heads(layer: InspectedLayer) -> str:
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
     """The inspected path, and whether its outputs equal those without inspection."""
-    yield Text(f"attention: {visible(model.path_inspected)}", style="bold")
+    yield Text(f"attention: {visible(model.path_inspected)}", "bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
     part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""
     if model.identical_outputs:
-        yield Text(f"inspecting changed no bit of the outputs{part}", style="green")
+        yield Text(f"inspecting changed no bit of the outputs{part}", "green")
     elif model.identical_outputs is False:
-        yield Text(f"inspecting CHANGED the outputs{part}", style="bold red")
+        yield Text(f"inspecting CHANGED the outputs{part}", "bold red")
 
 
 def _details(record: Record, model: Model) -> Iterator[str]:
@@ -192,7 +192,7 @@ def _unverified(record: Record) -> Iterator[Text]:
                 *map(agreement, failures),
                 *(visible(why) for why in layer.unverified if not why.startswith(names)),
             ]
-            yield Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", style="bold red")
+            yield Text(f"! {layer.label} NOT verified: {'; '.join(reasons)}", "bold red")
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
@@ -209,8 +209,8 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")
     parts = []
     if record.model is not None and record.model.identical_outputs is False:
-        parts.append(Text("outputs differ from those without inspection", style="bold red"))
+        parts.append(Text("outputs differ from those without inspection", "bold red"))
     for same in grouped(checks, lambda check: check.name).values():
         worst = max(same, key=lambda check: check.severity)
-        parts.append(Text(agreement(worst), style="dim" if worst.ok else "bold red"))
+        parts.append(Text(agreement(worst), "dim" if worst.ok else "bold red"))
     return Text("\n").join([verdict, flowing(parts, screen.width)])

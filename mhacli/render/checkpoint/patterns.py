@@ -52,12 +52,12 @@ def patterns_view(
     if options.view == "none" or not any(layer.has_pattern for layer in layers):
         return
     if not are_drawn(layers, options):
-        yield Text(HINT, style="dim")
+        yield Text(HINT, "dim")
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
         why = "is not in this record, so it is not drawn; --keep-limit makes room"
-        yield Text(f"the pattern of {names_of(missing)} {why}", style="yellow")
+        yield Text(f"the pattern of {names_of(missing)} {why}", "yellow")
     heads = [head for head in drawable_heads(record, options) if "pattern" in head.record.arrays]
     chosen = [*product(heads, sequences)]
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
@@ -71,9 +71,9 @@ def patterns_view(
     maps = [_titled_map(head, b, options, is_alone=n_heads == 1) for head, b in chosen]
     yield from patterns(maps, options, screen, most=most, n_more=n_heads - len(maps))
     if any(cells.is_followed(row) for _, cells in maps for row in range(len(cells.weights))):
-        yield Text("a → b: after query a the model generated token b", style="dim")
+        yield Text("a → b: after query a the model generated token b", "dim")
     if options.words:
-        yield Text(WORDS_CAPTION, style="dim")
+        yield Text(WORDS_CAPTION, "dim")
 
 
 def _titled_map(

@@ -107,7 +107,7 @@ class _Content:
     def remarks(self) -> list[Text]:
         """The line above the table."""
         more = "--all, --sort" if self.record.corpus else "--all, --layer N, --sort"
-        return [Text(f"{self.remark} ({more})", style="dim")] if self.remark else []
+        return [Text(f"{self.remark} ({more})", "dim")] if self.remark else []
 
     def header(self) -> RenderableType:
         """The model and how it was inspected."""
@@ -191,7 +191,7 @@ def _strong_cells(content: _Content) -> Iterator[RenderableType]:
         for layer in content.layers:
             heads = content.listed_in(layer)
             if heads:
-                title = Text(layer.inspected.label, style="bold")
+                title = Text(layer.inspected.label, "bold")
                 yield Group(title, strong_places(layer.record, heads, options, screen))
 
 
@@ -365,7 +365,7 @@ def span_view(content: _Content) -> RenderableType:
             rows += _span_rows(name, layer.record, names, sequences, options)
     headings = ["layer", "from", *(f"to {name}" for name in names)]
     columns: list[Column[Sequence[str]]] = [
-        Column(heading=heading, value=itemgetter(place), unit="word" if heading == "from" else "id")
+        Column(heading, itemgetter(place), unit="word" if heading == "from" else "id")
         for place, heading in enumerate(headings)
     ]
     axes = ["the tokens of a row"]
@@ -374,8 +374,8 @@ def span_view(content: _Content) -> RenderableType:
     if len(sequences) > 1:
         axes.append("sequences")
     weights = Table(
-        columns=columns,
-        rows=rows,
+        columns,
+        rows,
         most=None if options.everything else _MAX_ROWS,
         has_ends=True,
         title="between spans",
@@ -521,15 +521,15 @@ def _spreads(rows: Sequence[_Row]) -> Table[_Row]:
     words = words_of("columns", "statistic")
     meaning = "documents where the head has this type"
     columns: list[Column[_Row]] = [
-        Column(heading="head", value=lambda row: row.name),
-        Column(heading="agree", value=lambda row: row.head.agree, unit="fraction", meaning=meaning),
+        Column("head", lambda row: row.name),
+        Column("agree", lambda row: row.head.agree, unit="fraction", meaning=meaning),
         Column(
-            heading="statistic",
-            value=lambda row: words[row.spread.statistic].heading or row.spread.statistic,
+            "statistic",
+            lambda row: words[row.spread.statistic].heading or row.spread.statistic,
         ),
         *_distribution("mean"),
     ]
-    return Table(columns=columns, rows=rows, title="spread over documents")
+    return Table(columns, rows, title="spread over documents")
 
 
 def _distribution(heading: str) -> Iterator[Column[_Row]]:
@@ -543,16 +543,16 @@ def _distribution(heading: str) -> Iterator[Column[_Row]]:
         unit, digits = _FORMS.get(spread.statistic, _SCORE)
         return " to ".join(shown(number, unit, digits) for number in numbers)
 
-    yield Column(heading=heading, value=lambda row: words(row.spread, row.spread.mean), unit="id")
+    yield Column(heading, lambda row: words(row.spread, row.spread.mean), unit="id")
     yield Column(
-        heading=f"{100 * CONFIDENCE:.0f} % interval",
-        value=lambda row: words(row.spread, row.spread.low, row.spread.high),
+        f"{100 * CONFIDENCE:.0f} % interval",
+        lambda row: words(row.spread, row.spread.low, row.spread.high),
         unit="id",
         drop=2,
     )
     yield Column(
-        heading="5 to 95 % of documents",
-        value=lambda row: words(row.spread, row.spread.quantiles[0], row.spread.quantiles[-1]),
+        "5 to 95 % of documents",
+        lambda row: words(row.spread, row.spread.quantiles[0], row.spread.quantiles[-1]),
         unit="id",
         drop=1,
     )
@@ -562,11 +562,11 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
     """The effect of removing each head, the largest mean first."""
     word = words_of("columns", "effect")[metric]
     return Table(
-        columns=[
-            Column(heading="removed", value=lambda row: row.name),
+        [
+            Column("removed", lambda row: row.name),
             *_distribution(word.heading),
         ],
-        rows=sorted(rows, key=lambda row: -abs(row.spread.mean)),
+        sorted(rows, key=lambda row: -abs(row.spread.mean)),
         title="removing a head, mean over documents",
         most=None if everything else _MOST_EFFECTS,
         legend=[f"{word.heading} = {word.legend}, at the first [MASK], else at the last token"],
@@ -603,4 +603,4 @@ def cells_table(
             "document": "word",
         }
     )
-    return Table(columns=columns, rows=rows, title="cells that stand out most")
+    return Table(columns, rows, title="cells that stand out most")

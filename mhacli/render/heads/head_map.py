@@ -467,7 +467,7 @@ def patterns(
     """
     for title, cells in maps:
         if not len(cells.weights):
-            yield Text(f"{title}: none of the chosen rows is in this text", style="yellow")
+            yield Text(f"{title}: none of the chosen rows is in this text", "yellow")
     maps = [titled for titled in maps if len(titled.cells.weights)]
     form: Form
     match options.view:
@@ -523,16 +523,16 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     entropy = cells.entropy
     if {shown(float(total), "weight", digits) for total in sums} != {shown(1.0, "weight", digits)}:
         yield Column(
-            heading="Σ",
-            value=lambda row: sums[row],
+            "Σ",
+            lambda row: sums[row],
             unit="weight",
             digits=digits,
             meaning="sum of the row",
         )
     if learned is not None:
         yield Column(
-            heading="s_aux",
-            value=lambda row: learned[row],
+            "s_aux",
+            lambda row: learned[row],
             unit="weight",
             digits=digits,
             style=lambda row: "magenta",
@@ -540,8 +540,8 @@ def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
         )
     if entropy is not None:
         yield Column(
-            heading="H",
-            value=lambda row: entropy[row],
+            "H",
+            lambda row: entropy[row],
             unit="nats",
             drop=1,
             meaning="entropy in nats",
@@ -583,11 +583,11 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
         return ", ".join(words) or "no visible key"
 
     return Table(
-        columns=[
-            Column(heading="query", value=query, style=lambda row: "bold"),
-            Column(heading="strongest weights", value=keys_of, least=_LEAST_KEYS, wraps=True),
+        [
+            Column("query", query, style=lambda row: "bold"),
+            Column("strongest weights", keys_of, least=_LEAST_KEYS, wraps=True),
         ],
-        rows=range(len(cells.weights)),
+        range(len(cells.weights)),
         title=title,
         most=None if options.everything or cells.rows is not None else MAX_TOKEN_ROWS,
         has_ends=True,
@@ -625,8 +625,8 @@ def _without_sinks(whole: HeadMap, title: str, options: ViewOptions) -> Grid:
     """A map without its sinks, which stand beside it."""
     cells = whole.without_sinks()
     sink: Column[int] = Column(
-        heading="sink",
-        value=lambda row: cells.sink_weights[row] if cells.n_queries[row] else None,
+        "sink",
+        lambda row: cells.sink_weights[row] if cells.n_queries[row] else None,
         unit="fraction",
         style=lambda row: "magenta",
     )
@@ -649,4 +649,4 @@ def _sinks(cells: HeadMap, name: str, digits: int) -> Iterator[Text]:
     if parts:
         rest = 1 - cells.sink_mass - (cells.learned_mass or 0.0)
         parts.append(f"shown {shown(rest, 'weight', digits)} of all attention")
-        yield Text(f"{name}: {', '.join(parts)}", style="bold")
+        yield Text(f"{name}: {', '.join(parts)}", "bold")

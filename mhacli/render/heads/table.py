@@ -90,10 +90,10 @@ def heads_table(
     """
     columns = [
         *_layer_column(record, listed, options),
-        Column(heading="head", value=lambda row: "" if row.baseline else row.head.head, unit="id"),
+        Column("head", lambda row: "" if row.baseline else row.head.head, unit="id"),
         Column(
-            heading="type",
-            value=lambda row: row.baseline or _type_text(row.head),
+            "type",
+            lambda row: row.baseline or _type_text(row.head),
             least=_WIDEST_TYPE,
             style=_type_style,
             explanation=_OF_TYPES,
@@ -102,15 +102,15 @@ def heads_table(
     ]
     if any(head.control is not None for head in listed):
         control: Column[HeadRow] = Column(
-            heading="on random tokens",
-            value=_control_text,
+            "on random tokens",
+            _control_text,
             meaning=_OF_CONTROL,
             explanation=_OF_CONTROL,
         )
         columns.append(control)
     return Table(
-        columns=[*columns, *_number_columns(record, options), *_profile_column(record)],
-        rows=[*map(HeadRow, listed)],
+        [*columns, *_number_columns(record, options), *_profile_column(record)],
+        [*map(HeadRow, listed)],
         foot=[*_baselines(record, listed)],
         legend=[*_legend(listed)],
         gap=1,
@@ -145,8 +145,8 @@ def _layer_column(
         return layers[row.head.layer, row.head.attention]
 
     yield Column(
-        heading="layer",
-        value=lambda row: "" if row.baseline else short_name(layer_of(row), record.layers),
+        "layer",
+        lambda row: "" if row.baseline else short_name(layer_of(row), record.layers),
         unit="id",
         style=lambda row: "" if layer_of(row).verified else "bold red",
     )
@@ -191,8 +191,8 @@ def _statistic_column(
         return f"bold {KIND_SIGNS[kind][1]}" if HEAD_TYPES[kind] == name else ""
 
     return Column(
-        heading=words.heading.format(sink_tokens=sink_tokens),
-        value=lambda row: getattr(row.averages, name, None),
+        words.heading.format(sink_tokens=sink_tokens),
+        lambda row: getattr(row.averages, name, None),
         unit=unit,
         digits=options.precision if unit == "weight" else None,
         drop=0 if name == sort else statistic.priority or 0,
@@ -210,8 +210,8 @@ def _pattern_column(number: int, pattern: str, digits: int) -> Column[HeadRow]:
         return weights[number] if weights else None
 
     return Column(
-        heading=f"p{number + 1}",
-        value=weight,
+        f"p{number + 1}",
+        weight,
         unit="weight",
         digits=digits,
         meaning=f"weight where {pattern}",
@@ -247,8 +247,8 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
         return sparkline([weight if weight > _TOO_SMALL else 0.0 for weight in weights])
 
     yield Column(
-        heading="distance →",
-        value=sparks,
+        "distance →",
+        sparks,
         drop=1,
         style=lambda row: "cyan",
         meaning="weights by distance",
@@ -373,8 +373,8 @@ def sinks_text(
     if len(ordered) > _MAX_SINKS:
         parts.append(f"{len(ordered) - _MAX_SINKS} others")
     if not parts:
-        return Text(f"{label}: none", style="dim")
-    return Text(f"{label}:\n", style="magenta").append_text(flowing(parts, width, style="magenta"))
+        return Text(f"{label}: none", "dim")
+    return Text(f"{label}:\n", "magenta").append_text(flowing(parts, width, style="magenta"))
 
 
 def token_name(

@@ -61,23 +61,23 @@ def strong_places(
         return None if at is None else f"{shown(head.max_score, 'short')} at {cell_name(*at)}"
 
     columns: list[Column[HeadStatistics]] = [
-        Column(heading="head", value=lambda head: head.head, unit="id"),
+        Column("head", lambda head: head.head, unit="id"),
         Column(
-            heading="receives most",
-            value=lambda head: _receivers(record, head),
+            "receives most",
+            lambda head: _receivers(record, head),
             meaning="part of all attention, × uniform attention, key",
             drop=1,
         ),
         Column(
-            heading="stands out",
-            value=standing_out,
+            "stands out",
+            standing_out,
             least=_LEAST,
             meaning="weight, × uniform attention, query → key",
         ),
-        Column(heading="largest score", value=top_score, drop=2),
+        Column("largest score", top_score, drop=2),
     ]
     most = None if options.everything else MAX_PLACES
-    return Group(*table(Table(columns=columns, rows=listed, most=most), screen.width))
+    return Group(*table(Table(columns, listed, most=most), screen.width))
 
 
 def _receivers(record: Record, head: HeadStatistics) -> str:
@@ -202,10 +202,10 @@ def _strongest_keys(
 
     for number, query in requested_queries(record, sequence):
         columns: list[Column[HeadStatistics]] = [
-            Column(heading="head", value=lambda head: head.head, unit="id"),
+            Column("head", lambda head: head.head, unit="id"),
             Column(
-                heading="strongest weights",
-                value=partial(strongest, number),
+                "strongest weights",
+                partial(strongest, number),
                 least=_LEAST,
                 wraps=True,
             ),
@@ -213,7 +213,7 @@ def _strongest_keys(
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
         n_keys = _n_visible_keys(record.arrays["visible"][sequence, :, query], digits)
         title = where(record, sequence, layer, f"query {name}", n_keys)
-        yield from table(Table(columns=columns, rows=listed, title=title), screen.width)
+        yield from table(Table(columns, listed, title=title), screen.width)
 
 
 def _n_visible_keys(n_of_heads: Array, digits: int) -> str:

@@ -39,14 +39,12 @@ def grid(g: Grid) -> Html:
             return {"class_": "dim"}
         return _colour_of(g, shades[row][column - 1])
 
-    columns: list[Column[int]] = [
-        Column(heading=g.corner, value=lambda row: g.rows[row], unit="id")
-    ]
+    columns: list[Column[int]] = [Column(g.corner, lambda row: g.rows[row], unit="id")]
     for column, name in enumerate(g.columns):
         columns.append(
             Column(
-                heading=name,
-                value=partial(number, column),
+                name,
+                partial(number, column),
                 about=partial(about, column),
                 unit=g.unit,
                 digits=g.digits,
@@ -54,7 +52,7 @@ def grid(g: Grid) -> Html:
             )
         )
     rows = range(len(g.rows))
-    return table(Table(columns=columns, rows=rows), kind="changes", of_cell=of_cell)
+    return table(Table(columns, rows), kind="changes", of_cell=of_cell)
 
 
 def _colour_of(g: Grid, level: int) -> Mapping[str, str]:

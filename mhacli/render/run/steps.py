@@ -39,12 +39,12 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
         source = sources[n + 1]
         if source in ("", sources[n]):
             return []
-        return [Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")]
+        return [Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), "green")]
 
     def below(n: int) -> list[RenderableType]:
         if not steps[n].remark:
             return []
-        remark = Text(f"! {visible(steps[n].remark)}", style="bold yellow")
+        remark = Text(f"! {visible(steps[n].remark)}", "bold yellow")
         return [Padding(remark, (0, 0, 0, indent))]
 
     def axes(n: int) -> str:
@@ -60,19 +60,19 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
         return visible(expression if is_named else steps[n].formula)
 
     columns: list[Column[int]] = [
-        Column(heading="", value=lambda n: n + 1, unit="id", style=lambda n: "dim"),
-        Column(heading="step", value=lambda n: step_name(steps[n]), style=lambda n: "bold cyan"),
-        Column(heading="axes", value=axes),
+        Column("", lambda n: n + 1, unit="id", style=lambda n: "dim"),
+        Column("step", lambda n: step_name(steps[n]), style=lambda n: "bold cyan"),
+        Column("axes", axes),
         Column(
-            heading="formula",
-            value=formula,
+            "formula",
+            formula,
             least=_LEAST_FORMULA,
             wraps=True,
             drop=1,
             style=lambda n: "dim",
         ),
     ]
-    return Table(columns=columns, rows=range(len(steps)), above=above, below=below)
+    return Table(columns, range(len(steps)), above=above, below=below)
 
 
 def steps_table(record: Record) -> Table[int]:
@@ -84,12 +84,12 @@ def steps_table(record: Record) -> Table[int]:
     sources = sources_of(steps)
 
     def of_step(heading: str, value: Callable[[Step], object], **more: Any) -> Column[int]:
-        return Column(heading=heading, value=lambda n: value(steps[n]), **more)
+        return Column(heading, lambda n: value(steps[n]), **more)
 
     columns: list[Column[int]] = [
-        Column(heading="step", value=lambda n: f"{n + 1} {step_name(steps[n])}"),
+        Column("step", lambda n: f"{n + 1} {step_name(steps[n])}"),
         lines.columns[2],
-        Column(heading="code", value=lambda n: sources[n]),
+        Column("code", lambda n: sources[n]),
         lines.columns[3],
         of_step("remark", lambda step: visible(step.remark)),
         of_step("memory", memory_text),

@@ -63,7 +63,7 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
     head = header(record, screen, in_brief=not in_detail)
     if record.cell is not None and not in_detail:
         yield Group(head, Text(""), *_cell_story(record, record.cell, screen))
-        yield Text("--verbose prints the steps of the whole layer before it\n", style="dim")
+        yield Text("--verbose prints the steps of the whole layer before it\n", "dim")
         yield self_check_line(record.self_check)
         return
     yield Group(head, *_notes(record, in_detail=in_detail))
@@ -76,9 +76,7 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
             last = source
     else:
         yield Group(Text(""), bare(lines_table(record, screen.width), screen.width))
-        yield Text(
-            "--verbose prints memory, FLOPs, bytes, weights and time of each step", style="dim"
-        )
+        yield Text("--verbose prints memory, FLOPs, bytes, weights and time of each step", "dim")
     yield closing(record, screen)
 
 
@@ -97,19 +95,15 @@ def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
         return
     if record.model is None:
         for name, variant in variants(record.dims).items():
-            yield Text(f"{name}: ", style="bold").append(
-                visible(variant.explanation), style="not bold"
-            )
+            yield Text(f"{name}: ", "bold").append(visible(variant.explanation), style="not bold")
             if in_detail:
-                yield Padding(
-                    Text(f"why: {variant.why}\nsource: {variant.source}", style="dim"), _INDENT
-                )
+                yield Padding(Text(f"why: {variant.why}\nsource: {variant.source}", "dim"), _INDENT)
     yield from kv_heads_line(record if record.model is None else record.of_layer(0))
 
 
 def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableType:
     """A step with its formula, what it means, its costs and its values."""
-    title = Text(f"{n + 1:2d} {step_name(step)}", style="bold cyan")
+    title = Text(f"{n + 1:2d} {step_name(step)}", "bold cyan")
     title.append(f"  {axes_text(step)}", style="not cyan")
     costs = [
         memory_text(step),
@@ -121,10 +115,10 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
         costs.append(shown(step.time_s, "seconds"))
     width = screen.width - _INDENT[3]
     parts = [
-        Text(source, style="green"),
+        Text(source, "green"),
         Text(visible(step.formula)),
-        Text(visible(step.meaning), style="italic"),
-        Text(f"! {visible(step.remark)}" if step.remark else "", style="bold yellow"),
+        Text(visible(step.meaning), "italic"),
+        Text(f"! {visible(step.remark)}" if step.remark else "", "bold yellow"),
         flowing([*costs, *weights_of(step)], width, style="dim"),
         *map(Text, value_lines(step, width)),
     ]
@@ -148,7 +142,7 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     if total is not None:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
         words = f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
-        lines.append(Text(words, style="bold"))
+        lines.append(Text(words, "bold"))
     if record.module is not None:
         lines += [Text(""), _result(record.module)]
         check = self_check_line(record.self_check, "an untraced call gives the same")
@@ -171,7 +165,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
         return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
 
-    title = Text(f"cell: head {cell.head}, query {query}, key {key}", style="bold")
+    title = Text(f"cell: head {cell.head}, query {query}, key {key}", "bold")
     yield Rule(title, align="left", style="dim")
     suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
@@ -188,9 +182,7 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
         parts = [
             {"part of the score": visible(part.name), "": _part_text(part)} for part in cell.parts
         ]
-        yield bare(
-            Table(columns=fields({"part of the score": "word", "": "id"}), rows=parts), screen.width
-        )
+        yield bare(Table(fields({"part of the score": "word", "": "id"}), parts), screen.width)
     yield Group(Text(""), bare(_softmax_table(record, cell), screen.width), Text(""))
     yield vector(f"v[{cell.key}]", cell.v)
     weight = cell.share
@@ -254,15 +246,15 @@ def _softmax_table(record: Record, cell: Cell) -> Table[Sequence[int]]:
         return "bold" if keys == [cell.key] else ""
 
     columns: list[Column[Sequence[int]]] = [
-        Column(heading="", value=lambda keys: "→" if keys == [cell.key] else ""),
-        Column(heading="key", value=lambda keys: "sum" if keys is total else keys[0], unit="id"),
-        Column(heading="", value=token, least=1),
-        Column(heading="score", value=score, unit="id"),
-        Column(heading="exp(score − max)", value=sum_of(exps), unit="number", drop=1),
-        Column(heading="weight", value=sum_of(weights), unit="number"),
+        Column("", lambda keys: "→" if keys == [cell.key] else ""),
+        Column("key", lambda keys: "sum" if keys is total else keys[0], unit="id"),
+        Column("", token, least=1),
+        Column("score", score, unit="id"),
+        Column("exp(score − max)", sum_of(exps), unit="number", drop=1),
+        Column("weight", sum_of(weights), unit="number"),
     ]
     columns = [replace(column, style=style) for column in columns]
-    return Table(columns=columns, rows=[[key] for key in rows], foot=[total])
+    return Table(columns, [[key] for key in rows], foot=[total])
 
 
 def _text(number: float | None) -> str:
@@ -322,9 +314,9 @@ def _result(module: UserModule) -> Text:
     shape = "[batch, head, query, width]" if has_heads else "[batch, query, width]"
     result = f"result: {list(module.result)}"
     if module.result == module.expected:
-        return Text(f"{result} = {shape}, the shape that attention gives", style="bold")
+        return Text(f"{result} = {shape}, the shape that attention gives", "bold")
     expected = f"{list(module.expected)} = {shape}"
-    return Text(f"! {result}, where attention gives {expected}", style="bold yellow")
+    return Text(f"! {result}, where attention gives {expected}", "bold yellow")
 
 
 # ----------------------------------------------------------------------------------------- decoding
@@ -353,7 +345,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         compared += " and the pattern gives the output"
     else:
         record = record.of_layer(0)
-    cache = Text(f"cache: {visible(decoding.cache)}", style="bold")
+    cache = Text(f"cache: {visible(decoding.cache)}", "bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
     heads = chosen(
         options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head"
@@ -403,13 +395,13 @@ def step_table(
     ]
     if in_detail:
         columns += [
-            Column(heading="FLOPs", value=lambda n: steps[n].flops, unit="count"),
-            Column(heading="time", value=lambda n: steps[n].time_s, unit="seconds", drop=4),
-            Column(heading="q shape", value=lambda n: list(caches[n].q_shape), drop=5),
-            Column(heading="k shape", value=lambda n: list(caches[n].k_shape), drop=6),
-            Column(heading="v shape", value=lambda n: list(caches[n].v_shape), drop=6),
+            Column("FLOPs", lambda n: steps[n].flops, unit="count"),
+            Column("time", lambda n: steps[n].time_s, unit="seconds", drop=4),
+            Column("q shape", lambda n: list(caches[n].q_shape), drop=5),
+            Column("k shape", lambda n: list(caches[n].k_shape), drop=6),
+            Column("v shape", lambda n: list(caches[n].v_shape), drop=6),
         ]
-    return Table(columns=columns, rows=range(len(caches)), most=most, has_ends=True)
+    return Table(columns, range(len(caches)), most=most, has_ends=True)
 
 
 def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:
@@ -489,7 +481,7 @@ def _grid(config: Config, texts: Texts, mask: Mask, index: int, title: str, merg
     if side == 1:
         first_query = config.first_column(len(queries), q_len)
         rows = [fitted(token_text(queries, row - first_query), 12) for row in range(q_len)]
-        beside = [Column[int](heading="sees", value=n_visible.__getitem__, unit="integer")]
+        beside = [Column[int]("sees", n_visible.__getitem__, unit="integer")]
         meaning = "each row: the keys that a query sees"
     else:
         rows = [*map(str, range(0, q_len, side))]

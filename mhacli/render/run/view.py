@@ -186,20 +186,18 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
     timings = record.timings
     total = timings.get("total")
     if total is None:
-        return Text("no times were measured", style="dim")
+        return Text("no times were measured", "dim")
 
     def part(site: str) -> float | None:
         median = timings[site].median_s
         return median / total.median_s if median and total.median_s else None
 
     columns: list[Column[str]] = [
-        Column(heading="stage", value=visible),
-        Column(
-            heading="first run", value=lambda site: timings[site].first_s, unit="seconds", drop=2
-        ),
-        Column(heading="median", value=lambda site: timings[site].median_s, unit="seconds"),
-        Column(heading="IQR", value=lambda site: timings[site].iqr_s, unit="seconds", drop=1),
-        Column(heading="of total", value=part, unit="percent", digits=0),
+        Column("stage", visible),
+        Column("first run", lambda site: timings[site].first_s, unit="seconds", drop=2),
+        Column("median", lambda site: timings[site].median_s, unit="seconds"),
+        Column("IQR", lambda site: timings[site].iqr_s, unit="seconds", drop=1),
+        Column("of total", part, unit="percent", digits=0),
     ]
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
@@ -207,9 +205,7 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
         f"{rate}over {count_of(len(total.samples_s), 'run')} after the first",
         rough_note([total]),
     ]
-    return Group(
-        *table(Table(columns=columns, rows=[*timings]), screen.width, *filter(None, notes))
-    )
+    return Group(*table(Table(columns, [*timings]), screen.width, *filter(None, notes)))
 
 
 # ----------------------------------------------------------------------------------------- patterns
@@ -231,7 +227,7 @@ def _patterns(
         yield Text(
             "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
             " --keep-limit makes room",
-            style="yellow",
+            "yellow",
         )
         return
     if options.heads is not None or options.everything or options.verbose:
@@ -254,7 +250,7 @@ def _patterns(
             f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are"
             f" multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on"
             " average",
-            style="dim",
+            "dim",
         )
 
 
