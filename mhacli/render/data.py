@@ -71,20 +71,18 @@ def nonfinite(arrays: Mapping[str, Array], n_layers: int) -> dict[str, int]:
     Those of a checkpoint are in `n_layers`.
     """
     if n_layers:
-        by_layer = {
-            prefix: nonfinite(under(arrays, prefix), 0)
-            for prefix in map(layer_prefix, range(n_layers))
-        }
         return {
             prefix + name: count
-            for prefix, counts in by_layer.items()
-            for name, count in counts.items()
+            for prefix in map(layer_prefix, range(n_layers))
+            for name, count in nonfinite(under(arrays, prefix), 0).items()
         }
     counts = {}
     for name in sorted(arrays):  # the order in files is arbitrary
         values, has_meaning = _values(arrays, name)
-        counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & has_meaning).sum())
-    return {name: count for name, count in counts.items() if count}
+        count = int((~np.isfinite(values) & has_meaning).sum())
+        if count:
+            counts[_RENAMED.get(name, name)] = count
+    return counts
 
 
 def _compact(value: object) -> str:

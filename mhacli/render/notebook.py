@@ -27,6 +27,7 @@ from mhacli.render.page.document import most_certain, page
 from mhacli.render.page.elements import (
     STATIC,
     Html,
+    dim,
     joined,
     page_part,
     preformatted,
@@ -85,7 +86,7 @@ def record_html(record: Record) -> str:
         title = f"{head.label}: {type_text(head.statistics)}"
         matrix = _matrix(head_map(head, 0), scale_of(_OPTIONS, [head]), title)
         parts.append(("the matrix of a head", matrix))
-        parts.append(("", tag("p", text(_ELSEWHERE), class_="dim")))
+        parts.append(("", dim(_ELSEWHERE)))
     return fragment(parts)
 
 
@@ -162,7 +163,7 @@ def fragment(parts: Iterable[tuple[str, Html]]) -> str:
             room -= n_bytes
     if missing:
         message = f"left out, to stay below {shown(LIMIT_BYTES, 'bytes')}: {', '.join(missing)}"
-        content.append(tag("p", text(message), class_="dim"))
+        content.append(dim(message))
     return tag("div", joined(content), class_="mha-repr")
 
 

@@ -431,7 +431,7 @@ class HeadScreen(HeadsScreen):
         self.matrix.fit()  # it may be drawn later
         shaded = [self.picture.grid(self.matrix.factor)]
         shades = swatches(shaded, colour=self.picture.colour)
-        scale = Text.assemble(f"scale {scale_words(shaded, 'number')} ", shades)
+        scale = Text.assemble(f"scale {scale_words(shaded)} ", shades)
         yield words.flowing([scale, *(Text(note, "dim") for note in self._notes())], width)
 
     def _about_cell(self, width: int) -> Text:

@@ -406,7 +406,7 @@ class Overview(HeadsScreen):
             from mhacli.render.base.grids import scale_words
 
             note = " · sinks taken out, rows renormalised" if session.hides_sinks else ""
-            scale = scale_words([picture.grid(1)], "number")
+            scale = scale_words([picture.grid(1)])
             about = Text(f"pictures: {scale}, one scale for all heads{note}", "dim")
         kinds = {head.statistics.kind for head in session.heads.values()}
         signs = [

@@ -135,3 +135,9 @@ class Grid:
     smaller: Callable[[int, int], Grid] | None = None
     taken: Array | None = None
     about: Callable[[int, int], str] | None = None
+
+    @property
+    def visible(self) -> Array:
+        """The numbers of the cells that are not masked."""
+        numbers: Array = self.values[self.allowed]
+        return numbers

@@ -55,11 +55,14 @@ _LEAST_LABEL = 13
 
 @dataclass(frozen=True, eq=False)
 class _Panel:
-    """A form of a grid: as numbers or as shades, with columns beside the cells."""
+    """A form of a grid: as numbers or as shades, with columns beside the cells; `is_whole` if it
+    needs room for whole names of columns.
+    """
 
     grid: Grid
     has_numbers: bool
     beside: Sequence[Column[int]]
+    is_whole: bool = False
 
     @cached_property
     def rows(self) -> Selection:
@@ -113,7 +116,7 @@ class _Panel:
         g = self.grid
         if not self.has_numbers:
             return 2 if len(g.rows) <= MAX_ROWS and any(g.columns) else 1
-        numbers: Array = g.values[g.allowed]
+        numbers = g.visible
         if g.unit == "weight" and len(numbers):  # a sum is NaN if any number is
             numbers = np.array(
                 [
@@ -124,10 +127,11 @@ class _Panel:
             )
         return max((len(self.number(number)) for number in numbers.tolist()), default=1) + 1
 
-    def needed(self, *, is_whole: bool) -> int:
-        """The least width of the whole grid with its title, or that with whole names of columns."""
+    @cached_property
+    def needed(self) -> int:
+        """The least width of the whole grid with its title."""
         room = self.around + (_WIDEST_NAME + 2) * len(self.grid.columns)
-        return self.width(self.size(room) if is_whole else self.least)
+        return self.width(self.size(room) if self.is_whole else self.least)
 
     @property
     def inside(self) -> int:
@@ -167,12 +171,15 @@ def _longest(g: Grid) -> int:
     return max(map(cell_len, g.columns))
 
 
-def _forms(g: Grid, *, has_numbers: bool) -> list[_Panel]:
+def _forms(g: Grid, *, has_numbers: bool, is_whole: bool = False) -> list[_Panel]:
     """The forms of a grid, the wider one first: the columns beside it that can be dropped stand
     only beside numbers.
     """
-    always = _Panel(g, has_numbers, [column for column in g.beside if not column.drop])
-    return [_Panel(g, has_numbers, g.beside), always] if has_numbers else [always]
+    beside = [column for column in g.beside if not column.drop]
+    forms = [_Panel(g, has_numbers, beside, is_whole)]
+    if has_numbers:
+        forms.insert(0, _Panel(g, has_numbers, g.beside, is_whole))
+    return forms
 
 
 def grids(
@@ -264,36 +271,32 @@ def _rows(
     for n_rows in range(1, len(parts) + 1):
         n = -(-len(parts) // n_rows)
         rows = [
-            _forms_in_row(parts[start : start + n], has_numbers=has_numbers)
+            _forms_in_row(parts[start : start + n], has_numbers=has_numbers, is_whole=is_whole)
             for start in range(0, len(parts), n)
         ]
-        needed = [[forms[-1].needed(is_whole=is_whole) for forms in row] for row in rows]
+        needed = [[forms[-1].needed for forms in row] for row in rows]
         rooms = [max(place) for place in zip_longest(*needed, fillvalue=0)]
         spare = width - sum(rooms) - _GAP * (n - 1)
         if spare >= 0 or (n == 1 and not is_whole):
             rooms = [room + max(0, spare) // n for room in rooms]
-            return [
-                [
-                    _fitting(forms, room, is_whole=is_whole)
-                    for forms, room in zip(row, rooms, strict=False)
-                ]
-                for row in rows
-            ]
+            return [[*map(_fitting, row, rooms)] for row in rows]
     return []
 
 
-def _forms_in_row(parts: Sequence[Grid], *, has_numbers: bool) -> list[list[_Panel]]:
+def _forms_in_row(
+    parts: Sequence[Grid], *, has_numbers: bool, is_whole: bool
+) -> list[list[_Panel]]:
     """The forms of grids side by side. Of grids with the same rows the first names them."""
     named = [
         replace(g, rows=[""] * len(g.rows), corner="") if number and g.rows is parts[0].rows else g
         for number, g in enumerate(parts)
     ]
-    return [_forms(g, has_numbers=has_numbers) for g in named]
+    return [_forms(g, has_numbers=has_numbers, is_whole=is_whole) for g in named]
 
 
-def _fitting(forms: Sequence[_Panel], room: int, *, is_whole: bool) -> _SizedPanel:
+def _fitting(forms: Sequence[_Panel], room: int) -> _SizedPanel:
     """The widest form that fits into a room, or else the narrowest."""
-    panel = next((form for form in forms if form.needed(is_whole=is_whole) <= room), forms[-1])
+    panel = next((form for form in forms if form.needed <= room), forms[-1])
     return _SizedPanel(panel, panel.size(room))
 
 
@@ -544,7 +547,7 @@ def scale_words(group: Sequence[Grid], unit: Unit = "number", digits: int | None
     … .5`.
     """
     scale = group[0].scale
-    cells = np.concatenate([g.values[g.allowed] for g in group])
+    cells = np.concatenate([g.visible for g in group])
     least = float(np.nanmin(cells, initial=0.0))
     largest = float(np.nanmax(cells, initial=0.0))
     words = " … ".join(ends(scale, group[0].top, unit, digits, least=least, largest=largest))
@@ -556,7 +559,7 @@ def swatch_levels(group: Sequence[Grid]) -> list[int]:
     less.
     """
     top = ramp_of(group[0]).top
-    has_less = any((g.values[g.allowed] < 0).any() for g in group)
+    has_less = any((g.visible < 0).any() for g in group)
     begin = top // 2 if group[0].scale == "change" and not has_less else 0
     return [begin + (top - begin) * step // _STEPS for step in range(_STEPS + 1)]
 
@@ -597,14 +600,14 @@ def _signs(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
     """What stands in cells without a number, as far as it occurs."""
     if any(g.signs is None and g.scale != "change" and not g.allowed.all() for g in parts):
         yield "0 masked" if has_numbers else "a blank is masked"
-    if any(bool(np.isnan(g.values[g.allowed]).any()) for g in parts):
+    if any(np.isnan(g.visible).any() for g in parts):
         yield f"{'nan' if has_numbers else NAN_SIGN} not a number"
 
 
 def _scales(parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Iterator[Text]:
     """The range of each scale with its shades, and which grids have it if there are several."""
     shaded = [g for g in parts if g.signs is None]
-    graded = [g for g in shaded if (g.values[g.allowed] != g.top).any()]
+    graded = [g for g in shaded if (g.visible != g.top).any()]
     for scale in dict.fromkeys(g.scale for g in graded):
         group = [g for g in shaded if g.scale == scale]
         words = Text(f"shade {scale_words(group, group[0].unit, group[0].digits)}", "dim")

@@ -105,16 +105,15 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         start, end = sequence.offsets[i]
         return None if pieces and start == end else f"{start}–{end}"
 
-    def word(i: int) -> str:
-        token = token_text(sequence.tokens, i)
-        has_entry = 0 <= sequence.ids[i] < len(record.vocabulary)
-        if has_entry and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]:
-            return f"{token} {UNKNOWN}"
-        return token
-
     columns: list[Column[int]] = [
         Column("index", lambda i: i if i >= 0 else None, unit="integer"),
-        of_token("token", word, style="bold", none=PADDING, least=_LEAST_TOKEN),
+        of_token(
+            "token",
+            lambda i: _word(record, sequence, i),
+            style="bold",
+            none=PADDING,
+            least=_LEAST_TOKEN,
+        ),
     ]
     # ids of a checkpoint stand beside the index, those of mha after the token
     columns.insert(1 if pieces else 2, of_token("id", lambda i: sequence.ids[i], unit="id"))
@@ -137,6 +136,15 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         if any(notes):
             columns.append(of_token("", lambda i: notes[i], style="cyan", none="masked"))
     return columns
+
+
+def _word(record: Record, sequence: TokenSequence, i: int) -> str:
+    """A token, with a remark if it is not in the vocabulary."""
+    token = token_text(sequence.tokens, i)
+    has_entry = 0 <= sequence.ids[i] < len(record.vocabulary)
+    if has_entry and record.vocabulary[sequence.ids[i]] == UNKNOWN != sequence.tokens[i]:
+        return f"{token} {UNKNOWN}"
+    return token
 
 
 def _note(sequence: TokenSequence, token: int, *, is_generated: bool) -> str:

@@ -48,6 +48,7 @@ from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
 from mhacli.render.heads.head_map import maps_view
 from mhacli.render.heads.table import (
     SinkOfHead,
+    head_key,
     heads_table,
     sinks_are,
     sinks_text,
@@ -143,7 +144,9 @@ def _heads(content: _Content) -> Iterator[RenderableType]:
     """The model, an overview of its heads, and their table with chosen patterns before it; of one
     head its pattern and its row alone.
     """
-    record, options, screen = content.record, content.options, content.screen
+    record = content.record
+    options = content.options
+    screen = content.screen
     patterns = Group(
         *patterns_view(record, content.layers, content.sequences.shown, options, screen)
     )
@@ -180,7 +183,9 @@ def _corpus(content: _Content) -> Iterator[RenderableType]:
 
 def _strong_cells(content: _Content) -> Iterator[RenderableType]:
     """Of a few chosen heads the cells that stand out, in a corpus or on request."""
-    record, options, screen = content.record, content.options, content.screen
+    record = content.record
+    options = content.options
+    screen = content.screen
     is_chosen = options.layers is not None or options.heads is not None
     if not is_chosen or len(content.listed) > MAX_DRAWN:
         return
@@ -210,7 +215,8 @@ def _spans(content: _Content) -> Iterator[RenderableType]:
 
 def _maps(content: _Content) -> Iterator[RenderableType]:
     """The requested maps, and the cells that were kept, of as many layers as have room."""
-    options, screen = content.options, content.screen
+    options = content.options
+    screen = content.screen
     has_all_layers = options.everything or options.layers is not None
     layers = content.layers if has_all_layers else content.layers[:MAX_DRAWN]
     if options.maps:
@@ -268,7 +274,9 @@ def listed_heads(
 
 def _sinks(content: _Content) -> Text:
     """The sink keys of all chosen heads."""
-    record, layers, width = content.record, content.layers, content.screen.width
+    record = content.record
+    layers = content.layers
+    width = content.screen.width
     if record.corpus is not None:
         n_documents = record.corpus.n_documents
         tokens = [
@@ -355,7 +363,8 @@ def span_view(content: _Content) -> RenderableType:
     """Rows per layer or chosen head, one for each attending span, and the weight of each attended
     span.
     """
-    record, options = content.record, content.options
+    record = content.record
+    options = content.options
     sequences = content.sequences.shown
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
     rows: list[Sequence[str]] = []
@@ -485,7 +494,7 @@ def corpus_tables(
     if record.corpus is None:
         return
     heads = _by_key(record.corpus, layers, record)
-    of_table = [heads[head.layer, head.attention, head.head] for head in listed]
+    of_table = [heads[head_key(head)] for head in listed]
     spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
     yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))
     chosen = [
@@ -585,7 +594,7 @@ def cells_table(
     heads = _by_key(corpus, layers, record)
     rows = []
     for statistics in listed:
-        name, head = heads[statistics.layer, statistics.attention, statistics.head]
+        name, head = heads[head_key(statistics)]
         for cell in head.cells[:_MOST_CELLS]:
             query = token_at(token_label(cell.query_token), cell.query)
             key = token_at(token_label(cell.key_token), cell.key)

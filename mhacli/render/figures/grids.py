@@ -265,7 +265,7 @@ def legend(panels: Sequence[Grid], what: str) -> Piece:
     entries = [("url(#scale)", _BAR, f"{what}: {scale_words(panels)}")]
     if panels[0].scale != "change" and not all(g.allowed.all() for g in panels):
         entries.append((hex_of(_MASKED_COLOUR), _HIGH, "masked"))
-    if any(bool(np.isnan(g.values[g.allowed]).any()) for g in panels):
+    if any(np.isnan(g.visible).any() for g in panels):
         entries.append((hex_of(UNKNOWN), _HIGH, "not a number"))
     if any(g.taken is not None and g.taken.any() for g in panels):
         entries.append((hex_of(SINK), _HIGH, "sink, taken out"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from mhacli.errors import MhaError, UsageError
@@ -43,13 +44,17 @@ from mhacli.text.numbers import shown
 class _Size(NamedTuple):
     """For at most so many heads the side of each map, and its most cells per side."""
 
-    n_heads: int
+    n_heads: float
     side: float
     n_cells: int
 
 
-_SIZES = (_Size(1, 720.0, 512), _Size(16, 168.0, 128), _Size(160, 84.0, 64))
-_SMALLEST = _Size(1 << 30, 48.0, 32)
+_SIZES = (
+    _Size(1, 720.0, 512),
+    _Size(16, 168.0, 128),
+    _Size(160, 84.0, 64),
+    _Size(inf, 48.0, 32),
+)
 _NAMED = 75
 """The most rows and columns with the names of tokens; more have positions."""
 _WIDEST = 80
@@ -70,7 +75,7 @@ def heads_figure(
         hint = "try --layer 0 --head 0" if has_layers else "try --head 0"
         raise UsageError(f"--figure head draws one head, and {len(heads)} are chosen", hint=hint)
     sequence = _sequence(record, options)
-    size = next((size for size in _SIZES if len(heads) <= size.n_heads), _SMALLEST)
+    size = next(size for size in _SIZES if len(heads) <= size.n_heads)
     whole = [_map(head, sequence, options, size.n_cells) for head in heads]
     maps = [cells.without_sinks() for cells in whole] if options.hide_sinks else whole
     scale = scale_of(options, heads)

@@ -101,13 +101,9 @@ def heads_table(
         ),
     ]
     if any(head.control is not None for head in listed):
-        control: Column[HeadRow] = Column(
-            "on random tokens",
-            _control_text,
-            meaning=_OF_CONTROL,
-            explanation=_OF_CONTROL,
+        columns.append(
+            Column("on random tokens", _control_text, meaning=_OF_CONTROL, explanation=_OF_CONTROL)
         )
-        columns.append(control)
     return Table(
         [*columns, *_number_columns(record, options), *_profile_column(record)],
         [*map(HeadRow, listed)],

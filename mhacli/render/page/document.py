@@ -32,6 +32,7 @@ from mhacli.render.page.elements import (
     page_script,
     paragraphs,
     preformatted,
+    section,
     sentence,
     table,
     tag,
@@ -96,7 +97,7 @@ def page(record: Record, options: ViewOptions) -> str:
     data = page_data(heads, sequences, scale, room, hides_sinks=options.hide_sinks)
     pictures = [page_part("explore.html")] if heads else []
     lines = tag("ul", *(tag("li", sentence(line)) for line in notes(record, options, heads, data)))
-    about = tag("section", tag("h2", text("about the pictures")), lines, id="notes")
+    about = section("notes", "about the pictures", lines)
     return whole_page(data, [answer, *pictures, about, *tables])
 
 
@@ -144,7 +145,7 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     heads = chosen_heads(layers, options)
     views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
     body = (preformatted(view, WIDE.width) for view in views)
-    return tag("section", tag("h2", text("documents")), *body, id="documents")
+    return section("documents", "documents", *body)
 
 
 def _provenance(record: Record) -> Html:
@@ -153,7 +154,7 @@ def _provenance(record: Record) -> Html:
     checks = []
     if record.model is not None:
         checks = paragraphs(checks_view(record, WIDE, in_detail=True))
-    return tag("section", tag("h2", text("provenance")), origin, *checks, id="provenance")
+    return section("provenance", "provenance", origin, *checks)
 
 
 # -------------------------------------------------------------------------------------------- notes

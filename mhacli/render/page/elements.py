@@ -51,6 +51,16 @@ def tag(name: str, *inside: Html, **attributes: str | None) -> Html:
     return Html(f"<{name}{values}>{''.join(inside)}</{name}>")
 
 
+def section(name: str, title: str, *body: Html, class_: str | None = None) -> Html:
+    """A section with this name as its id, below a title."""
+    return tag("section", tag("h2", text(title)), *body, id=name, class_=class_)
+
+
+def dim(words: str) -> Html:
+    """A paragraph that is less important."""
+    return tag("p", text(words), class_="dim")
+
+
 def sentence(words: str) -> Html:
     """Text with each command-line option as code that does not break at its hyphens."""
     return Html(_OPTION.sub(r"<code>\1</code>", text(words)))

@@ -18,7 +18,17 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
-from mhacli.render.page.elements import WIDE, Html, paragraphs, preformatted, table, tag, text
+from mhacli.render.page.elements import (
+    WIDE,
+    Html,
+    dim,
+    paragraphs,
+    preformatted,
+    section,
+    table,
+    tag,
+    text,
+)
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, step_table
 from mhacli.render.run.view import self_check_line
@@ -85,7 +95,7 @@ def effects(record: Record) -> Html:
         body += effect_pictures(record)
         title = "what each removal changes, the largest change first"
         body.append(table(replace(effect_table(record, record.effect), title=title)))
-    return tag("section", tag("h2", text("effects")), *body, id="effects")
+    return section("effects", "effects", *body)
 
 
 def effect_pictures(record: Record) -> Iterator[Html]:
@@ -126,10 +136,10 @@ def head_statistics(
     content = heads_table(record, in_order(rows, options.sort), exact)
     content = replace(content, title=f"means over {over}")
     words = " · ".join([*content.meanings(content.columns), *content.legend])
-    legend = tag("p", text(words), class_="dim")
-    body = [tag("h2", text("statistics")), table(content, of_row=of_row), legend]
+    rows_of_heads = table(content, of_row=of_row)
     orders = [_order(content, place, column) for place, column in enumerate(content.columns)]
-    return tag("section", *body, id="statistics", class_="numbers"), orders
+    body = section("statistics", "statistics", rows_of_heads, dim(words), class_="numbers")
+    return body, orders
 
 
 def _order(content: Table[HeadRow], place: int, column: Column[HeadRow]) -> Mapping[str, Any]:
@@ -166,4 +176,4 @@ def walkthrough(record: Record) -> Html:
         is_of_run = record.survey is None
         end = closing(record, _STORY) if is_of_run else self_check_line(record.self_check)
         body = [table(steps_table(record)), preformatted(end, _STORY.width)]
-    return tag("section", tag("h2", text(heading)), *body, id="walk")
+    return section("walk", heading, *body)
