@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,23 @@ _BUILDING = ("eager", "math", "softmax")
 _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
-Outputs = list[tuple[str, nn.Module | None, Tensor]]
-"""What enters an attention, `x`, and the outputs of its modules by their names in it."""
+
+class ModuleOutput(NamedTuple):
+    """The output of a module by its name in an attention; or what enters the attention, `x`,
+    without a module.
+    """
+
+    name: str
+    module: nn.Module | None
+    tensor: Tensor
+
+
+class _Captured(NamedTuple):
+    """A captured attention, and how many modules had given outputs before it."""
+
+    call: Call
+    attention: Attention
+    n_before: int
 
 
 def walk_checkpoint(
@@ -63,22 +78,21 @@ def walk_checkpoint(
     """
     kind, number = (run.request.model.layers or ((None, 0),))[0]
     run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
-    outputs, taken = (
-        Outputs(),
-        list[tuple[Call, Attention, int]](),
-    )  # the latter with the number of outputs before it
+    outputs = list[ModuleOutput]()
+    taken = list[_Captured]()
 
     def take(call: Call, attention: Attention) -> None:
         if not taken:
-            taken.append((call, attention, len(outputs)))
+            taken.append(_Captured(call, attention, len(outputs)))
 
     run.on_layer = take
     with _listening(run.model, kind, outputs, taken):
         record = run.run()
     call, attention, n_before = taken[0]
-    layer, has_rotation = record.layers[0], record.config.positions.startswith("rope")
+    layer = record.layers[0]
+    has_rotation = record.config.positions.startswith("rope")
     if call.q is not None:  # a layer without a rotation has views of what its modules computed
-        projected = {tensor.untyped_storage().data_ptr() for _, _, tensor in outputs[:n_before]}
+        projected = {each.tensor.untyped_storage().data_ptr() for each in outputs[:n_before]}
         has_rotation = has_rotation and call.q.untyped_storage().data_ptr() not in projected
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
@@ -88,11 +102,10 @@ def walk_checkpoint(
         "d_v": layer.d_v,
         "d_model": record.config.d_model,
     }
-    steps = [
-        (tensor, _step_of_module(name, module, tensor, sizes)) for name, module, tensor in outputs
-    ]
+    steps = [(each.tensor, _step_of_module(each, sizes)) for each in outputs]
     steps[n_before:n_before] = _inside(call, attention, layer, record.of_layer(0).dims, theta)
-    owners, trace = dict[int, str](), list[Step]()
+    owners = dict[int, str]()
+    trace = list[Step]()
     for tensor, step in steps:  # each is a view of the first whose memory it shares
         owner = owner_of(tensor, step.site, owners)
         summary = summarise(tensor) if values else None
@@ -116,35 +129,36 @@ def walk_checkpoint(
 
 @contextmanager
 def _listening(
-    model: nn.Module, kind: AttentionKind | None, outputs: Outputs, taken: Sequence[Any]
+    model: nn.Module,
+    kind: AttentionKind | None,
+    outputs: list[ModuleOutput],
+    taken: Sequence[_Captured],
 ) -> Iterator[None]:
     """A context in which `outputs` collects what enters an attention of this kind and its modules
     compute, of each anew, until that of the `taken` one is complete. The outermost modules count,
     which include the output projection.
     """
-    numbers, roots, names = LayerNumbers(model), dict[str, nn.Module](), dict[nn.Module, str]()
+    numbers = LayerNumbers(model)
+    roots = dict[str, nn.Module]()
+    names = dict[nn.Module, str]()
     for name, root in model.named_modules():
-        is_outermost = (
-            name
-            and is_attention(name, root)
-            and not any(name.startswith(f"{other}.") for other in roots)
-        )
-        runs_parts = any(root.children()) and not isinstance(
-            root, nn.ModuleList
-        )  # a norm has none, a list never runs
-        if is_outermost and runs_parts and kind in (None, numbers.kind_of(name)):
-            roots[name] = root
-            parts = [
-                (part, name) for name, part in root.named_modules() if not any(part.children())
-            ]
-            names |= {part: name for part, name in parts if type(part).__name__ not in _SILENT}
+        if not name or not is_attention(name, root) or kind not in (None, numbers.kind_of(name)):
+            continue
+        # a norm has no parts, a list never runs
+        runs_parts = any(root.children()) and not isinstance(root, nn.ModuleList)
+        if not runs_parts or any(name.startswith(f"{other}.") for other in roots):
+            continue
+        roots[name] = root
+        for part_name, part in root.named_modules():
+            if not any(part.children()) and type(part).__name__ not in _SILENT:
+                names[part] = part_name
     attentions = set(roots.values())
 
     def leave(module: nn.Module, given: Any, output: Any) -> None:
         if module in names and isinstance(output, Tensor):
             if given and not outputs:
-                outputs.append(("x", None, given[0]))
-            outputs.append((names[module], module, output))
+                outputs.append(ModuleOutput("x", None, given[0]))
+            outputs.append(ModuleOutput(names[module], module, output))
         if module in attentions and taken:
             hooks.close()
         elif module in attentions:
@@ -158,24 +172,23 @@ def _listening(
 # -------------------------------------------------------------------------------------- the modules
 
 
-def _step_of_module(
-    name: str, module: nn.Module | None, tensor: Tensor, sizes: Mapping[str, int]
-) -> Step:
+def _step_of_module(output: ModuleOutput, sizes: Mapping[str, int]) -> Step:
     """The step of a module's output, or of what enters the attention. Operations are counted as in
     the trace of a layer of mha: 2 per weight and row, 1 for other numbers.
     """
+    name, module, tensor = output
     axes = _axes(name, tuple(tensor.shape), sizes)
     if module is None:
         formula, meaning = "the input of the attention", "a row of numbers per token"
         return step_of(name, tensor, axes=axes, formula=formula, meaning=meaning, flops=0)
     named, kind = dict(module.named_parameters()), type(module).__name__
-    flops, matrix = tensor.numel(), next((p for p in named.values() if p.ndim == 2), None)
+    matrix = next((p for p in named.values() if p.ndim == 2), None)
+    flops = tensor.numel()
     if matrix is not None:
-        flops = (
-            2 * tensor.numel() // tensor.shape[-1] * matrix.numel()
-            + (len(named) - 1) * tensor.numel()
-        )
-    product, added = f"{kind}(x)", " + b" if "bias" in named else ""
+        n_rows = tensor.numel() // tensor.shape[-1]
+        flops = 2 * n_rows * matrix.numel() + (len(named) - 1) * tensor.numel()
+    product = f"{kind}(x)"
+    added = " + b" if "bias" in named else ""
     if kind == "Conv1D":
         product = f"x W{added}, W [d_in, d_out]"
     elif isinstance(module, nn.Linear):
@@ -199,10 +212,8 @@ def _axes(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[
         all_heads = {"q": "head d_head", "k": "kv_head d_head", "v": "kv_head d_v"}.get(
             short[:1], "d_model"
         )
-        known = {
-            **sizes,
-            "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"],
-        }  # q, k and v by one projection
+        # q, k and v by one projection
+        known = {**sizes, "(head+2·kv_head)": sizes["head"] + 2 * sizes["kv_head"]}
         words = (all_heads, "(head+2·kv_head) d_head", "d_model", "head d_v", "d_head")
         fits = [word for word in words if prod(known[axis] for axis in word.split()) == shape[-1]]
         axes[0], axes[-1] = "batch", "·".join(fits[0].split()) if fits else "width"
@@ -221,58 +232,57 @@ def _inside(
     have the words of `SITES` unless the model does otherwise. Matrices that the kernel does not
     compute are computed here. `theta` is the base of a rotation.
     """
-    made, tensors, others = (
-        attention.matrices(),
-        dict[str, Tensor](),
-        defaultdict[str, dict[str, Any]](dict),
-    )
+    matrices = attention.matrices()
+    tensors = dict[str, Tensor]()
+    others = defaultdict[str, dict[str, Any]](dict)
     # positions are in q and k, or in the bias of the call
     plain = replace(dims.config, positions="none", score_bias=None)
     if call.q is not None:
-        tensors |= dict(zip("qkv", call.qkv, strict=True)) | {"qk": made["qk"]}
+        tensors |= dict(zip("qkv", call.qkv, strict=True)) | {"qk": matrices["qk"]}
         for name, tensor in zip("qkv", call.qkv, strict=True):
             others[name]["formula"] = f"{name} = split into heads"
             if theta is not None and name != "v":  # two products and a sum for each number
                 others[name]["formula"] += f", rotated by its position (RoPE, base {theta:g})"
                 others[name]["flops"] = 3 * tensor.numel()
         if call.mask is not None:
-            formula = (
-                "True = may attend" if call.mask.dtype == torch.bool else "added to the scores"
-            )
+            is_rule = call.mask.dtype == torch.bool
             tensors["mask"] = call.mask
             others["mask"] = {
                 "axes": SITES["qk"].axes_for(dims),
-                "formula": formula,
+                "formula": "True = may attend" if is_rule else "added to the scores",
                 "meaning": layer.mask,
                 "flops": 0,
             }
         if call.sinks is not None:
             axes = ("head",) if call.sinks.ndim == 1 else ("batch", "head", "query")
-            formula, meaning = (
-                f"a score per {axes[-1]}",
-                "takes part in the softmax and gives nothing",
-            )
             tensors["sinks"] = call.sinks
-            others["sinks"] = {"axes": axes, "formula": formula, "meaning": meaning, "flops": 0}
-            formula = "pattern = softmax(scores and the sink) over keys"
-            meaning = (
-                "the attention weights: a row sums to less than 1, the sink logit takes the rest"
-            )
-            others["pattern"] = {"formula": formula, "meaning": meaning}
+            others["sinks"] = {
+                "axes": axes,
+                "formula": f"a score per {axes[-1]}",
+                "meaning": "takes part in the softmax and gives nothing",
+                "flops": 0,
+            }
+            others["pattern"] = {
+                "formula": "pattern = softmax(scores and the sink) over keys",
+                "meaning": (
+                    "the attention weights: a row sums to less than 1, the sink logit takes the"
+                    " rest"
+                ),
+            }
     others["scores"]["meaning"] = f"what a query sees: {layer.mask}"
     if not isinstance(attention, ScoredAttention):
         others["scores"]["formula"] = "scores as softmax reads them"
     elif attention.bias is not None:
         plain = replace(plain, score_bias="position bias")
-    tensors |= {"scores": made["scores"], "pattern": made["pattern"]} | (
-        {} if call.z is None else {"z": call.z}
-    )
+    tensors |= {"scores": matrices["scores"], "pattern": matrices["pattern"]}
+    if call.z is not None:
+        tensors["z"] = call.z
     others["z"]["meaning"] = (
         f"what the model's own code made of it ({layer.captured_by}, {layer.kernel})"
     )
     for name, tensor in tensors.items():
         usual = SITES[name].described(replace(dims, config=plain)) if name in SITES else {}
-        is_built = name not in made or layer.kernel in _BUILDING
+        is_built = name not in matrices or layer.kernel in _BUILDING
         yield tensor, step_of(name, tensor, built=is_built, **usual | others[name])
 
 
@@ -284,7 +294,9 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
         raise UsageError(
             "--cell needs the layer's queries and keys, and only its softmax could be captured"
         )
-    n_heads, (sequence, head, query, key), parts = call.shape[1], place, tuple[ScorePart, ...]()
+    n_heads = call.shape[1]
+    sequence, head, query, key = place
+    parts = tuple[ScorePart, ...]()
     require_inside(place, n_heads, axes.queries.ids, axes.keys.ids)
     at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
     if isinstance(attention, ScoredAttention) and attention.bias is not None:
@@ -292,9 +304,9 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
         added = attention.bias(sequence, range(head, head + 1), row, column).item()
         parts = (ScorePart("position bias", "position", finite(added), added=True),)
     q, k, v = (per_query_head(tensor, n_heads) for tensor in call.qkv)
-    made = attention.matrices()
+    matrices = attention.matrices()
     assert call.z is not None
-    tensors = made | {"q": q, "k": k, "v": v, "z": call.z, "weights": made["pattern"]}
+    tensors = matrices | {"q": q, "k": k, "v": v, "z": call.z, "weights": matrices["pattern"]}
     return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
 
 
@@ -313,24 +325,19 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     """
     record = _recorded(run, prompt_len)
     assert record.model is not None
-    began, model, layer, config = (
-        perf_counter(),
-        run.model,
-        record.layers[0],
-        record.of_layer(0).config,
-    )
+    began = perf_counter()
+    model, layer, config = run.model, record.layers[0], record.of_layer(0).config
     full: Any = first_tensor(outputs_of(model, run.inputs.keywords))
     out: Any
     pattern = torch.zeros(full.shape[0], layer.n_heads, full.shape[1], full.shape[1])
     steps, cache = list[Step](), ""
-    for (start, end), call, outputs, seconds in _passes(
+    for (start, end), call, outputs, seconds in _decoded(
         run, layer, spans_of(prompt_len, full.shape[1])
     ):
         out, cache = first_tensor(outputs), type(outputs["past_key_values"]).__name__
         rows = as_attention(call).matrices()["pattern"].float().cpu()
-        pattern[:, :, start:end, end - rows.shape[3] : end] = (
-            rows  # a cache with a window has dropped earlier keys
-        )
+        # a cache with a window has dropped earlier keys
+        pattern[:, :, start:end, end - rows.shape[3] : end] = rows
         step = decode_step(
             config,
             (start, end),
@@ -396,30 +403,38 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
     return record
 
 
-def _passes(
-    run: CheckpointRun, layer: InspectedLayer, spans: Sequence[tuple[int, int]]
-) -> Iterator[tuple[tuple[int, int], Call, Mapping[str, Any], float]]:
-    """For each step its span, the attention of the layer, the outputs of the model, and the
-    seconds. An encoder runs once. Raises `MhaError` for a model without a cache.
+class _DecodedStep(NamedTuple):
+    """A step of decoding: its first position and the one after its last, the attention of the
+    layer, the outputs of the model, and the time.
     """
-    model, given, taken, cache = run.model, run.inputs.keywords, list[Call](), None
+
+    span: tuple[int, int]
+    call: Call
+    outputs: Mapping[str, Any]
+    seconds: float
+
+
+def _decoded(
+    run: CheckpointRun, layer: InspectedLayer, spans: Sequence[tuple[int, int]]
+) -> Iterator[_DecodedStep]:
+    """The steps. An encoder runs once. Raises `MhaError` for a model without a cache."""
+    model, inputs = run.model, run.inputs.keywords
     name, others = "input_ids", dict[str, Any]()
-    if "decoder_input_ids" in given:
-        name, masks = (
-            "decoder_input_ids",
-            {key: mask for key, mask in given.items() if key == "attention_mask"},
-        )
-        others = {
-            "encoder_outputs": model.get_encoder()(input_ids=given["input_ids"], **masks),
-            **masks,
-        }
+    if "decoder_input_ids" in inputs:
+        name = "decoder_input_ids"
+        others = {key: mask for key, mask in inputs.items() if key == "attention_mask"}
+        encoded = model.get_encoder()(input_ids=inputs["input_ids"], **others)
+        others["encoder_outputs"] = encoded
+    taken = list[Call]()
 
     def take(call: Call) -> None:
         if (call.layer, call.kind, call.title) == (layer.layer, layer.kind, layer.name):
             taken[:] = [call]
 
+    cache = None
     for start, end in spans:
-        began, new = perf_counter(), {name: given[name][:, start:end], "past_key_values": cache}
+        began = perf_counter()
+        new = {name: inputs[name][:, start:end], "past_key_values": cache}
         with captured(model, take, batch=len(run.inputs.sequences)):
             outputs = run_model(model, partial(model, **new, **others, use_cache=True))
         seconds, cache = perf_counter() - began, outputs.get("past_key_values")
@@ -429,4 +444,4 @@ def _passes(
                 " return"
             )
             raise MhaError(message, code="no-cache")
-        yield (start, end), taken[0], outputs, seconds
+        yield _DecodedStep((start, end), taken[0], outputs, seconds)
