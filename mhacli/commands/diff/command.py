@@ -59,10 +59,8 @@ def diff(
     they differ.
     """
     if output.save is not None and request.b is not None:
-        source, request = (
-            replace(source, typed=(request.b, *source.typed)),
-            replace(request, b=None),
-        )
+        source = replace(source, typed=(request.b, *source.typed))
+        request = replace(request, b=None)
     has_text = bool(source.typed or source.text or source.file) or request.ids is not None
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
@@ -75,12 +73,10 @@ def diff(
         require_drawable(found, options)
     else:
         if tolerance is not None:
-            raise UsageError(
-                "--tolerance is for two records: what counts between models is measured"
-            )
-        request = replace(
-            request, save=output.save, force=output.force, command=tuple(record_command())
-        )
+            message = "--tolerance is for two records: what counts between models is measured"
+            raise UsageError(message)
+        call = tuple(record_command())
+        request = replace(request, save=output.save, force=output.force, command=call)
         document = _of_models(request, source, kinds)
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
@@ -115,9 +111,10 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
         raise UsageError(
             f"{what} that it was made of: it is compared without a text", hint="leave out the text"
         )
-    for side in sides if not (has_text or "places" in kinds) else ():
-        if is_hub_id(side.word):
-            raise MhaError(f"{side.word} does not exist", code="unreadable", path=side.word)
+    if not has_text and "places" not in kinds:
+        for side in sides:
+            if is_hub_id(side.word):
+                raise MhaError(f"{side.word} does not exist", code="unreadable", path=side.word)
     if "record" not in kinds and "places" not in kinds and not has_text:
         hint = 'mha diff A B "the cat sat on the mat"; --file FILE and --ids LIST work too'
         raise UsageError("two models are compared over a text, and none is given", hint=hint)
@@ -135,7 +132,9 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
     """The document of a comparison, which runs in a child process where it runs code of the
     user.
     """
-    texts = read_texts(source) if request.ids is None and "places" not in kinds else []
+    texts = list[str]()
+    if request.ids is None and "places" not in kinds:
+        texts = read_texts(source)
     require_not_blank(texts)
     if len(texts) > 1:
         message = f"mha diff reads one text, and {len(texts)} are given"
@@ -143,10 +142,8 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
     for side in request.sides:
         if side.kind == "checkpoint":
             local_checkpoint(side)
-    job, sent = (
-        "mhacli.commands.diff.models:diff_request",
-        asdict(replace(request, text="".join(texts))),
-    )
+    job = "mhacli.commands.diff.models:diff_request"
+    sent = asdict(replace(request, text="".join(texts)))
     with show_activity() as stage:
         if "code" in kinds:
             from mhacli.usercode import process

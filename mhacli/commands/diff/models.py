@@ -9,7 +9,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from mhacli.commands.diff.result import Diff, model_diff
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
+from mhacli.models import foreign
 from mhacli.models.folder import Checkpoint
 from mhacli.models.layer_names import most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, find, load_model, load_tokenizer
@@ -40,6 +41,13 @@ Inputs = dict[str, Any]
 _KEYWORDS = ("input_ids", "decoder_input_ids")
 
 
+class _Subject(NamedTuple):
+    """One of the two things, and its checkpoint without weights, if it is one."""
+
+    side: Side
+    loaded: Loaded | None
+
+
 def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
     """The differences of two models in memory over `inputs`: keywords, positional arguments, or one
     tensor.
@@ -55,15 +63,13 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     Raises `MhaError`.
     """
     request = decode(DiffRequest, fields, "the request")
-    sides, names = request.sides, (request.a, request.b or "")
-    found = [
-        find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None for side in sides
+    names = (request.a, request.b or "")
+    subjects = [
+        _Subject(side, find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None)
+        for side in request.sides
     ]
-    inputs = [
-        each
-        for pair in zip(sides, found, strict=True)
-        if (each := _inputs(*pair, found, request)) is not None
-    ]
+    known = (_inputs(subject, subjects, request) for subject in subjects)
+    inputs = [each for each in known if each is not None]
     if not inputs:
         hint = (
             "--tokenizer byte reads the bytes of the text as ids, --tokenizer FILE another"
@@ -79,54 +85,51 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
         return model_diff(Comparison(ids=ids), names)
     computed = list[Computed]()
-    for side, loaded in zip(sides, found, strict=True):
+    for subject in subjects:
         first = computed[0] if computed else None
-        computed.append(_computed(side, loaded, inputs[0], request, stage, first))
+        computed.append(_computed(subject, inputs[0], request, stage, first))
     if request.save is not None:
         save_places(computed[0], inputs[0], request.command, request.save, force=request.force)
         return {"n_places": len(computed[0].entries)}
     stage("comparing", limited=False)
     comparison = compare(computed[0], computed[1])
-    of_a, of_b = ((side.attn, side.device, side.revision) for side in sides)
-    # of what is saved or built by code they are not known
-    for name, x, y in (
-        zip(("--attn", "--device", "--revision"), of_a, of_b, strict=True) if all(found) else ()
-    ):
-        comparison.notes.extend(
-            [f"{name}: {x or 'default'} in A, {y or 'default'} in B"] if x != y else []
-        )
+    if all(subject.loaded for subject in subjects):  # otherwise they are not known
+        of_a, of_b = request.sides
+        for name in ("attn", "device", "revision"):
+            x, y = (getattr(side, name) or "default" for side in (of_a, of_b))
+            if x != y:
+                comparison.notes.append(f"--{name}: {x} in A, {y} in B")
     return model_diff(comparison, names)
 
 
 # --------------------------------------------------------------------------------------- the inputs
 
 
-def _inputs(
-    side: Side, loaded: Loaded | None, found: Sequence[Loaded | None], request: DiffRequest
-) -> Inputs | None:
+def _inputs(subject: _Subject, subjects: Sequence[_Subject], request: DiffRequest) -> Inputs | None:
     """What a side reads: the ids of a file of places, those that are given, or those of its
     tokenizer. None for code, which reads the same as the other side, and for a checkpoint without a
     tokenizer.
     """
+    side, loaded = subject
+    checkpoints = [each.loaded for each in subjects if each.loaded is not None]
     if side.kind == "places":
         return load_places(side.word).inputs
     if request.ids is not None:
         n = None if loaded is None else n_vocabulary_of(loaded.config)
         if n is not None and max(request.ids) >= n:
             raise UsageError(out_of_range("--ids", max(request.ids), n))
-        is_pair = any(each is not None and each.config.is_encoder_decoder for each in found)
-        return {name: [[*request.ids]] for name in _KEYWORDS[: 1 + is_pair]}
-    if loaded is not None and loaded.tokenizer is not None and request.text:
-        texts = make_texts(
-            Run(model=side, texts=(request.text,), max_tokens=request.max_tokens), loaded
-        )
+        is_pair = any(checkpoint.config.is_encoder_decoder for checkpoint in checkpoints)
+        keywords = _KEYWORDS if is_pair else _KEYWORDS[:1]
+        return {name: [[*request.ids]] for name in keywords}
+    if not request.text:
+        return None
+    if loaded is not None and loaded.tokenizer is not None:
+        run = Run(model=side, texts=(request.text,), max_tokens=request.max_tokens)
+        texts = make_texts(run, loaded)
         rows = [*(texts.context or ()), *texts.sequences]
-    elif request.tokenizer is not None and request.text and not any(found):
-        rows = [
-            load_tokenizer(Checkpoint(""), request.tokenizer).beginning(
-                request.text, request.max_tokens
-            )[0]
-        ]
+    elif request.tokenizer is not None and not checkpoints:
+        tokenizer = load_tokenizer(Checkpoint(""), request.tokenizer)
+        rows = [tokenizer.beginning(request.text, request.max_tokens)[0]]
     else:
         return None
     return {name: [[*row.ids]] for name, row in zip(_KEYWORDS, rows, strict=False)}
@@ -136,34 +139,23 @@ def _inputs(
 
 
 def _computed(
-    side: Side,
-    found: Loaded | None,
-    inputs: Inputs,
-    request: DiffRequest,
-    stage: Stage,
-    first: Computed | None,
+    subject: _Subject, inputs: Inputs, request: DiffRequest, stage: Stage, first: Computed | None
 ) -> Computed:
     """What a side computes. With one model at a time, and to be saved, its rounding is measured at
     once, and it is freed.
     """
+    side, loaded = subject
     if side.kind == "places":
         return load_places(side.word).computed
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
-    if found is not None:
-        _require_room(found, max(len(rows[0]) for rows in inputs.values()))
-        stage(f"loading {side.word}", limited=False)
-        model = load_model(found, side, "predict", allow_nonfinite=True).model
-        try:
-            if side.attn is not None:
-                model.set_attn_implementation(side.attn)
-        except (ValueError, ImportError) as fault:
-            line = str(fault).partition("\n")[0]
-            raise UsageError(
-                f"attention {side.attn} does not work with {type(model).__name__}: {line:.200}"
-            ) from fault
-        forward = forward_of(model, tensors)
-    else:
+    if loaded is None:
         model, forward = _built(side, tensors, stage)
+    else:
+        _require_room(loaded, max(len(rows[0]) for rows in inputs.values()))
+        stage(f"loading {side.word}", limited=False)
+        model = load_model(loaded, side, "predict", allow_nonfinite=True).model
+        _choose_attention(model, side.attn)
+        forward = forward_of(model, tensors)
     stage(f"running {side.word}", limited=False)
     computed = compute(model, forward, _mapped(model, request.map, first))
     if request.one_at_a_time or request.save:
@@ -173,62 +165,68 @@ def _computed(
     return computed
 
 
-def _require_room(found: Loaded, length: int) -> None:
+def _choose_attention(model: Any, name: str | None) -> None:
+    """Sets the implementation of attention of a model, if one is named. Raises `UsageError`."""
+    if name is None:
+        return
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as fault:
+        line = str(fault).partition("\n")[0]
+        message = f"attention {name} does not work with {type(model).__name__}: {line:.200}"
+        raise UsageError(message) from fault
+
+
+def _require_room(loaded: Loaded, length: int) -> None:
     """Raises `MhaError` if a checkpoint has no positions for so many ids, or if what it computes of
     them fits neither into memory nor into the temporary folder.
     """
-    most = most_positions(found.config)
+    most = most_positions(loaded.config)
     if most is not None and length > most:
-        message = f"{length} ids are more than the {most} positions of {found.source}"
+        message = f"{length} ids are more than the {most} positions of {loaded.source}"
         raise MhaError(
             message, hint=f"--max-tokens {most} takes the first {most} of a text", code="too-large"
         )
-    config = found.text_config
-    names = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "intermediate_size",
-    )
-    width, n_layers, n_heads, n_words, inner = (
-        int(getattr(config, name, None) or 0) for name in names
-    )
-    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+
+    def size(name: str) -> int:
+        return int(getattr(loaded.text_config, name, None) or 0)
+
+    width, n_layers, n_words = size("hidden_size"), size("num_hidden_layers"), size("vocab_size")
+    d_inner = size("intermediate_size") or 4 * width
+    is_eager = foreign.attn_implementation(loaded.text_config) == "eager"
+    cell_numbers = 2 + 3 * size("num_attention_heads") if is_eager else 2
 
     def needed(n: int) -> int:
-        return 4 * n * (24 * width + 3 * n_words) + 4 * n * n * (2 + 3 * n_heads * is_eager)
+        return 4 * n * (24 * width + 3 * n_words) + 4 * n * n * cell_numbers
 
-    require_room(
-        needed, length, memory.available_bytes(), what=f"{length} tokens through {found.source}"
-    )
-    folder, stored = (
-        tempfile.gettempdir(),
-        4 * length * (n_layers * (16 * width + 2 * (inner or 4 * width)) + n_words),
-    )
+    what = f"{length} tokens through {loaded.source}"
+    require_room(needed, length, memory.available_bytes(), what=what)
+    folder = tempfile.gettempdir()
+    stored = 4 * length * (n_layers * (16 * width + 2 * d_inner) + n_words)
     if stored > shutil.disk_usage(folder).free:
         message = (
-            f"{folder} has no room for the {shown(stored, 'bytes')} that {found.source} computes of"
-            f" {length} tokens"
+            f"{folder} has no room for the {shown(stored, 'bytes')} that {loaded.source} computes"
+            f" of {length} tokens"
         )
-        raise MhaError(
-            message, hint="TMPDIR names another folder; a shorter text needs less", code="too-large"
-        )
+        hint = "TMPDIR names another folder; a shorter text needs less"
+        raise MhaError(message, hint=hint, code="too-large")
 
 
 def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.Module, Forward]:
     """A model that code builds, and its call."""
     device = "cpu" if side.device == "auto" else side.device
-    made = load_built(
-        TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device), stage
-    )
-    if made.module is None:
+    target = TargetRequest(side.word, arguments=pairs(side.arg, "arg"), device=device)
+    built = load_built(target, stage)
+    module = built.module
+    if module is None:
         raise MhaError(f"{side.word} gives no torch.nn.Module", code="no-target")
-    module = made.module if side.dtype is None else made.module.to(getattr(torch, side.dtype))
+    if side.dtype is not None:
+        module = module.to(getattr(torch, side.dtype))
     require_open(module, "mha diff")
     if side.example is None:
         return module, forward_of(module, tensors)
-    example, ids = example_of(side.example, made), tensors["input_ids"].to(device_of(module))
+    example = example_of(side.example, built)
+    ids = tensors["input_ids"].to(device_of(module))
     return module, lambda: run_model(module, lambda: example(module, ids))
 
 
@@ -239,12 +237,11 @@ def _mapped(
     any place; of the second on the right, with the place of their partner. Raises `UsageError` if
     there is none.
     """
-    modules, mapped = {name for name, _ in model.named_modules()}, dict[str, Place | None]()
-    places = (
-        {}
-        if first is None
-        else {place.name: place for place in first.entries if place.site not in OF_CALLS}
-    )
+    modules = {name for name, _ in model.named_modules()}
+    mapped = dict[str, Place | None]()
+    places = dict[str, Place]()
+    if first is not None:
+        places = {place.name: place for place in first.entries if place.site not in OF_CALLS}
     for word in words:
         forms = word.split("=")
         if len(forms) != 2:

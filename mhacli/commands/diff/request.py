@@ -28,11 +28,10 @@ from mhacli.usercode.target import require_readable
 
 PLACES = "mha.places/1"
 """The schema of a file of what a model computes."""
-_MODELS, _READ = "Models", "Text"
-_A, _OTHER = (
-    "A checkpoint (DIR or hub id), FILE.py:NAME, or a saved file.",
-    "What to compare with it.",
-)
+_MODELS = "Models"
+_READ = "Text"
+_A = "A checkpoint (DIR or hub id), FILE.py:NAME, or a saved file."
+_OTHER = "What to compare with it."
 _ATTN = "Implementation of attention, such as eager or sdpa."
 _EXAMPLE = "The call of code, such as 'lambda m, ids: m(ids)'."
 _IDS = "Read these token ids, such as 5,17,3, instead of a text."
@@ -71,11 +70,8 @@ class Side(ModelSettings):
             return "checkpoint"
         if os.path.lexists(word):
             document = read_tensor_header(word).metadata if os.path.isfile(word) else None
-            return (
-                "places"
-                if isinstance(document, dict) and document.get("schema") == PLACES
-                else "record"
-            )
+            is_places = isinstance(document, dict) and document.get("schema") == PLACES
+            return "places" if is_places else "record"
         if ":" not in word:
             raise MhaError(f"{word} does not exist", code="unreadable", path=word)
         require_readable(word)
@@ -128,13 +124,10 @@ class DiffRequest:
     @cached_property
     def sides(self) -> tuple[Side, ...]:
         """A, and B if there is one."""
-        common = ("device", "dtype", "revision", "attn")
-        of_a = {name: getattr(self, name) for name in common}
-        of_b = {name: getattr(self, f"{name}_b") or of_a[name] for name in common}
-        a = Side(
-            path=self.a, tokenizer=self.tokenizer, arg=self.arg_a, example=self.example_a, **of_a
-        )
-        b = Side(
-            path=self.b, tokenizer=self.tokenizer, arg=self.arg_b, example=self.example_b, **of_b
-        )
-        return (a,) if self.b is None else (a, b)
+        names = ("device", "dtype", "revision", "attn")
+        of_a = {name: getattr(self, name) for name in ("tokenizer", *names)}
+        of_b = of_a | {name: getattr(self, f"{name}_b") or of_a[name] for name in names}
+        a = Side(path=self.a, arg=self.arg_a, example=self.example_a, **of_a)
+        if self.b is None:
+            return (a,)
+        return a, Side(path=self.b, arg=self.arg_b, example=self.example_b, **of_b)
