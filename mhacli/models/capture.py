@@ -413,8 +413,8 @@ class Watch(TorchFunctionMode):
                 return original(module, *args, **kwargs)
             with foreign.replaced(self, _is_inside=True):
                 result = original(module, *args, **kwargs)
-            given = dict(zip(_UNNAMED, args, strict=False)) | kwargs
-            seen = _arguments(module, given, level)
+            arguments = dict(zip(_UNNAMED, args, strict=False)) | kwargs
+            seen = _arguments(module, arguments, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
             if changed is None:
                 return result
@@ -428,7 +428,10 @@ class Watch(TorchFunctionMode):
         """Runs a function of torch, and captures it if it is part of an attention."""
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
-            self._require_no_attention(func)
+            if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
+                # what is traced allows a message of fixed words alone
+                message = "a function made by torch.compile hides the attention within it"
+                raise MhaError(message, code="hidden")
             return func(*args, **kwargs)
         module = self._caller_of(func)
         if module is None:
@@ -437,20 +440,14 @@ class Watch(TorchFunctionMode):
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if func is _SDPA:
-            given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
-            return self._sdpa(module, given, result)
+            arguments = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+            return self._sdpa(module, arguments, result)
         if func in _SOFTMAX:
             self._softmax(module, args, kwargs, result)
             return result
         if func is torch.einsum:
             return self._einsum(args, result)
         return self._follow(func, args, kwargs, result)
-
-    def _require_no_attention(self, func: Any) -> None:
-        """Raises `MhaError` for an attention that is traced, which allows fixed words alone."""
-        if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
-            message = "a function made by torch.compile hides the attention within it"
-            raise MhaError(message, code="hidden")
 
     def _caller_of(self, func: Any) -> nn.Module | None:
         """The module of the model that calls a function of torch, if the call may be one of an
@@ -464,16 +461,16 @@ class Watch(TorchFunctionMode):
             return None
         return module if self._is_of_model(module) else None
 
-    def _sdpa(self, module: nn.Module, given: Mapping[str, Any], z: Tensor) -> Tensor:
+    def _sdpa(self, module: nn.Module, arguments: Mapping[str, Any], z: Tensor) -> Tensor:
         """The result of torch's own function, after its call was captured."""
-        n, scale = self._count(given["query"]), given.get("scale")
-        q, k, v = (_by_head(given[name], n) for name in ("query", "key", "value"))
+        n, scale = self._count(arguments["query"]), arguments.get("scale")
+        q, k, v = (_by_head(arguments[name], n) for name in ("query", "key", "value"))
         seen: dict[str, Any] = {
             "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
-            "mask": given.get("attn_mask"),
-            "causal": bool(given.get("is_causal")),
-            "kernel": foreign.sdpa_kernel(**given),
-            "unknown": ("dropout",) if given.get("dropout_p") else (),
+            "mask": arguments.get("attn_mask"),
+            "causal": bool(arguments.get("is_causal")),
+            "kernel": foreign.sdpa_kernel(**arguments),
+            "unknown": ("dropout",) if arguments.get("dropout_p") else (),
         }
         changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
         return z if changed is None else changed.reshape(z.shape)
@@ -594,9 +591,9 @@ def _empties_rows(pattern: Tensor, filled: Tensor) -> bool:
 
 def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of dropout changes weights."""
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
-    is_training = given.get("training", given.get("train", True))
-    return bool(given.get("p", 0.5) and is_training)
+    arguments = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    is_training = arguments.get("training", arguments.get("train", True))
+    return bool(arguments.get("p", 0.5) and is_training)
 
 
 def _by_head(tensor: Tensor, n: int) -> Tensor:
@@ -609,26 +606,26 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
 
 
 def _arguments(
-    module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel
+    module: nn.Module, arguments: Mapping[str, Any], level: InterceptionLevel
 ) -> dict[str, Any]:
     """The fields of `Call` for the arguments of an attention function of transformers. `unknown`
     are those that are neither known nor None nor False.
     """
-    q, k, v = (given[name] for name in _UNNAMED[:3])
-    mask = given.get("attention_mask")
+    q, k, v = (arguments[name] for name in _UNNAMED[:3])
+    mask = arguments.get("attention_mask")
     is_registered = level == "registry"
-    is_causal = given.get("is_causal")
+    is_causal = arguments.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     causal = is_registered and mask is None and bool(is_causal) and q.shape[2] > 1
-    sinks = given.get("sinks") if given.get("s_aux") is None else given["s_aux"]
+    sinks = arguments.get("sinks") if arguments.get("s_aux") is None else arguments["s_aux"]
     if isinstance(sinks, Tensor) and sinks.ndim == 4:
         sinks = sinks.squeeze(-1)
-    scale = given.get("scaling")
-    dropout = given.get("dropout") if is_registered or module.training else 0
+    scale = arguments.get("scaling")
+    dropout = arguments.get("dropout") if is_registered or module.training else 0
     unknown = sorted(
         name
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name not in KNOWN and value is not None and value is not False
     )
     if dropout:
@@ -647,8 +644,8 @@ def _arguments(
         "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
         "mask": mask,
         "causal": causal,
-        "softcap": given.get("softcap"),
-        "bias": given.get("position_bias"),
+        "softcap": arguments.get("softcap"),
+        "bias": arguments.get("position_bias"),
         "sinks": sinks,
         "kernel": kernel or "eager",
         "unknown": tuple(unknown),

@@ -47,14 +47,14 @@ WRAPPER_PREFIX = re.compile(r"((_orig_mod|module)\.)+")
 that they wrap."""
 
 
-def sdpa_kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: Any) -> str:
+def sdpa_kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **arguments: Any) -> str:
     """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`:
     flash, efficient, cudnn or math; `sdpa` where torch does not say it.
     """
     choose = getattr(torch, "_fused_sdp_choice", None)
     if choose is None or query.device.type not in ("cpu", "cuda"):
         return "sdpa"
-    backend = SDPBackend(choose(query, key, value, attn_mask, **given))
+    backend = SDPBackend(choose(query, key, value, attn_mask, **arguments))
     return backend.name.removesuffix("_ATTENTION").lower()
 
 

@@ -122,8 +122,8 @@ def _place(name: str) -> tuple[str, int] | None:
     >>> _place("encoder.block.2.layer.0.SelfAttention")
     ('encoder.block', 2)
     """
-    found = re.search(r"(?:^|\.)(\d+)(?=\.|$)", name)
-    return None if found is None else (name[: found.start()], int(found[1]))
+    match = re.search(r"(?:^|\.)(\d+)(?=\.|$)", name)
+    return None if match is None else (name[: match.start()], int(match[1]))
 
 
 # --------------------------------------------------------------------------------------- the config
@@ -210,8 +210,8 @@ def n_layers_of(config: Any) -> int:
     """The number of layers in a config, in an encoder-decoder that of the decoder; 0 if there is no
     single number.
     """
-    found = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
-    return found if isinstance(found, int) else 0
+    n = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    return n if isinstance(n, int) else 0
 
 
 def without_attention(
@@ -258,7 +258,9 @@ def positions_of(model: Any) -> str:
         "position_embedding",
         "positions_embed",
     }
-    return "learned" if is_learned else "sinusoidal" if hasattr(model, "pos_encoding") else "none"
+    if is_learned:
+        return "learned"
+    return "sinusoidal" if hasattr(model, "pos_encoding") else "none"
 
 
 def most_positions(config: Any) -> int | None:

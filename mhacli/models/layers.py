@@ -2,7 +2,7 @@
 while the model waits.
 
 Memory holds one layer at a time. The caller runs the model. A captured `Call` becomes an
-`Attention` (`masking.py`), and that the `LayerResults` of which a record is made.
+`Attention` (`masking.py`), which is reduced to the `LayerResults` of a record.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
 
 
 def load_model(
-    found: Loaded,
+    loaded: Loaded,
     settings: ModelSettings,
     head: LanguageHead | None = None,
     *,
@@ -255,18 +255,18 @@ def load_model(
     not fit into memory, and for a map that does not fit the model.
     """
     library = transformers()
-    checkpoint, config, device_map = found.checkpoint, found.config, settings.device_map
+    checkpoint, config, device_map = loaded.checkpoint, loaded.config, settings.device_map
     kind = _auto_class(library, config, head, checkpoint.tensors)
     is_base = kind is library.AutoModel
     placing = dict[str, Any]()
     if device_map is None:
-        _require_room(checkpoint, settings.dtype, found.target)
+        _require_room(checkpoint, settings.dtype, loaded.target)
     else:
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
         placing = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
         if device_map != "auto" and "offload_folder" in placing:
             _require_tied_together(kind, config, checkpoint.path, placing["device_map"])
-    model, info = _pretrained(kind, found, settings.dtype, placing)
+    model, info = _pretrained(kind, loaded, settings.dtype, placing)
     notes = [*checkpoint.notes, *_require_whole(model, info, checkpoint.path, head=not is_base)]
     trained = config.architectures or []
     if is_base and head and trained and type(model).__name__ not in trained:
@@ -274,26 +274,26 @@ def load_model(
     if not allow_nonfinite:
         _require_finite(model, checkpoint.path)
     if device_map is None:
-        model = model.to(found.target)
+        model = model.to(loaded.target)
     else:
         devices = foreign.placed_devices(model) or {str(device_of(model))}
         notes.append(f"the weights are on: {', '.join(sorted(devices))}")
-    return replace(found, config=model.config, model=model.eval(), notes=tuple(notes))
+    return replace(loaded, config=model.config, model=model.eval(), notes=tuple(notes))
 
 
 def _pretrained(
-    kind: Any, found: Loaded, dtype: str | None, placing: Mapping[str, Any]
+    kind: Any, loaded: Loaded, dtype: str | None, placing: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """The model of a class of transformers with the weights of a checkpoint, and what transformers
     reports of missing and mismatched ones. `placing` puts it onto several devices.
     """
-    path, names = found.checkpoint.path, found.checkpoint.tensors
+    path, names = loaded.checkpoint.path, loaded.checkpoint.tensors
     prefixes = {match and match[0] for match in map(foreign.WRAPPER_PREFIX.match, names)}
     prefix = prefixes.pop() if len(prefixes) == 1 else None  # all names have it
     load = partial(
         kind.from_pretrained,
         path,
-        config=found.config,
+        config=loaded.config,
         dtype=getattr(torch, dtype) if dtype else "auto",
         use_safetensors=True,
         trust_remote_code=False,
@@ -432,8 +432,8 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
 
 
 def _require_tied_together(kind: Any, config: Any, path: str, devices: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for two names of one tensor of which a map puts one on disk, where
-    accelerate cannot tie them.
+    """Raises `UsageError` for a tensor with two names if a map puts only one of them on disk, where
+    accelerate cannot tie the two.
     """
     with torch.device("meta"):
         model = guarded("config.json", path, lambda: kind.from_config(config))
@@ -580,14 +580,14 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
     if name is not None:
         return ModelTokenizer(file_tokenizer(name).library, name)
     library = transformers()
-    path, found = checkpoint.path, None
+    path, tokenizer = checkpoint.path, None
     load = partial(
         library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False
     )
     if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
         with foreign.offline():
-            found = guarded("the tokenizer", path, load)
-    backend = getattr(found, "backend_tokenizer", None)
+            tokenizer = guarded("the tokenizer", path, load)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
         raise MhaError(
             f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
@@ -598,21 +598,21 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
             code="no-tokenizer",
             path=path,
         )
-    return ModelTokenizer(backend, path, found)
+    return ModelTokenizer(backend, path, tokenizer)
 
 
-def tokenizer_in_memory(found: Any) -> ModelTokenizer:
+def tokenizer_in_memory(tokenizer: Any) -> ModelTokenizer:
     """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast
     implementation.
     """
-    name = type(found).__name__
-    if not hasattr(found, "backend_tokenizer"):
+    name = type(tokenizer).__name__
+    if not hasattr(tokenizer, "backend_tokenizer"):
         hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
         raise MhaError(
             f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer"
         )
-    made = copy.deepcopy(found)
-    return ModelTokenizer(made.backend_tokenizer, name, made)
+    copied = copy.deepcopy(tokenizer)
+    return ModelTokenizer(copied.backend_tokenizer, name, copied)
 
 
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
@@ -646,15 +646,15 @@ def transformers() -> Any:
     """
     os.environ.setdefault("RUST_BACKTRACE", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    found = library("transformers", "a checkpoint")
-    release = tuple(int(part) for part in found.__version__.split(".")[:2])
+    package = library("transformers", "a checkpoint")
+    release = tuple(int(part) for part in package.__version__.split(".")[:2])
     if release < OLDEST:
         raise MhaError(
-            f"transformers {found.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a"
+            f"transformers {package.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a"
             " checkpoint's config could run code",
             hint=f"{installing('transformers', 'tokenizers')} installs a newer one",
             code="missing-extra",
         )
-    found.logging.set_verbosity_error()
-    found.logging.disable_progress_bar()
-    return found
+    package.logging.set_verbosity_error()
+    package.logging.disable_progress_bar()
+    return package

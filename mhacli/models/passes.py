@@ -117,19 +117,19 @@ class _Passes:
             raise MhaError(message, hint=hint, code="other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
-        given = _given(module, args, keywords)
-        self._require_readable(given.values())
+        arguments = _named_arguments(module, args, keywords)
+        self._require_readable(arguments.values())
         is_first = not self._running
         if is_first:
-            self._begin(module, args, given)
+            self._begin(module, args, arguments)
         self._running.append(module)
-        self._read(self.watch.names[id(module)], given, is_first=is_first)
+        self._read(self.watch.names[id(module)], arguments, is_first=is_first)
         if is_first:
             self._listener.begin(self._pass)
 
-    def _begin(self, module: nn.Module, args: Any, given: Mapping[str, Any]) -> None:
+    def _begin(self, module: nn.Module, args: Any, arguments: Mapping[str, Any]) -> None:
         """Begins a pass with the module that is called."""
-        first = _tensor(given, at=0)
+        first = _tensor(arguments, at=0)
         self._pass = ModelPass(1 if first is None else first.shape[0])
         # rows of numbers, or ids in a row, may be the tokens of a single sequence
         n_axes_of_ids = 2 if first is None else first.ndim - first.is_floating_point()
@@ -152,22 +152,24 @@ class _Passes:
             self._running.clear()
             self._listener.end(is_whole=False)
 
-    def _read(self, name: str, given: Mapping[str, Any], *, is_first: bool) -> None:
+    def _read(self, name: str, arguments: Mapping[str, Any], *, is_first: bool) -> None:
         """Reads the ids, or vectors, and the state of the cache from the arguments of a module."""
-        cache: Any = given.get("past_key_values")
-        self._pass.is_cached |= cache is not None or given.get("use_cache") is True
+        cache: Any = arguments.get("past_key_values")
+        self._pass.is_cached |= cache is not None or arguments.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
             self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
         half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
-        self._read_half(half, "", given, is_first=is_first, takes_tensor=True)
+        self._read_half(half, "", arguments, is_first=is_first, takes_tensor=True)
         takes_tensor = half == "encoder"  # otherwise the first tensor is the decoder's
-        self._read_half("decoder", "decoder_", given, is_first=is_first, takes_tensor=takes_tensor)
+        self._read_half(
+            "decoder", "decoder_", arguments, is_first=is_first, takes_tensor=takes_tensor
+        )
 
     def _read_half(
         self,
         half: Half,
         prefix: str,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         *,
         is_first: bool,
         takes_tensor: bool,
@@ -175,10 +177,10 @@ class _Passes:
         """Reads the ids, or vectors, that the arguments of a module name with a prefix. A module
         without a config may take the ids of a half as a tensor under any name.
         """
-        ids: Any = given.get(f"{prefix}input_ids")
-        vectors = given.get(f"{prefix}inputs_embeds")
+        ids: Any = arguments.get(f"{prefix}input_ids")
+        vectors = arguments.get(f"{prefix}inputs_embeds")
         if ids is None and takes_tensor and not hasattr(self._model, "config"):
-            ids = _tensor(given, at=1 if prefix else 0)
+            ids = _tensor(arguments, at=1 if prefix else 0)
         is_table = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
         has_ids = is_table and ids.dtype in _WHOLE
         if has_ids:
@@ -187,7 +189,7 @@ class _Passes:
             read = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
         else:
             return
-        real = _shown(given.get(f"{prefix}attention_mask"), read, self._pass.n_past)
+        real = _shown(arguments.get(f"{prefix}attention_mask"), read, self._pass.n_past)
         self._pass.halves.setdefault(half, ReadIds(read, real, are_places=not has_ids))
 
     def _require_readable(self, values: Iterable[Any]) -> None:
@@ -245,7 +247,7 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(module.forward).parameters
 
 
-def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _named_arguments(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, ids or vectors first, then in the order of the signature;
     unnamed ones by number.
     """
@@ -255,17 +257,17 @@ def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[st
         if item.kind is item.POSITIONAL_OR_KEYWORD
     ]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
-    given = dict(zip(names, args, strict=False)) | more | dict(keywords)
+    arguments = dict(zip(names, args, strict=False)) | more | dict(keywords)
     return {
-        name: given[name]
-        for name in ("input_ids", "inputs_embeds", *names, *given)
-        if name in given
+        name: arguments[name]
+        for name in ("input_ids", "inputs_embeds", *names, *arguments)
+        if name in arguments
     }
 
 
-def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
+def _tensor(arguments: Mapping[str, Any], at: int) -> Tensor | None:
     """Tensor number `at` of a call."""
-    tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor) and value.ndim]
     return tensors[at] if at < len(tensors) else None
 
 

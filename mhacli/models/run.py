@@ -63,10 +63,10 @@ def prepare_checkpoint(
     weights are loaded.
     """
     began, head = perf_counter(), "generate" if request.n_generated else head
-    found = find(request.model, request.checkpoint)
-    texts = make_texts(request, found)
+    loaded = find(request.model, request.checkpoint)
+    texts = make_texts(request, loaded)
     run = run_of(
-        load_model(found, request.model, head, allow_nonfinite=request.allow_nonfinite),
+        load_model(loaded, request.model, head, allow_nonfinite=request.allow_nonfinite),
         texts,
         request,
     )
@@ -95,11 +95,11 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
 # ---------------------------------------------------------------------------------------- the texts
 
 
-def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelInputs:
+def make_texts(request: Run, loaded: Loaded, *, may_lack: bool = False) -> ModelInputs:
     """The tokens of all texts, as many as the model has positions for, without keywords. Raises
     `MhaError` and `UsageError`, also for a span that no text has, unless they `may_lack` it.
     """
-    config, tokenizer, limit = found.config, found.tokenizer, request.max_tokens
+    config, tokenizer, limit = loaded.config, loaded.tokenizer, request.max_tokens
     assert tokenizer is not None
     is_pair = bool(config.is_encoder_decoder)
     # a decoder's text begins with its start token and has no end token
@@ -115,7 +115,7 @@ def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelI
         for text, pair in zip(texts, seconds or [None] * len(texts), strict=True)
     ]
     sequences = [_started(tokenizer, config, text) if is_answer else text for text, _ in begun]
-    notes = [*_notes(request, found, sequences, [n_more for _, n_more in begun])]
+    notes = [*_notes(request, loaded, sequences, [n_more for _, n_more in begun])]
     sequences = _required(sequences, config, limit, request.path)
     context = [tokenizer.beginning(text, limit)[0] for text in request.context]
     context = _required(context, config, limit, request.path)
@@ -131,16 +131,16 @@ def make_texts(request: Run, found: Loaded, *, may_lack: bool = False) -> ModelI
 
 
 def _notes(
-    request: Run, found: Loaded, sequences: Sequence[TokenSequence], n_more: Sequence[int]
+    request: Run, loaded: Loaded, sequences: Sequence[TokenSequence], n_more: Sequence[int]
 ) -> Iterator[str]:
     """Notes on texts without their usual first token, on texts that may be pairs, and on texts of
     which `n_more` tokens are left out.
     """
-    limit, tokenizer = request.max_tokens, found.tokenizer
+    limit, tokenizer = request.max_tokens, loaded.tokenizer
     assert tokenizer is not None
     for text in sequences:
         yield from tokenizer.begin_warnings(text)
-    n_types = getattr(found.config, "type_vocab_size", 0) or 0
+    n_types = getattr(loaded.config, "type_vocab_size", 0) or 0
     if n_types > 1 and not request.pair and not request.chat:
         for text in sequences:
             yield from tokenizer.pair_warnings(text)
@@ -175,7 +175,7 @@ def _required(
 
 
 _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""The settings for the start token of a decoder, of which the first in its config counts.
+"""The settings for the start token of a decoder; the first that its config has counts.
 transformers' `generate` uses the first two; T5 was trained with the third."""
 
 

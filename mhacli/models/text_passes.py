@@ -65,7 +65,7 @@ class TextPasses:
         return began.batch == self.last.batch and (is_answer or is_next)
 
     def keep_part(self, call: Call) -> None:
-        """Copies an attention of the last pass, of which more may follow."""
+        """Copies a part of an attention in the last pass; later passes may add more parts."""
         n_past = self.last.n_past
         n_tokens = n_past + call.shape[2]
         if call.kind != "cross":

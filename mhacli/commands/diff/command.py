@@ -69,8 +69,8 @@ def diff(
         from mhacli.commands.diff.view import require_drawable
 
         with show_activity("comparing"):
-            found = compare(request.a, request.b or "", tolerance=tolerance)
-        require_drawable(found, options)
+            result = compare(request.a, request.b or "", tolerance=tolerance)
+        require_drawable(result, options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
@@ -81,19 +81,19 @@ def diff(
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
-        found = Diff(document)
+        result = Diff(document)
     print_report(
         output,
-        view=lambda screen: found.view(screen, replace(options, view=view)),
-        json=lambda: found.to_dict(record_command()),
-        csv=lambda: [*found.rows()],
+        view=lambda screen: result.view(screen, replace(options, view=view)),
+        json=lambda: result.to_dict(record_command()),
+        csv=lambda: [*result.rows()],
         command=record_command(),
     )
-    if found.verdict == "nothing":
+    if result.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"
         hint = "compare two records of the same command, both with --model or both without"
         raise MhaError(message, hint=hint, code="nothing-in-common")
-    if found.verdict == "differ":
+    if result.verdict == "differ":
         raise typer.Exit(EXIT_CHECK)
 
 

@@ -36,8 +36,8 @@ class _OfBoth(msgspec.Struct, frozen=True):
 class Difference(_OfBoth, frozen=True):
     """The difference of two models at a place: `relative` to what the first computes, the `largest`
     of a number with its indices `at`, and the `head` that differs most. It is `beyond` rounding,
-    and so are `heads`; it is `healed` if what follows from it is the same in both again, as where
-    two implementations scale in another order.
+    and so are `heads`; it is `healed` if what follows from it agrees again, such as after two
+    implementations that scale in another order.
     """
 
     relative: float

@@ -37,7 +37,7 @@ _N_PERTURBED_PASSES = 3
 _ALIGNED = 8
 """Numbers stand at multiples of this in a file."""
 _N_KNOWN = 8
-"""The number of last tensors of which it is known where they are stored."""
+"""So many of the last tensors are remembered with their places in the file."""
 
 
 class Stored(NamedTuple):

@@ -135,7 +135,7 @@ class _Span:
 
     @property
     def projected(self) -> list[_Span]:
-        """What ran within it since the last attention, of which the output is known."""
+        """What ran within it since the last attention, and still has its output."""
         since = list[_Span]()
         for item in self.items:
             if isinstance(item, int):
@@ -541,9 +541,9 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     width]`, with their modules, as far as names and widths tell them. Fused projections are cut so
     that the values are those of the attention.
     """
-    found = dict[str, tuple[str, Tensor]]()
+    projections = dict[str, tuple[str, Tensor]]()
     if call.v is None:
-        return found
+        return projections
     batch, n_heads = call.shape[:2]
     letters_of = {
         unit: read_name(unit.name)[0] for unit in units if not isinstance(unit.module, nn.Embedding)
@@ -552,17 +552,17 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     for unit, letters in letters_of.items():
         tensor, name = unit.output, unit.name
         site = f"{letters}_norm" if unit.is_norm else letters
-        if site in found or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
+        if site in projections or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
             continue
         by_head = _by_head(call, letters, tensor)
         may_be_fused = len(letters) == 3 or (n_plain == 1 and letters != "o")
         if by_head is not None:
-            found[site] = name, by_head
+            projections[site] = name, by_head
         elif may_be_fused and not unit.is_norm:
             rows = tensor.reshape(batch, -1, tensor.shape[-1])
             parts = _cut(rows, n_heads, call.v)
-            found |= {letter: (name, part) for letter, part in parts.items()}
-    return found
+            projections |= {letter: (name, part) for letter, part in parts.items()}
+    return projections
 
 
 def _by_head(call: Call, letters: str, tensor: Tensor) -> Tensor | None:
