@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import nn
@@ -337,13 +337,24 @@ def _auto_class(
     """The class of the model; with `predict`, the one with the head that the checkpoint was saved
     with, if any.
     """
-    named = "AutoModelForCausalLM" if head == "generate" else None
-    if head == "predict":
-        names = config.architectures[:1] if config.architectures else [*tensors]
-        named = next(
-            (auto for auto, form in _HEADS.items() if any(re.search(form, name) for name in names)),
-            None,
-        )
+    named: str | None = None
+    match head:
+        case None:
+            pass
+        case "generate":
+            named = "AutoModelForCausalLM"
+        case "predict":
+            names = config.architectures[:1] if config.architectures else [*tensors]
+            named = next(
+                (
+                    auto
+                    for auto, form in _HEADS.items()
+                    if any(re.search(form, name) for name in names)
+                ),
+                None,
+            )
+        case _:
+            assert_never(head)
     if named is None and type(config) in library.MODEL_MAPPING:  # two models in one are not
         return library.AutoModel
     if config.is_encoder_decoder and named in (None, "AutoModelForCausalLM"):

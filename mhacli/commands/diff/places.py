@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import msgspec
 import torch
@@ -396,25 +396,36 @@ class Pass:
         """Adds the places of a block."""
         items = _with_parts(self._flat(self._content(span), None))
         for at, item in enumerate(items):
-            if item.kind == "norm":
-                self._put_norm(items, at, layer, stack)
-            elif item.kind == "silent":
-                self._put(item.span, layer, stack, "attention", "output")
-            elif item.kind == "call" and item.part is not None:
-                number = item.part.number
-                name, of_stack = self.all_calls[number].name, self._stack_of(number)
-                place = Place(layer, of_stack, "attention", "scores", name)
-                self._add(Source("call", "", number), place)
-                later = (other for other in items[at:] if other.kind == "unit")
-                units = (other.span for other in later if other.part == item.part)
-                output = next(units, item.owner)
-                if output is not None:
-                    self._put(output, layer, of_stack, "attention", "output")
+            match item.kind:
+                case "norm":
+                    self._put_norm(items, at, layer, stack)
+                case "silent":
+                    self._put(item.span, layer, stack, "attention", "output")
+                case "call":
+                    self._put_call(items, at, layer)
+                case "unit" | "table" | "block":
+                    pass  # a unit is the output of an attention, or the last one that of the MLP
+                case _:
+                    assert_never(item.kind)
         of_mlp = [item.span for item in items if item.kind == "unit" and item.part == _MLP]
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:
             self._put(span, layer, stack, "mlp", "residual")
+
+    def _put_call(self, items: Sequence[_Item], at: int, layer: int) -> None:
+        """Adds the scores of an attention and its output: that of the projection after it, or of
+        the module that computes it.
+        """
+        call = items[at]
+        assert call.part is not None
+        name, stack = self.all_calls[call.part.number].name, self._stack_of(call.part.number)
+        place = Place(layer, stack, "attention", "scores", name)
+        self._add(Source("call", "", call.part.number), place)
+        later = (item for item in items[at:] if item.kind == "unit")
+        output = next((item.span for item in later if item.part == call.part), call.owner)
+        if output is not None:
+            self._put(output, layer, stack, "attention", "output")
 
     def _content(self, span: _Span) -> _Span:
         """The innermost module that contains all attentions of a span, and all its weights."""
