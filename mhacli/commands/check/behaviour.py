@@ -1,26 +1,31 @@
 """What a callable does with texts, whatever is inside it: whether an output depends on later
 tokens, on the length, on other texts, on padding or on a cache.
 
-Every behaviour is tested by passes over texts that must agree. A difference counts beyond the noise
-floor: a multiple of what one rounding step of every part of the model changes.
+Each behaviour is a function of passes, of what is known of the model, and of earlier answers, which
+returns what it observed. `BehaviourTester` asks them in turn, and makes the findings.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, partialmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
+from mhacli.commands.check.passes import (
+    PassDifference,
+    Passes,
+    PassOutput,
+    difference_of,
+    relative_distance,
+)
 from mhacli.commands.check.result import (
     AttentionInside,
     Behaviour,
@@ -32,43 +37,22 @@ from mhacli.commands.check.result import (
 )
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.models.layer_names import config_of, dtype_of, is_attention
-from mhacli.models.run import TIMES_SHAKEN, shaken_parts
-from mhacli.record.checks import TOLERANCES
+from mhacli.models.layer_names import config_of, is_attention
 from mhacli.settings import PaddingSide
-from mhacli.usercode.build import WithoutDropout, seeded
-from mhacli.usercode.door import (
-    NO_ANSWER,
-    Unreadable,
-    UserRaised,
-    for_user,
-    on_behalf,
-    ours,
-    plainly,
-)
+from mhacli.usercode.build import WithoutDropout
+from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
-from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import MaskForm
 
-CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
-LEAST: Mapping[str, float] = {
-    name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()
-}
-"""The least tolerance between two ways to compute the same, relative to the size of an output.
-float64 has that of float32, because models compute rotations and norms in float32 in any dtype."""
-LENGTH, _SHORTER = 256, 4
-"""The length of the texts, if the model has so many positions, and how many times shorter another
-is."""
-_SHAKES, _DRAWS = 3, 8
+_DRAWS = 8
+"""Other texts that are drawn where attention is so sharp that one reaches few outputs."""
 _ALL = 0.9
-"""The part of all outputs that counts as all: where attention is sharp, some change by less than
+"""The share of all outputs that counts as all: where attention is sharp, some change by less than
 their rounding."""
-_COARSE = 1e-2
-"""The noise floor of a model in 32 bits beyond which a difference below it may be a fault, as where
-a selection flips."""
 _STEPS, _CHUNK = 16, 4
 """Tokens that are read behind a cache, the last of them together."""
-_LARGE, _ROWS = 1e3, 16
+_LARGE = 1e3
+"""Vectors times this are large, and their outputs should still be finite."""
 NARROW = ("float16", "bfloat16")
 """The dtypes in which rounding hides faults."""
 
@@ -137,87 +121,88 @@ def is_claimed_causal(module: object) -> bool | None:
     return None if telling is None else not _BIDIRECTIONAL.search(telling)
 
 
-# -------------------------------------------------------------------------------- passes over texts
+# ----------------------------------------------------------------------------------- what was seen
 
 
-class PassOutput(NamedTuple):
-    """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts
-    of the model compute, and what a model that returns nothing for each token gives for the `whole`
-    text.
+class Intent(NamedTuple):
+    """What is known of a model: whether outputs may depend on earlier tokens alone, as stated or
+    claimed, None where nothing says it; and whether, then, its attention hides later tokens.
     """
 
-    output: Tensor
-    parts: Callable[[], PartCalls]
-    whole: Tensor | None = None
+    is_causal: bool | None
+    hides_later: bool = False
 
 
-class PassDifference(NamedTuple):
-    """The difference of two passes that must agree, relative to the usual size of an output:
-    `by_token`, and of the outputs for the `whole` text; and what the parts of the model compute in
-    each.
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What a test of a behaviour observed; `difference` is that of the first passes that must agree
+    and do not. `is_bidirectional`: tokens see later ones, and are meant to. `caution` says
+    what to do beside a note. `inside` are the attentions that were compared.
     """
 
-    by_token: Tensor
-    parts: tuple[Callable[[], PartCalls], Callable[[], PartCalls]]
-    whole: float = 0.0
-
-    @property
-    def largest(self) -> float:
-        """The largest of all."""
-        return max(self.by_token.max().item(), self.whole)
-
-    def first(self, n: int) -> PassDifference:
-        """That of the first tokens alone."""
-        return self._replace(by_token=self.by_token[:n], whole=0.0)
+    behaviour: Behaviour
+    difference: PassDifference | None = None
+    is_bidirectional: bool = False
+    caution: str = ""
+    inside: tuple[AttentionInside, ...] = ()
 
 
-def difference_of(ours: PassOutput, theirs: PassOutput) -> PassDifference:
-    """The difference of two passes, over the tokens that both have. Raises `Unreadable` if their
-    outputs have other widths.
-    """
-    widths = [each.output.shape[1:] for each in (ours, theirs)]
-    if widths[0] != widths[1]:
-        both = " and ".join(str(list(each.output.shape)) for each in (ours, theirs))
-        raise Unreadable(f"its outputs {both} cannot be compared")
-    whole = 0.0
-    if ours.whole is not None and theirs.whole is not None and len(ours.whole) == len(theirs.whole):
-        whole = _relative_distance(ours.whole[None], theirs.whole[None]).item()
-    return PassDifference(
-        _relative_distance(ours.output, theirs.output), (ours.parts, theirs.parts), whole
+Answers = Mapping[str, Behaviour]
+"""The behaviours that were tested before, by name."""
+Test = Callable[[Passes, Intent, Answers], Observed]
+
+
+def answer_of(
+    passes: Passes,
+    name: str,
+    ok: bool | None,
+    reason: str,
+    largest: float | None = None,
+    *,
+    draws: int = 1,
+    **fields: Any,
+) -> Behaviour:
+    """What was seen in texts; `ok` is None where it is no matter of right and wrong."""
+    fields = {
+        "tolerance": passes.tolerance,
+        "tried": Tried(passes.length, draws) if draws else None,
+        **fields,
+    }
+    return Behaviour(name=name, ok=ok, reason=reason, largest=finite(largest), **fields)
+
+
+def not_tried(passes: Passes, name: str, reason: str, **fields: Any) -> Observed:
+    """A behaviour that was not tried, for a reason; `fields` are others of what was observed."""
+    behaviour = answer_of(passes, name, None, f"not tried: {reason}", draws=0)
+    return Observed(behaviour=behaviour, **fields)
+
+
+def noted(passes: Passes, name: str, reason: str, largest: float | None = None) -> Observed:
+    """What was seen where it is no matter of right and wrong."""
+    return Observed(behaviour=answer_of(passes, name, None, reason, largest))
+
+
+def compared(
+    passes: Passes,
+    name: str,
+    differences: Sequence[PassDifference],
+    agrees: str,
+    differs: str,
+    cut: int | None = None,
+) -> Observed:
+    """The answer for outputs that must agree; where they differ, with the first difference."""
+    largest = max(difference.largest for difference in differences)
+    if largest > passes.tolerance:
+        first = next(each for each in differences if each.largest > passes.tolerance)
+        behaviour = answer_of(passes, name, False, differs, largest, at=Place(cut))
+        return Observed(behaviour=behaviour, difference=first)
+    if largest > 0 and passes.too_coarse:
+        return Observed(
+            behaviour=answer_of(passes, name, None, passes.too_coarse, largest, draws=0)
+        )
+    return Observed(
+        behaviour=answer_of(passes, name, True, agrees, largest, draws=len(differences))
     )
-
-
-def _relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The distance of what is computed for each token of the shorter text, relative to its usual
-    size.
-    """
-    n, size = min(len(ours), len(theirs)), theirs.norm(dim=-1).square().mean().sqrt()
-    parts = zip(
-        ours[:n].split(_ROWS), theirs[:n].split(_ROWS), strict=True
-    )  # of all logits at once is slower
-    distances: Tensor = torch.cat([(a - b).norm(dim=-1) for a, b in parts])
-    distances /= size.clamp(min=torch.finfo(torch.float32).tiny)
-    return distances.nan_to_num(nan=torch.inf)
-
-
-_Context = Callable[[], AbstractContextManager[Any]]
-
-
-class _KnownRows(TorchFunctionMode):
-    """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing
-    more.
-    """
-
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func is torch.nn.functional.embedding
-            and len(args) > 1
-            and args[0].numel()
-            and int(args[0].max()) >= len(args[1])
-        ):
-            raise for_user(IndexError("index out of range"))
-        return on_behalf(func, *args, **(kwargs or {}))
 
 
 def reason_of(failure: UserRaised | MhaError) -> str:
@@ -233,151 +218,60 @@ def reason_of(failure: UserRaised | MhaError) -> str:
 
 @dataclass
 class BehaviourTester:
-    """Tests the behaviours of a model with texts, of which the first is the longest; random ones
-    unless some are given, of the `requested` length or the longest that works.
-
-    `is_causal` is what it claims, and `more` are further tests by the name of their behaviour.
-    `hides_later`: nothing is stated, but its attention hides later tokens. `findings` are of
-    behaviours that failed, `cautions` say what to do where it raised an exception.
-    `is_bidirectional`: tokens see later ones, and are meant to. `inside` are the attentions that
-    were compared.
+    """Asks for the behaviours of a model in turn, and keeps what was observed, and the findings for
+    what failed. `more` are further tests by the name of their behaviour, `inside` the attentions
+    that were compared.
     """
 
-    model: TextModel
-    is_causal: bool | None
-    seed: int
-    texts: Sequence[Tensor] = ()
-    requested: int | None = None
-    more: dict[str, Callable[[BehaviourTester], Behaviour]] = field(default_factory=dict)
-    n_passes: int = 0
+    passes: Passes
+    intent: Intent
+    more: Mapping[str, Test] = field(default_factory=dict)
     results: dict[str, Behaviour] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     cautions: dict[str, str] = field(default_factory=dict)
-    hides_later: bool = False
     is_bidirectional: bool = False
     inside: tuple[AttentionInside, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reads the longest text, and measures the noise floor."""
-        if self.texts:
-            self.first_pass = self.run_pass(self.texts[0])[0]
-        else:
-            self._read_longest()
-        self.text, self.length, self.module = (
-            self.texts[0],
-            len(self.texts[0]),
-            self.model.attention.built.module,
-        )
-        self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
-        self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
-        dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
-        self.precision = str(dtype).removeprefix("torch.")
-        self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
-        self.test(("finite", "repeat"))  # what a model remembers is no rounding
-        for seed in range(_SHAKES if self.module is not None else 0):
-            moved = (
-                finite(self.difference(within=partial(shaken_parts, self.module, seed)).largest)
-                or 0.0
-            )
-            self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
-
-    def _read_longest(self) -> None:
-        """Draws the texts, and reads the first, half as long again and again until one works where
-        no length is requested.
-        """
-        attention = self.model.attention
-        fixed = self.requested if attention.is_resizable else attention.sizes.q_len
-        lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
-        for length in lengths:
-            text = self.model.draw(self.seed, length)
-            try:
-                if text.device.type != "cpu":
-                    self.run_pass(text, within=_KnownRows)
-                self.first_pass = self.run_pass(text)[0]
-                break
-            except NO_ANSWER:  # beyond the model's positions its code may raise anything
-                if length == lengths[-1]:
-                    raise
-        self.n_passes = 1  # of those that tell something
-        shorter = max(1, length // _SHORTER) if attention.is_resizable else length
-        self.texts = [text, self.model.draw(self.seed + 1, shorter)]
-
-    def run_pass(
-        self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any
-    ) -> list[PassOutput]:
-        """What one pass gives for each of the texts, with a seed, inside a context."""
-
-        def run(**note: Any) -> list[tuple[Tensor, Tensor | None]]:
-            self.n_passes += 1
-            with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
-                return self.model.run(texts, **how, **note)
-
-        def parts(row: int) -> PartCalls:
-            found: PartCalls = {}
-            run(note=(row, found))
-            return found
-
-        return [
-            PassOutput(output, partial(parts, row), whole)
-            for row, (output, whole) in enumerate(run())
-        ]
-
-    @cached_property
-    def single_passes(self) -> list[PassOutput]:
-        """A pass over each text alone."""
-        return [self.first_pass, *(self.run_pass(text)[0] for text in self.texts[1:])]
-
-    def difference(self, text: Tensor | None = None, **how: Any) -> PassDifference:
-        """Another pass over the text, or over a changed one, against the first."""
-        return difference_of(
-            self.run_pass(self.text if text is None else text, **how)[0], self.first_pass
-        )
-
-    def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
-        """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of
-        the whole text, such as a selection, moves further.
-        """
-        tokens, other = self.text.clone(), self.model.draw(self.seed + seed, self.length)
-        other = other[:1].expand_as(other) if alike else other
-        if self.model.n_ids:
-            other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)
-        tokens[start:end] = other[start:end]
-        return tokens
-
-    # ------------------------------------------------------------------------------------ the tests
+        """Measures rounding, after what a model remembers, which is none."""
+        self.test(("finite", "repeat"))
+        self.passes.measure_rounding()
 
     def test(self, names: Sequence[str] = tuple(CODES)) -> None:
-        """Tests the named behaviours that have no result yet, each by the method of its name: an
-        earlier failure may imply it, or the code may raise an exception.
+        """Tests the named behaviours that have no result yet: an earlier failure may imply one, or
+        the code may raise an exception.
         """
-        for name in (
-            "finite",
-            "repeat",
-            *CODES,
-        ):  # the failure of one of the first two implies that of others
-            test = self.more.get(name) or getattr(BehaviourTester, name.replace("-", "_"), None)
-            if test is None or name not in names or name in self.results:
-                continue
-            failed = {cause for cause, answer in self.results.items() if answer.ok is False}
-            cause = next(
-                (
-                    each
-                    for each in ("finite", "repeat", *_IMPLIED_BY.get(name, ()))
-                    if each in failed
-                ),
-                None,
-            )
-            try:
-                answer = (
-                    test(self)
-                    if cause is None
-                    else self.not_tried(name, f"{cause} fails, which implies this")
-                )
-            except NO_ANSWER as failure:
-                answer = self.not_tried(name, reason_of(failure))
-                if isinstance(failure, UserRaised):  # and the code raised nothing before
-                    self.cautions[name] = f"test {name} in a script of your own"
-            self.results[name] = answer
+        tests = {**TESTS, **self.more}
+        # the failure of one of the first two implies that of others
+        for name in ("finite", "repeat", *CODES):
+            if name in tests and name in names and name not in self.results:
+                self._keep(name, self._observed(name, tests[name]))
+
+    def _observed(self, name: str, test: Test) -> Observed:
+        """What a test observes, or why it could not."""
+        causes = ("finite", "repeat", *_IMPLIED_BY.get(name, ()))
+        failed = {other for other, answer in self.results.items() if answer.ok is False}
+        cause = next((each for each in causes if each in failed), None)
+        if cause is not None:
+            return not_tried(self.passes, name, f"{cause} fails, which implies this")
+        try:
+            return test(self.passes, self.intent, self.results)
+        except NO_ANSWER as failure:
+            is_raised = isinstance(failure, UserRaised)  # and the code raised nothing before
+            caution = f"test {name} in a script of your own" if is_raised else ""
+            return not_tried(self.passes, name, reason_of(failure), caution=caution)
+
+    def _keep(self, name: str, seen: Observed) -> None:
+        """Keeps what was observed, with a finding if it failed."""
+        behaviour = seen.behaviour
+        if behaviour.ok is False:
+            behaviour, finding = located(self.passes, behaviour, seen.difference)
+            self.findings.append(finding)
+        self.results[name] = behaviour
+        self.is_bidirectional = self.is_bidirectional or seen.is_bidirectional
+        self.inside = seen.inside or self.inside
+        if seen.caution:
+            self.cautions[name] = seen.caution
 
     @property
     def behaviours(self) -> tuple[Behaviour, ...]:
@@ -391,418 +285,419 @@ class BehaviourTester:
         is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
         return is_right and (ok["causality"] is True or self.is_bidirectional)
 
-    def result(
-        self,
-        name: str,
-        ok: bool | None,
-        reason: str,
-        largest: float | None = None,
-        *,
-        draws: int = 1,
-        **fields: Any,
-    ) -> Behaviour:
-        """What was seen in texts; `ok` is None where it is no matter of right and wrong."""
-        fields = {
-            "tolerance": self.tolerance,
-            "tried": Tried(self.length, draws) if draws else None,
-            **fields,
-        }
-        return Behaviour(name=name, ok=ok, reason=reason, largest=finite(largest), **fields)
 
-    def not_tried(self, name: str, reason: str) -> Behaviour:
-        """A behaviour that was not tried, for a reason."""
-        return self.result(name, None, f"not tried: {reason}", draws=0)
+# ------------------------------------------------------------------------- the place of a failure
 
-    @property
-    def too_coarse(self) -> str:
-        """Why agreement says nothing, where the noise floor is high; empty where it is low."""
-        if self.tolerance <= max(_COARSE, 2 * self.least):
-            return ""
-        return (
-            f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be"
-            " distinguished"
+
+def located(
+    passes: Passes, behaviour: Behaviour, difference: PassDifference | None
+) -> tuple[Behaviour, Finding]:
+    """A behaviour that fails and its finding: where passes differ with the first position, and with
+    the first part whose outputs differ while its inputs agree.
+    """
+    code, message = CODES[behaviour.name], behaviour.reason
+    if difference is None:
+        seen = (
+            "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
         )
+        evidence = f"{seen} in a check where at most {behaviour.tolerance:g} is right"
+        fix = words_of_code(code).advice
+        return behaviour, finding_of(code, evidence, message=message, fix=fix)
+    cut = None if behaviour.at is None else behaviour.at.cut
+    positions = (difference.by_token > passes.tolerance).nonzero().flatten()
+    position = next(iter(positions.tolist()), None)
+    before = f"with other tokens from position {cut} on, " if behaviour.name == "causality" else ""
+    sizes = (
+        f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
+    )
+    where = "for the whole text" if position is None else f"at position {position}"
+    part, attention = _first_parts(passes, difference)
+    label, line = None, SourceLine()
+    if passes.module is not None:
+        label, line = _described(passes.module, part)
+    if label is not None:
+        message = f"{message}, first in {label}"
+    evidence = f"{before}the output {where} differs by {sizes}"
+    behaviour = replace(behaviour, at=Place(cut, position, label, attention))
+    return behaviour, finding_of(code, evidence, line, message=message, fix="")
 
-    def compare(
-        self,
-        name: str,
-        differences: Sequence[PassDifference],
-        agrees: str,
-        differs: str,
-        cut: int | None = None,
-    ) -> Behaviour:
-        """The verdict on outputs that must agree; where they differ, with a finding at the first
-        place.
-        """
-        largest = max(difference.largest for difference in differences)
-        if largest > self.tolerance:
-            first = next(
-                difference for difference in differences if difference.largest > self.tolerance
-            )
-            return self.failed(self.result(name, False, differs, largest, at=Place(cut)), first)
-        if largest > 0 and self.too_coarse:
-            return self.result(name, None, self.too_coarse, largest, draws=0)
-        return self.result(name, True, agrees, largest, draws=len(differences))
 
-    def failed(self, answer: Behaviour, difference: PassDifference | None = None) -> Behaviour:
-        """A behaviour that fails, with its finding: where passes differ with the first position,
-        and with the first part whose outputs differ while its inputs agree.
-        """
-        code, message, label, line = CODES[answer.name], answer.reason, None, SourceLine()
-        if difference is None:
-            seen = (
-                "numbers that are not finite" if answer.largest is None else f"{answer.largest:g}"
-            )
-            evidence = f"{seen} in a check where at most {answer.tolerance:g} is right"
-            self.findings.append(
-                finding_of(code, evidence, message=message, fix=words_of_code(code).advice)
-            )
-            return answer
-        cut = None if answer.at is None else answer.at.cut
-        positions = (difference.by_token > self.tolerance).nonzero().flatten()
-        position = next(iter(positions.tolist()), None)
-        before = f"with other tokens from position {cut} on, " if answer.name == "causality" else ""
-        sizes = (
-            f"{difference.largest:.2g} × the usual size of an output (rounding:"
-            f" {self.tolerance:.2g})"
+def _described(module: nn.Module, part: str | None) -> tuple[str | None, SourceLine]:
+    """A part of a module in words, None without one, and the line of `forward` of its class, or of
+    the first class around it that is not torch's.
+    """
+    around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
+    classes = [type(module.get_submodule(name)) for name in (*around, "")]
+    cls = next((cls for cls in classes if not cls.__module__.startswith("torch.")), classes[0])
+    label = None if part is None else f"{part or 'the model'} ({classes[0].__name__})"
+    with suppress(OSError, TypeError):  # its source cannot be read
+        line = inspect.getsourcelines(cls.forward)[1]
+        return label, SourceLine(inspect.getsourcefile(cls), line)
+    return label, SourceLine()
+
+
+def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None, str | None]:
+    """The first part, in the order in which parts end, whose outputs differ while its inputs agree,
+    and the first attention whose outputs differ.
+    """
+    n, module, (ours, theirs) = (
+        len(difference.by_token),
+        passes.module,
+        (parts() for parts in difference.parts),
+    )
+
+    def differ(one: Tensor | None, other: Tensor | None) -> bool:
+        if one is None or other is None or one.shape[1:] != other.shape[1:]:
+            return False
+        a, b = (each[:n].reshape(n, -1).double() for each in (one, other))
+        return bool((relative_distance(a, b) > passes.tolerance).any())
+
+    part = attention = None
+    for (name, call), (given, output) in ours.items():
+        others = theirs.get((name, call))
+        if others is None or module is None or not differ(output, others[1]):
+            continue
+        if part is None and not differ(given, others[0]):
+            part = name
+        if attention is None and is_attention(name, module.get_submodule(name)):
+            attention = name
+    return part, attention
+
+
+# --------------------------------------------------------------------------------- the behaviours
+
+
+def finite_outputs(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether outputs are finite, with the weights of a model of transformers, and in 16 bits also
+    where texts are padded; for large vectors, and texts whose tokens are all masked, it is noted.
+    """
+    model = None if config_of(passes.module) is None else passes.module
+    weights = {} if model is None else dict(model.named_parameters())
+    bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
+    infinite = [each for each in _passes_to_be_finite(passes) if not each.output.isfinite().all()]
+    problems = list[str]()
+    if bad:
+        problems.append(
+            f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"
         )
-        where = "for the whole text" if position is None else f"at position {position}"
-        part, attention = self._first_parts(difference)
-        if self.module is not None:
-            around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
-            classes = [type(self.module.get_submodule(name)) for name in (*around, "")]
-            cls = next(
-                (cls for cls in classes if not cls.__module__.startswith("torch.")), classes[0]
-            )
-            if part is not None:
-                label = f"{part or 'the model'} ({classes[0].__name__})"
-                message = f"{message}, first in {label}"
-            with suppress(OSError, TypeError):  # its source cannot be read
-                line = SourceLine(
-                    inspect.getsourcefile(cls), inspect.getsourcelines(cls.forward)[1]
-                )
-        evidence = f"{before}the output {where} differs by {sizes}"
-        self.findings.append(finding_of(code, evidence, line, message=message, fix=""))
-        return replace(answer, at=Place(cut, position, label, attention))
-
-    def _first_parts(self, difference: PassDifference) -> tuple[str | None, str | None]:
-        """The first part, in the order in which parts end, whose outputs differ while its inputs
-        agree, and the first attention whose outputs differ.
-        """
-        n, module, (ours, theirs) = (
-            len(difference.by_token),
-            self.module,
-            (parts() for parts in difference.parts),
+    if infinite:
+        n_bad = sum(int((~each.output.isfinite()).sum()) for each in infinite)
+        problems.append(f"{n_bad} numbers in the outputs are NaN or infinite")
+    if problems:
+        n_weights = float(sum(bad.values())) if bad else None
+        behaviour = answer_of(
+            passes, "finite", False, "; ".join(problems), n_weights, tolerance=0.0
         )
+        # a number that is not finite differs from itself, which shows the first part that has one
+        difference = difference_of(infinite[0], infinite[0]) if infinite else None
+        return Observed(behaviour=behaviour, difference=difference)
+    if notes := _notes_on_large_and_masked(passes):
+        return noted(passes, "finite", "; ".join(notes))
+    finite_ones = f"{len(weights)} weights and all outputs" if weights else "all outputs"
+    reason = f"{finite_ones} are finite"
+    return Observed(behaviour=answer_of(passes, "finite", True, reason, 0.0, tolerance=0.0))
 
-        def differ(one: Tensor | None, other: Tensor | None) -> bool:
-            if one is None or other is None or one.shape[1:] != other.shape[1:]:
-                return False
-            a, b = (each[:n].reshape(n, -1).double() for each in (one, other))
-            return bool((_relative_distance(a, b) > self.tolerance).any())
 
-        part = attention = None
-        for (name, call), (given, output) in ours.items():
-            others = theirs.get((name, call))
-            if others is None or module is None or not differ(output, others[1]):
-                continue
-            if part is None and not differ(given, others[0]):
-                part = name
-            if attention is None and is_attention(name, module.get_submodule(name)):
-                attention = name
-        return part, attention
-
-    # ----------------------------------------------------------------------------------- behaviours
-
-    def finite(self) -> Behaviour:
-        """Whether outputs are finite, with the weights of a model of transformers, and in 16 bits
-        also where texts are padded; of large vectors, and of a text whose tokens are all masked, it
-        is noted.
-        """
-        model = None if config_of(self.module) is None else self.module
-        weights = {} if model is None else dict(model.named_parameters())
-        bad = {
-            name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))
-        }
-        problems = (
-            [f"{sum(bad.values())} NaN or Inf in weights, the first in {next(iter(bad))}"]
-            if bad
-            else []
+def _passes_to_be_finite(passes: Passes) -> list[PassOutput]:
+    """The first pass; of a model with a mask of padding one over each text, and in 16 bits over all
+    of them padded.
+    """
+    mask = passes.model.mask
+    if mask is None:
+        return [passes.first_pass]
+    every = [*passes.single_passes]
+    if passes.precision in NARROW:
+        sides: tuple[PaddingSide, ...] = (
+            ("right",) if passes.model.has_source else ("right", "left")
         )
-        mask, notes = self.model.mask, list[str]()
-        passes = [self.first_pass] if mask is None else [*self.single_passes]
-        sides: tuple[PaddingSide, ...] = ("right",) if self.model.has_source else ("right", "left")
-        for side in sides if self.precision in NARROW and mask is not None else ():
-            passes += self.run_pass(*self.texts, mask=mask, side=side)
-        infinite = [each for each in passes if not each.output.isfinite().all()]
-        if infinite:
-            n_bad = sum(int((~each.output.isfinite()).sum()) for each in infinite)
-            problems.append(f"{n_bad} numbers in the outputs are NaN or infinite")
-        if problems:
-            difference = difference_of(infinite[0], infinite[0]) if infinite else None
-            n_weights = float(sum(bad.values())) or math.nan
-            return self.failed(
-                self.result("finite", False, "; ".join(problems), n_weights, tolerance=0.0),
-                difference,
-            )
-        if not self.model.n_ids:
-            large = self.run_pass(self.text * _LARGE)[0].output
-            notes += (
-                []
-                if bool(large.isfinite().all())
-                else [f"inputs × {_LARGE:g} give NaN or infinite numbers"]
-            )
-        rows, real = self.model.padded([self.text, self.text[:0]], "right")
-        hides_all = torch.ones(1, 1, self.length, self.length, dtype=torch.bool).tril(-1)
-        masked = [] if mask is None else [("a text whose tokens", Inputs(rows, real=real), mask)]
-        forms = self.model.attention.mask_forms[:1]
-        masked += [("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in forms]
-        for what, inputs, form in masked:
-            with suppress(*NO_ANSWER):  # a mask of another form
-                out = self.model.attention(inputs, mask=form, seed=self.seed)
-                notes += [] if bool(out.isfinite().all()) else [f"{what} are all masked gives NaN"]
-        if notes:
-            return self.result("finite", None, "; ".join(notes))
-        finite_ones = f"{len(weights)} weights and all outputs" if weights else "all outputs"
-        return self.result("finite", True, f"{finite_ones} are finite", 0.0, tolerance=0.0)
+        for side in sides:
+            every += passes.run_pass(*passes.texts, mask=mask, side=side)
+    return every
 
-    def repeat(self) -> Behaviour:
-        """Whether two passes over one text agree, in evaluation mode and with other random
-        numbers.
-        """
-        agrees, differs = (
-            "two passes over one text agree",
-            "two passes over one text differ in evaluation mode",
+
+def _notes_on_large_and_masked(passes: Passes) -> list[str]:
+    """What gives numbers that are not finite: large vectors, and masks that hide everything."""
+    model, notes = passes.model, list[str]()
+    if not model.n_ids:
+        large = passes.run_pass(passes.text * _LARGE)[0].output
+        if not large.isfinite().all():
+            notes.append(f"inputs × {_LARGE:g} give NaN or infinite numbers")
+    rows, real = model.padded([passes.text, passes.text[:0]], "right")
+    hides_all = torch.ones(1, 1, passes.length, passes.length, dtype=torch.bool).tril(-1)
+    masked = (
+        [] if model.mask is None else [("a text whose tokens", Inputs(rows, real=real), model.mask)]
+    )
+    forms = model.attention.mask_forms[:1]
+    masked += [("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in forms]
+    for what, inputs, form in masked:
+        with suppress(*NO_ANSWER):  # a mask of another form
+            out = model.attention(inputs, mask=form, seed=passes.seed)
+            if not out.isfinite().all():
+                notes.append(f"{what} are all masked gives NaN")
+    return notes
+
+
+def repeat(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether two passes over one text agree, in evaluation mode and with other random numbers."""
+    agrees, differs = (
+        "two passes over one text agree",
+        "two passes over one text differ in evaluation mode",
+    )
+    return compared(passes, "repeat", [passes.difference(seed=1)], agrees, differs)
+
+
+_LEAK = "an output depends on later tokens"
+
+
+def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether outputs before a cut stay when everything after it changes."""
+    omitted, attention = partial(not_tried, passes, "causality"), passes.model.attention
+    if attention.is_pooled:
+        reason = "its output is of a whole text, not of each token"
+        return omitted(reason, is_bidirectional=True)
+    if intent.is_causal is False and not intent.hides_later:
+        return omitted("tokens may see later ones", is_bidirectional=True)
+    if not passes.cuts:
+        return omitted("needs a text of two tokens or more")
+    differences, reached, moves = list[PassDifference](), dict[int, float](), False
+    for number, cut in enumerate(passes.cuts):
+        moved = passes.difference(passes.changed(cut, passes.length, cut, alike=number % 2 == 0))
+        moves = moves or bool((moved.by_token[cut:] > passes.tolerance).any())
+        reached[cut] = (moved.by_token[:cut] > 0).double().mean().item()
+        differences.append(moved.first(cut))
+    if not moves:
+        return omitted(passes.too_coarse or "the output does not depend on it")
+    leaks = [difference for difference in differences if difference.largest > passes.tolerance]
+    if not leaks:
+        if attention.is_inside and not _reach_onwards(passes):
+            return omitted("what was read depends on no other token, as behind an embedding alone")
+        agrees = "no output depends on a later token"
+        in_training = _leak_in_training(passes)
+        return in_training or compared(passes, "causality", differences, agrees, _LEAK)
+    if intent.is_causal is not True:
+        backwards = _backwards(passes, intent, reached)
+        if backwards.reason is not None and backwards.is_meant:
+            return omitted(backwards.reason, is_bidirectional=True)
+        if backwards.reason is not None:
+            unknown = ", and nothing says whether it may: state --causal or --no-causal"
+            return omitted(backwards.reason + unknown)
+    return compared(passes, "causality", leaks, "", _LEAK, len(leaks[0].by_token))
+
+
+def _leak_in_training(passes: Passes) -> Observed | None:
+    """The leak of a model that gives other outputs in training mode; None without one."""
+    if difference_of(passes.training_pass, passes.first_pass).largest <= passes.tolerance:
+        return None
+    # no usual chunk ends there, and the rest moves a selection
+    cut = max(1, passes.length * 3 // 4 - 1)
+    changed = passes.changed(cut, passes.length, cut, alike=True)
+    trained = passes.run_pass(changed, training=True)[0]
+    difference = difference_of(trained, passes.training_pass).first(cut)
+    if difference.largest > passes.tolerance:  # maybe other tokens alone are dropped, as in experts
+        ours, theirs = (
+            passes.run_pass(text, training=True, within=WithoutDropout)[0]
+            for text in (changed, passes.text)
         )
-        return self.compare("repeat", [self.difference(seed=1)], agrees, differs)
+        difference = difference_of(ours, theirs).first(cut)
+    if difference.largest <= passes.tolerance:
+        return None
+    return compared(passes, "causality", [difference], "", f"in training mode {_LEAK}", cut)
 
-    def causality(self) -> Behaviour:
-        """Whether outputs before a cut stay when everything after it changes."""
-        if self.model.attention.is_pooled or (self.is_causal is False and not self.hides_later):
-            self.is_bidirectional = True
-            of_text = "its output is of a whole text, not of each token"
-            return self.not_tried(
-                "causality",
-                of_text if self.model.attention.is_pooled else "tokens may see later ones",
-            )
-        if not self.cuts:
-            return self.not_tried("causality", "needs a text of two tokens or more")
-        differences, reached, moves = list[PassDifference](), dict[int, float](), False
-        for number, cut in enumerate(self.cuts):
-            moved = self.difference(self.changed(cut, self.length, cut, alike=number % 2 == 0))
-            moves = moves or bool((moved.by_token[cut:] > self.tolerance).any())
-            reached[cut] = (moved.by_token[:cut] > 0).double().mean().item()
-            differences.append(moved.first(cut))
-        if not moves:
-            return self.not_tried(
-                "causality", self.too_coarse or "the output does not depend on it"
-            )
-        agrees, differs = "no output depends on a later token", "an output depends on later tokens"
-        leaks = [difference for difference in differences if difference.largest > self.tolerance]
-        if not leaks and self.model.attention.is_inside and not self._reach_onwards():
-            return self.not_tried(
-                "causality", "what was read depends on no other token, as behind an embedding alone"
-            )
-        if (
-            not leaks
-            and difference_of(self.training_pass, self.first_pass).largest > self.tolerance
-        ):
-            cut = max(
-                1, self.length * 3 // 4 - 1
-            )  # no usual chunk ends there, and the rest moves a selection
-            changed = self.changed(cut, self.length, cut, alike=True)
-            difference = difference_of(
-                self.run_pass(changed, training=True)[0], self.training_pass
-            ).first(cut)
-            if (
-                difference.largest > self.tolerance
-            ):  # maybe other tokens alone are dropped, as in experts
-                kept = [
-                    self.run_pass(text, training=True, within=WithoutDropout)[0]
-                    for text in (changed, self.text)
-                ]
-                difference = difference_of(*kept).first(cut)
-            if difference.largest > self.tolerance:
-                return self.compare(
-                    "causality", [difference], "", f"in training mode {differs}", cut
-                )
-        if not leaks:
-            return self.compare("causality", differences, agrees, differs)
-        if self.is_causal is not True and (how := self._bidirectional_reason(reached)) is not None:
-            if not self.is_bidirectional:
-                how += ", and nothing says whether it may: state --causal or --no-causal"
-            return self.not_tried("causality", how)
-        return self.compare("causality", leaks, agrees, differs, len(leaks[0].by_token))
 
-    def _bidirectional_reason(self, reached: Mapping[int, float]) -> str | None:
-        """How tokens see later ones, by the part of the outputs before each cut that what is after
-        it reaches, however little. It is surely meant (`is_bidirectional`) but where a language
-        model may do so by mistake. None if it is a leak: later tokens reach some positions or
-        distances and not others, as in nothing that is meant to be bidirectional.
-        """
-        self.is_bidirectional = self.first_pass.output.shape[-1] != self.model.n_ids
-        if min(reached.values()) >= _ALL and (self.is_bidirectional or not self.hides_later):
-            self.is_bidirectional &= (
-                self.is_causal is False or not self.hides_later
-            )  # other layers may read backwards
-            return "every output depends on later tokens"
-        if self.hides_later:
-            return None
-        within = [cut for cut, part in reached.items() if part >= _ALL]
-        seen = [cut for cut, part in reached.items() if part]
-        if within and self.middle not in seen and seen == within == [*reached][: len(within)]:
-            self.is_bidirectional = True
-            return (
-                f"the first tokens, at least {within[-1]}, see each other, and later ones what is"
-                " before them"
-            )
-        onwards = self._reach_onwards()
-        if onwards < _ALL and reached[self.middle] >= onwards / 2:
-            return "outputs depend on later tokens as far as on earlier ones"
-        self.is_bidirectional = False
-        for cut in (int(0.37 * self.length), int(0.63 * self.length)):
-            changes = [self.changed(cut, self.length, _DRAWS + seed) for seed in range(_DRAWS)]
-            if self._reach(*changes, start=0, end=cut) < _ALL:
-                return None
-        return "outputs depend on some later tokens"
+class Backwards(NamedTuple):
+    """How tokens see later ones, None if it is a leak, and whether that is surely meant."""
 
-    def _reach_onwards(self) -> float:
-        """The part of the outputs from the middle on that a change of what is before it reaches,
-        however little.
-        """
-        return self._reach(self.changed(0, self.middle, 1), start=self.middle, end=self.length)
+    reason: str | None
+    is_meant: bool = False
 
-    def _reach(self, *changed: Tensor, start: int, end: int) -> float:
-        """The part of the outputs from `start` to `end` that one of several changes of the text
-        reaches, however little: where attention is sharp, one alone reaches few.
-        """
-        by_token = torch.stack([self.difference(text).by_token for text in changed])
-        return (by_token.amax(dim=0)[start:end] > 0).double().mean().item()
 
-    @cached_property
-    def training_pass(self) -> PassOutput:
-        """A pass over the text in training mode."""
-        return self.run_pass(self.text, training=True)[0]
-
-    def prefix(self) -> Behaviour:
-        """Whether a shorter text gives the start of a longer one's outputs."""
-        if self.results["causality"].ok is not True:
-            return self.not_tried("prefix", "only where no output depends on a later token")
-        if self.model.has_source and self.model.attention.example is not None:
-            return self.not_tried(
-                "prefix", "in the example the text of the encoder may change with the length"
-            )
-        n = max(1, self.length // 3)
-        agrees = "a shorter text gives the start of a longer one's"
-        differs = f"the first {n} tokens alone give other outputs than in a text of {self.length}"
-        return self.compare("prefix", [self.difference(self.text[:n]).first(n)], agrees, differs, n)
-
-    def batch(self) -> Behaviour:
-        """Whether two texts of one length give the same outputs alone and together."""
-        # beside a text of equal tokens experts may have room for the first
-        other = self.changed(0, self.length, 1, alike=True)
-        differences = [
-            *map(
-                difference_of,
-                self.run_pass(other, self.text),
-                (*self.run_pass(other), self.first_pass),
-            )
-        ]
-        differs = "the outputs of a text depend on the other texts in its batch"
-        return self.compare(
-            "batch", differences, "a text alone gives the same as in a batch", differs
+def _backwards(passes: Passes, intent: Intent, reached: Mapping[int, float]) -> Backwards:
+    """How tokens see later ones, by the share of the outputs before each cut that what is after it
+    reaches, however little. It is surely meant but where a language model may do so by mistake. It
+    is a leak if later tokens reach some positions or distances and not others, as in nothing that
+    is meant to be bidirectional.
+    """
+    is_language_model = passes.first_pass.output.shape[-1] == passes.model.n_ids
+    if min(reached.values()) >= _ALL and not (is_language_model and intent.hides_later):
+        # other layers may read backwards
+        is_allowed = intent.is_causal is False or not intent.hides_later
+        return Backwards(
+            "every output depends on later tokens", not is_language_model and is_allowed
         )
-
-    def padding(self, side: PaddingSide) -> Behaviour:
-        """Whether texts padded on a side give the same outputs as each alone, with a mask of the
-        real tokens. Padding on the left must change nothing where positions are given, and in
-        causal models of transformers.
-        """
-        name, mask, lengths = f"{side}-padding", self.model.mask, [len(text) for text in self.texts]
-        if mask is None:
-            return self.not_tried(name, "it takes no mask of padding by a known name")
-        if side == "left" and (self.model.has_source or mask.kind == "lengths"):
-            kind = "an encoder-decoder model" if self.model.has_source else "lengths"
-            return self.not_tried(name, f"{kind}, for texts that are padded on the right")
-        if min(lengths) == max(lengths):
-            return self.not_tried(name, "needs texts of different lengths")
-        tried = [(self._padded(form, side), form) for form in self.model.masks]
-        differences, mask = min(
-            tried, key=lambda each: max(difference.largest for difference in each[0])
+    if intent.hides_later:
+        return Backwards(None)
+    within = [cut for cut, share in reached.items() if share >= _ALL]
+    seen = [cut for cut, share in reached.items() if share]
+    if within and passes.middle not in seen and seen == within == [*reached][: len(within)]:
+        reason = (
+            f"the first tokens, at least {within[-1]}, see each other, and later ones what is"
+            " before them"
         )
-        tokens = max(each.by_token.max().item() for each in differences)
-        whole = max(each.whole for each in differences)
-        other: PaddingSide = "left" if side == "right" else "right"
-        differs_as_a_whole = tokens <= self.tolerance < whole and mask.kind != "lengths"
-        if (
-            differs_as_a_whole
-            and max(difference.whole for difference in self._padded(mask, other)) <= self.tolerance
-        ):
-            end = "last" if side == "right" else "first"
-            reason = f"the answer for a text is read at its {end} token: pad texts on the {other}"
-            return self.result(name, None, reason, whole)
-        knows_start = side == "right" or self.model.positions is not None
-        knows_start = knows_start or (self.is_causal is True and config_of(self.module) is not None)
-        by = "" if knows_start else ", as where positions count from the first token of a batch"
-        subject = (
-            f"with up to {max(lengths) - min(lengths)} padding tokens on the {side}, a text gives"
+        return Backwards(reason, is_meant=True)
+    onwards = _reach_onwards(passes)
+    if onwards < _ALL and reached[passes.middle] >= onwards / 2:
+        reason = "outputs depend on later tokens as far as on earlier ones"
+        return Backwards(reason, not is_language_model)
+    for cut in (int(0.37 * passes.length), int(0.63 * passes.length)):
+        changes = [passes.changed(cut, passes.length, _DRAWS + seed) for seed in range(_DRAWS)]
+        if _reach(passes, changes, start=0, end=cut) < _ALL:
+            return Backwards(None)
+    return Backwards("outputs depend on some later tokens")
+
+
+def _reach_onwards(passes: Passes) -> float:
+    """The share of the outputs from the middle on that a change of what is before it reaches,
+    however little.
+    """
+    changed = passes.changed(0, passes.middle, 1)
+    return _reach(passes, [changed], start=passes.middle, end=passes.length)
+
+
+def _reach(passes: Passes, changed: Sequence[Tensor], *, start: int, end: int) -> float:
+    """The share of the outputs from `start` to `end` that one of several changes of the text
+    reaches, however little: where attention is sharp, one alone reaches few.
+    """
+    by_token = torch.stack([passes.difference(text).by_token for text in changed])
+    return (by_token.amax(dim=0)[start:end] > 0).double().mean().item()
+
+
+def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether a shorter text gives the start of a longer one's outputs."""
+    if answers["causality"].ok is not True:
+        return not_tried(passes, "prefix", "only where no output depends on a later token")
+    if passes.model.has_source and passes.model.attention.example is not None:
+        reason = "in the example the text of the encoder may change with the length"
+        return not_tried(passes, "prefix", reason)
+    n = max(1, passes.length // 3)
+    agrees = "a shorter text gives the start of a longer one's"
+    differs = f"the first {n} tokens alone give other outputs than in a text of {passes.length}"
+    difference = passes.difference(passes.text[:n]).first(n)
+    return compared(passes, "prefix", [difference], agrees, differs, n)
+
+
+def batch(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether two texts of one length give the same outputs alone and together."""
+    # beside a text of equal tokens experts may have room for the first
+    other = passes.changed(0, passes.length, 1, alike=True)
+    together = passes.run_pass(other, passes.text)
+    alone = (*passes.run_pass(other), passes.first_pass)
+    differences = [*map(difference_of, together, alone)]
+    agrees = "a text alone gives the same as in a batch"
+    differs = "the outputs of a text depend on the other texts in its batch"
+    return compared(passes, "batch", differences, agrees, differs)
+
+
+def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether texts padded on a side give the same outputs as each alone, with a mask of the real
+    tokens. Padding on the left must change nothing where positions are given, and in causal models
+    of transformers.
+    """
+    name, model, lengths = f"{side}-padding", passes.model, [len(text) for text in passes.texts]
+    if model.mask is None:
+        return not_tried(passes, name, "it takes no mask of padding by a known name")
+    if side == "left" and (model.has_source or model.mask.kind == "lengths"):
+        kind = "an encoder-decoder model" if model.has_source else "lengths"
+        return not_tried(passes, name, f"{kind}, for texts that are padded on the right")
+    if min(lengths) == max(lengths):
+        return not_tried(passes, name, "needs texts of different lengths")
+    tried = [(_padded(passes, form, side), form) for form in model.masks]
+    differences, mask = min(
+        tried, key=lambda each: max(difference.largest for difference in each[0])
+    )
+    if reason := _read_at_another_end(passes, differences, mask, side):
+        return noted(passes, name, reason, max(each.whole for each in differences))
+    is_claimed = intent.is_causal is True and config_of(passes.module) is not None
+    knows_start = side == "right" or model.positions is not None or is_claimed
+    by = "" if knows_start else ", as where positions count from the first token of a batch"
+    n_padding = max(lengths) - min(lengths)
+    subject = f"with up to {n_padding} padding tokens on the {side}, a text gives"
+    meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
+    agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
+    differs = f"{subject} other outputs than alone{by}"
+    seen = compared(passes, name, differences, agrees, differs)
+    if seen.behaviour.ok is False and not (knows_start and model.hides_padding):
+        return Observed(behaviour=replace(seen.behaviour, ok=None, at=None))
+    return seen
+
+
+def _read_at_another_end(
+    passes: Passes, differences: Sequence[PassDifference], mask: MaskForm, side: PaddingSide
+) -> str:
+    """Why the answer for a whole text differs, though those of its tokens do not and padding on the
+    other side changes nothing; empty where that is not so.
+    """
+    tokens = max(each.by_token.max().item() for each in differences)
+    whole = max(each.whole for each in differences)
+    if mask.kind == "lengths" or not tokens <= passes.tolerance < whole:
+        return ""
+    other: PaddingSide = "left" if side == "right" else "right"
+    if max(each.whole for each in _padded(passes, mask, other)) > passes.tolerance:
+        return ""
+    end = "last" if side == "right" else "first"
+    return f"the answer for a text is read at its {end} token: pad texts on the {other}"
+
+
+def _padded(passes: Passes, mask: MaskForm, side: PaddingSide) -> list[PassDifference]:
+    """The texts padded on a side, each against the text alone."""
+    padded = passes.run_pass(*passes.texts, mask=mask, side=side)
+    return [*map(difference_of, padded, passes.single_passes)]
+
+
+def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether tokens that are read behind a cache, one by one and together, give the outputs of one
+    call.
+    """
+    if passes.model.cached is None:
+        return not_tried(passes, "cache", "it takes no cache by a known name")
+    if answers["causality"].ok is not True:
+        return not_tried(passes, "cache", "only where no output depends on a later token")
+    length = max(1, passes.length * 7 // 8)  # a position too far must be one that the model has
+    n_steps = min(_STEPS, length - 1)
+    n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
+    difference = difference_of(
+        passes.run_steps((*range(n, length - chunk + 1), length)), passes.first_pass
+    )
+    agrees = f"{n} tokens, then {n_steps} behind a cache, give the same as one call"
+    differs = "tokens that are read behind a cache give other outputs than in one call"
+    if chunk > 1 and not (difference.by_token[: length - chunk] > passes.tolerance).any():
+        differs = (
+            f"{chunk} tokens that are read together behind a cache give other outputs than in"
+            " one call"
         )
-        meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
-        agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
-        answer = self.compare(name, differences, agrees, f"{subject} other outputs than alone{by}")
-        if answer.ok is False and not (knows_start and self.model.hides_padding):
-            self.findings.pop()
-            return replace(answer, ok=None, at=None)
-        return answer
+    return compared(passes, "cache", [difference], agrees, differs, n)
 
-    right_padding, left_padding = partialmethod(padding, "right"), partialmethod(padding, "left")
 
-    def _padded(self, mask: MaskForm, side: PaddingSide) -> list[PassDifference]:
-        """The texts padded on a side, each against the text alone."""
-        padded = self.run_pass(*self.texts, mask=mask, side=side)
-        return [*map(difference_of, padded, self.single_passes)]
+def dtype(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """How far bfloat16 changes outputs of a model in float32."""
+    if passes.precision != "float32":
+        return not_tried(passes, "dtype", f"it computes in {passes.precision}")
+    text = passes.texts[-1]
+    autocast = partial(torch.autocast, text.device.type, torch.bfloat16)
+    moved = difference_of(
+        passes.run_pass(text, within=autocast)[0], passes.single_passes[-1]
+    ).largest
+    reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
+    tried = Tried(len(text), 1)
+    return Observed(behaviour=answer_of(passes, "dtype", None, reason, moved, tried=tried))
 
-    def cache(self) -> Behaviour:
-        """Whether tokens that are read behind a cache, one by one and together, give the outputs of
-        one call.
-        """
-        if self.model.cached is None:
-            return self.not_tried("cache", "it takes no cache by a known name")
-        if self.results["causality"].ok is not True:
-            return self.not_tried("cache", "only where no output depends on a later token")
-        length = max(1, self.length * 7 // 8)  # a position too far must be one that the model has
-        n_steps = min(_STEPS, length - 1)
-        n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
-        cuts = range(n, length - chunk + 1)
-        self.n_passes += len(cuts) + 1
-        with torch.no_grad(), seeded(self.seed, self.text.device):
-            (output,) = self.model.cached(self.text[None], (*cuts, length))
-        difference = difference_of(PassOutput(output, dict), self.first_pass)
-        agrees = f"{n} tokens, then {n_steps} behind a cache, give the same as one call"
-        differs = "tokens that are read behind a cache give other outputs than in one call"
-        if chunk > 1 and not (difference.by_token[: length - chunk] > self.tolerance).any():
-            differs = (
-                f"{chunk} tokens that are read together behind a cache give other outputs than in"
-                " one call"
-            )
-        return self.compare("cache", [difference], agrees, differs, n)
 
-    def dtype(self) -> Behaviour:
-        """How far bfloat16 changes outputs of a model in float32."""
-        if self.precision != "float32":
-            return self.not_tried("dtype", f"it computes in {self.precision}")
-        text, autocast = (
-            self.texts[-1],
-            partial(torch.autocast, self.text.device.type, torch.bfloat16),
-        )
-        moved = difference_of(
-            self.run_pass(text, within=autocast)[0], self.single_passes[-1]
-        ).largest
-        reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
-        return self.result("dtype", None, reason, moved, tried=Tried(len(text), 1))
+def training(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """How far training mode changes outputs."""
+    moved = difference_of(passes.training_pass, passes.first_pass).largest
+    what = f"outputs by up to {moved:.2g} of their size" if moved else "no output"
+    return noted(passes, "training", f"training mode changes {what}", moved)
 
-    def training(self) -> Behaviour:
-        """How far training mode changes outputs."""
-        moved = difference_of(self.training_pass, self.first_pass).largest
-        what = f"outputs by up to {moved:.2g} of their size" if moved else "no output"
-        return self.result("training", None, f"training mode changes {what}", moved)
+
+TESTS: Mapping[str, Test] = {
+    "finite": finite_outputs,
+    "repeat": repeat,
+    "causality": causality,
+    "prefix": prefix,
+    "batch": batch,
+    "right-padding": partial(padding, "right"),
+    "left-padding": partial(padding, "left"),
+    "cache": cache,
+    "dtype": dtype,
+    "training": training,
+}
+"""The tests that every model gets, by the name of their behaviour."""

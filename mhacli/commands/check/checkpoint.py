@@ -19,13 +19,19 @@ from mhacli.attention.devices import free_bytes
 from mhacli.commands.check.behaviour import (
     CODES,
     NARROW,
+    Answers,
     BehaviourTester,
-    difference_of,
+    Intent,
+    Observed,
+    Test,
+    answer_of,
+    compared,
     is_claimed_causal,
+    not_tried,
 )
+from mhacli.commands.check.passes import Passes, difference_of
 from mhacli.commands.check.result import (
     AttentionInside,
-    Behaviour,
     CheckRequest,
     Place,
     Tried,
@@ -77,24 +83,25 @@ def checkpoint_behaviour(
     elif texts:
         read = _texts(loaded, texts, notes)
     claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
-    tester = BehaviourTester(text_model, claim, request.seed, read, request.length)
-    tester.more |= {
+    passes = Passes(text_model, request.seed, read, request.length)
+    more: dict[str, Test] = {
         "eager": eager,
         "row-sums": row_sums,
         "bos": partial(doubled_beginning, loaded.tokenizer),
     }
-    tester.test(("finite",))
+    tester = BehaviourTester(passes, Intent(claim), more)
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
-        own = tester
         call_user(model.float)
-        tester = replace(own)
+        wide = Passes(text_model, request.seed, passes.texts, request.length)
+        wide.n_passes += passes.n_passes
+        tester = replace(tester, passes=wide)
         moved = max(
-            each.largest for each in map(difference_of, own.single_passes, tester.single_passes)
+            each.largest for each in map(difference_of, passes.single_passes, wide.single_passes)
         )
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
-        tester.results["dtype"] = tester.result("dtype", None, reason, moved)
+        tester.results["dtype"] = answer_of(wide, "dtype", None, reason, moved)
     tester.test(names)
     return tester, (*loaded.notes, *notes)
 
@@ -169,27 +176,26 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 # ---------------------------------------------------------------------------- checks of checkpoints
 
 
-def eager(tester: BehaviourTester) -> Behaviour:
+def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether the default implementation of attention gives what eager attention gives."""
-    model, within = tester.module, partial(eager_in_place, tester.module)
+    model, within = passes.module, partial(eager_in_place, passes.module)
     name = entry_of(model).implementation
     if name == "eager":
-        return tester.not_tried("eager", "eager is what runs by default")
+        return not_tried(passes, "eager", "eager is what runs by default")
     with within():
         if entry_of(model).implementation != "eager":
-            return tester.not_tried("eager", f"this family cannot switch from {name} to eager")
-    ours, theirs = (
-        [*tester.single_passes],
-        [tester.run_pass(text, within=within)[0] for text in tester.texts],
-    )
-    if len({len(text) for text in tester.texts}) > 1:
-        ours += tester.run_pass(*tester.texts, mask=tester.model.mask)
-        theirs += tester.run_pass(*tester.texts, mask=tester.model.mask, within=within)
+            return not_tried(passes, "eager", f"this family cannot switch from {name} to eager")
+    default = [*passes.single_passes]
+    in_eager = [passes.run_pass(text, within=within)[0] for text in passes.texts]
+    if len({len(text) for text in passes.texts}) > 1:
+        default += passes.run_pass(*passes.texts, mask=passes.model.mask)
+        in_eager += passes.run_pass(*passes.texts, mask=passes.model.mask, within=within)
     agrees, differs = (
         f"{name}, the default, and eager agree",
         f"{name}, the default, and eager give different outputs",
     )
-    return tester.compare("eager", [*map(difference_of, ours, theirs)], agrees, differs)
+    differences = [*map(difference_of, default, in_eager)]
+    return compared(passes, "eager", differences, agrees, differs)
 
 
 @contextmanager
@@ -203,29 +209,30 @@ def eager_in_place(model: Any) -> Iterator[None]:
         call_user(model.set_attn_implementation, before)
 
 
-def row_sums(tester: BehaviourTester) -> Behaviour:
+def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether each query's weights, including that of a sink logit, sum to 1, and give the outputs.
 
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is
     computed explicitly.
     """
-    model: Any = tester.module
-    texts = [text[:MOST_TOKENS] for text in tester.texts][
-        : 1 if tester.model.mask is None else len(tester.texts)
-    ]
-    side: PaddingSide = "right" if tester.model.has_source or tester.is_causal is False else "left"
+    model: Any = passes.module
+    texts = [text[:MOST_TOKENS] for text in passes.texts]
+    if passes.model.mask is None:
+        texts = texts[:1]
+    reads_backwards = passes.model.has_source or intent.is_causal is False
+    side: PaddingSide = "right" if reads_backwards else "left"
     inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
-    inspection = PassInspection(model, inputs, settings, any_length=tester.model.has_source)
+    inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
     with captured(model, ours()(inspection.take), batch=len(texts)):
-        tester.run_pass(*texts, mask=tester.model.mask, side=side)
+        passes.run_pass(*texts, mask=passes.model.mask, side=side)
     layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
     for (
         layer
     ) in layers:  # whether their weights times their values were verified to be their output
         kind = type(model.get_submodule(layer.name)).__name__
         inside.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
-    tester.inside = tuple(
+    compared_inside = tuple(
         AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
         for (kind, reason), names in inside.items()
     )
@@ -242,8 +249,8 @@ def row_sums(tester: BehaviourTester) -> Behaviour:
             if inside
             else "no attention was captured"
         )
-        return tester.not_tried("row-sums", why)
-    answer = partial(tester.result, "row-sums", tried=Tried(len(texts[0]), 1))
+        return not_tried(passes, "row-sums", why, inside=compared_inside)
+    answer = partial(answer_of, passes, "row-sums", tried=Tried(len(texts[0]), 1))
     for check, layer in checks:
         if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs):
             message = "the output is not the attention weights times the values"
@@ -251,18 +258,20 @@ def row_sums(tester: BehaviourTester) -> Behaviour:
                 message = "the attention weights of a query do not sum to 1"
             message += ": NaN or Inf" if check.error is None else ""
             at = Place(attention=layer.name)
-            return tester.failed(
-                answer(False, message, check.error, tolerance=check.tolerance, at=at)
-            )
+            failed = answer(False, message, check.error, tolerance=check.tolerance, at=at)
+            return Observed(behaviour=failed, inside=compared_inside)
     worst = max(sums, key=lambda check: check.severity)
     reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
-    return answer(True, reason, worst.error, tolerance=worst.tolerance)
+    held = answer(True, reason, worst.error, tolerance=worst.tolerance)
+    return Observed(behaviour=held, inside=compared_inside)
 
 
 _WORD = "word"
 
 
-def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester) -> Behaviour:
+def doubled_beginning(
+    tokenizer: ModelTokenizer | None, passes: Passes, intent: Intent, answers: Answers
+) -> Observed:
     """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded
     and encoded again.
 
@@ -270,13 +279,14 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester)
     encoded without special tokens, as transformers does. The result is a warning.
     """
     if tokenizer is None:
-        return tester.not_tried("bos", "there is no tokenizer")
+        return not_tried(passes, "bos", "there is no tokenizer")
     encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
     first = tokenizer.bos_id
     if first is None and encoded[1 : 1 + len(bare)] == bare:
         first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]
     if first is None:
-        return tester.not_tried("bos", "the tokenizer has no token for the beginning of a text")
+        reason = "the tokenizer has no token for the beginning of a text"
+        return not_tried(passes, "bos", reason)
 
     def times(text: str, *, special: bool = True) -> int:
         return len(
@@ -294,21 +304,17 @@ def doubled_beginning(tokenizer: ModelTokenizer | None, tester: BehaviourTester)
         chat, _ = tokenizer.chat((Message("user", _WORD),))
         counts.setdefault(times(chat, special=False), "a chat in its template")
     most = max(counts)
-    answer = partial(tester.result, "bos", tolerance=1, tried=Tried(len(encoded), 1))
+    answer = partial(answer_of, passes, "bos", tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
-        return tester.failed(
-            answer(False, f"{counts[most]} begins with {name!r} {most} times", most)
-        )
+        reason = f"{counts[most]} begins with {name!r} {most} times"
+        return Observed(behaviour=answer(False, reason, most))
     if chat is not None and times(chat) > 1:
         advice = (
             "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make"
             " the ids"
         )
-        tester.cautions["bos"] = advice
         both = f"the chat template writes {name!r} and the tokenizer adds it"
-        return answer(
-            None, f"{both}: a chat that is encoded as any text begins with it twice", times(chat)
-        )
-    return answer(
-        True, f"no text {'' if chat is None else 'or chat '}begins with {name!r} twice", most
-    )
+        reason = f"{both}: a chat that is encoded as any text begins with it twice"
+        return Observed(behaviour=answer(None, reason, times(chat)), caution=advice)
+    texts = "text" if chat is None else "text or chat"
+    return Observed(behaviour=answer(True, f"no {texts} begins with {name!r} twice", most))

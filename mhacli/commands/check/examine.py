@@ -19,10 +19,16 @@ from torch import nn
 import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import BehaviourTester, is_claimed_causal, reason_of
+from mhacli.commands.check.behaviour import (
+    BehaviourTester,
+    Intent,
+    is_claimed_causal,
+    reason_of,
+)
 from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
+from mhacli.commands.check.passes import Passes
 from mhacli.commands.check.probes import ProbedAttention, arguments_without_effect, probe
 from mhacli.commands.check.result import (
     AttentionInside,
@@ -111,7 +117,8 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         claim = (
             True if model.has_source and request.states_causal is None else request.states_causal
         )
-        tester = BehaviourTester(model, claim, request.seed, requested=request.length)
+        passes = Passes(model, request.seed, requested=request.length)
+        tester = BehaviourTester(passes, Intent(claim))
         _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)
         return replace(
             _of_behaviour(tester, request.target_request.target), arguments=arguments_of(built)
@@ -135,10 +142,10 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     return Examination(
         verdict=verdict,
         target=target,
-        called=tester.model.attention.described,
+        called=tester.passes.model.attention.described,
         findings=tuple(tester.findings),
         reason=first_open if verdict == "unknown" else None,
-        n_parameters=_n_parameters(tester.module),
+        n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
         inside=tester.inside,
     )
@@ -158,7 +165,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
     ) and "causal-by-mask" not in choices
     stated = True if is_causal else False if request.not_causal else None
     try:
-        tester = BehaviourTester(text_model, stated, request.seed, requested=request.length)
+        passes = Passes(text_model, request.seed, requested=request.length)
+        tester = BehaviourTester(passes, Intent(stated))
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
@@ -242,9 +250,10 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     and name, none if the model itself does. Where nothing states if tokens may see later ones, an
     attention that hides them does, else what is `claimed`.
     """
-    modules = dict(tester.module.named_modules()) if tester.module is not None else {}
+    passes, module = tester.passes, tester.passes.module
+    modules = dict(module.named_modules()) if module is not None else {}
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
-    text = tester.texts[-1] if _n_parameters(tester.module) > _SMALL else tester.text
+    text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
 
     @ours()
     def take(call: Call) -> None:
@@ -253,23 +262,24 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        is_of_text = tester.model.attention.is_pooled or q_len == len(text)
+        is_of_text = passes.model.attention.is_pooled or q_len == len(text)
         if q_len == k_len > 1 and is_of_text and call.unread_mask is None:
             attention = as_attention(call)
             places = torch.arange(q_len, device=call.device)
             sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
             hide_later.append(not sees.triu(1).any())
 
-    if tester.module is not None:
+    if module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise
         # anything
-        with suppress(*NO_ANSWER), captured(tester.module, take, anywhere=True):
-            tester.run_pass(text)
-    if tester.is_causal is None:
-        tester.is_causal, tester.hides_later = (
-            (any(hide_later) and not all(hide_later)) or claimed,
-            any(hide_later),
-        )
+        with suppress(*NO_ANSWER), captured(module, take, anywhere=True):
+            passes.run_pass(text)
+    if tester.intent.is_causal is None:
+        hides_somewhere, hides_everywhere = any(hide_later), all(hide_later)
+        # attentions that hide later tokens beside others that do not are those of a decoder: the
+        # others see them by mistake, or read a memory of the same length
+        is_decoder = hides_somewhere and not hides_everywhere
+        tester.intent = Intent(True if is_decoder else claimed, hides_somewhere)
     tester.test()
     return {} if any("" in named for named in found.values()) else found
 
@@ -279,6 +289,7 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
     numbers; their mistakes come before those of behaviour.
     """
     inside, mistakes = list[AttentionInside](), list[Finding]()
+    stage = tester.passes.model.attention.built.stage
     for cls, named in parts.items():
         verdict: Verdict = "right"
         for module in {_numbers_of(module): module for module in named.values()}.values():
@@ -287,7 +298,7 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
                     alone = replace(
                         request, target=target, arg=(), call_arg=(), example=None, causal=False
                     )
-                    built = load_built(alone.target_request, tester.model.attention.built.stage)
+                    built = load_built(alone.target_request, stage)
                     subjects = find_modes(built, alone.target_request)
                     compared = combined(
                         [(subject, _examined_mode(subject, alone)) for subject in subjects]

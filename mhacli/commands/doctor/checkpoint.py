@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from mhacli.commands.check.behaviour import CODES, LEAST, BehaviourTester
+from mhacli.commands.check.behaviour import CODES, BehaviourTester
 from mhacli.commands.check.checkpoint import TEXTS, admitted, checkpoint_behaviour
+from mhacli.commands.check.passes import LEAST
 from mhacli.commands.check.result import Behaviour, CheckRequest, words_of_code
 from mhacli.commands.doctor.result import ExaminedModel, HealthCheck
 from mhacli.io.long_work import Progress
@@ -80,8 +81,8 @@ def examine_checkpoint(
         **{name: getattr(entry, name) for name in shared},
         stored=tuple(name for name, _ in stored.most_common()),
         device=str(loaded.model.device),
-        lengths=tuple(len(text) for text in tester.texts),
-        n_passes=tester.n_passes,
+        lengths=tuple(len(text) for text in tester.passes.texts),
+        n_passes=tester.passes.n_passes,
         tolerance=rule,
     )
     return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
@@ -91,9 +92,9 @@ def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
     at, layer = answer.at, None
     first = None if at is None else at.module
-    if at is not None and at.attention is not None and tester.module is not None:
+    if at is not None and at.attention is not None and tester.passes.module is not None:
         kind, numbers = (
-            LayerNumbers(tester.module).kind_of(at.attention),
+            LayerNumbers(tester.passes.module).kind_of(at.attention),
             re.findall(r"\.(\d+)(?=\.|$)", at.attention),
         )
         layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])

@@ -1,0 +1,245 @@
+"""Passes of a callable over texts, and the differences of those that must agree.
+
+A difference counts beyond the noise floor: a multiple of what one rounding step of every part of
+the model changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhacli.io.data import finite
+from mhacli.models.layer_names import dtype_of
+from mhacli.models.run import TIMES_SHAKEN, shaken_parts
+from mhacli.record.checks import TOLERANCES
+from mhacli.usercode.build import seeded
+from mhacli.usercode.door import NO_ANSWER, Unreadable, for_user, on_behalf, ours, plainly
+from mhacli.usercode.text_model import PartCalls, TextModel
+
+CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
+LEAST: Mapping[str, float] = {
+    name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()
+}
+"""The least tolerance between two ways to compute the same, relative to the size of an output.
+float64 has that of float32, because models compute rotations and norms in float32 in any dtype."""
+LENGTH = 256
+"""The length of the texts, if the model has so many positions."""
+_TIMES_SHORTER = 4
+"""How many times shorter another text is."""
+_SHAKES = 3
+"""Passes with every part of the model changed by one rounding step."""
+_COARSE = 1e-2
+"""The noise floor of a model in 32 bits beyond which a difference below it may be a fault, as where
+a selection flips."""
+_ROWS = 16
+"""Outputs whose distances are computed together: of all logits at once is slower."""
+
+
+class PassOutput(NamedTuple):
+    """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts
+    of the model compute, and what a model that returns nothing for each token gives for the `whole`
+    text.
+    """
+
+    output: Tensor
+    parts: Callable[[], PartCalls]
+    whole: Tensor | None = None
+
+
+class PassDifference(NamedTuple):
+    """The difference of two passes that must agree, relative to the usual size of an output:
+    `by_token`, and of the outputs for the `whole` text; and what the parts of the model compute in
+    each.
+    """
+
+    by_token: Tensor
+    parts: tuple[Callable[[], PartCalls], Callable[[], PartCalls]]
+    whole: float = 0.0
+
+    @property
+    def largest(self) -> float:
+        """The largest of all."""
+        return max(self.by_token.max().item(), self.whole)
+
+    def first(self, n: int) -> PassDifference:
+        """That of the first tokens alone."""
+        return self._replace(by_token=self.by_token[:n], whole=0.0)
+
+
+def difference_of(ours: PassOutput, theirs: PassOutput) -> PassDifference:
+    """The difference of two passes, over the tokens that both have. Raises `Unreadable` if their
+    outputs have other widths.
+    """
+    widths = [each.output.shape[1:] for each in (ours, theirs)]
+    if widths[0] != widths[1]:
+        both = " and ".join(str(list(each.output.shape)) for each in (ours, theirs))
+        raise Unreadable(f"its outputs {both} cannot be compared")
+    whole = 0.0
+    if ours.whole is not None and theirs.whole is not None and len(ours.whole) == len(theirs.whole):
+        whole = relative_distance(ours.whole[None], theirs.whole[None]).item()
+    return PassDifference(
+        relative_distance(ours.output, theirs.output), (ours.parts, theirs.parts), whole
+    )
+
+
+def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The distance of what is computed for each token of the shorter text, relative to its usual
+    size.
+    """
+    n, size = min(len(ours), len(theirs)), theirs.norm(dim=-1).square().mean().sqrt()
+    parts = zip(ours[:n].split(_ROWS), theirs[:n].split(_ROWS), strict=True)
+    distances: Tensor = torch.cat([(a - b).norm(dim=-1) for a, b in parts])
+    distances /= size.clamp(min=torch.finfo(torch.float32).tiny)
+    return distances.nan_to_num(nan=torch.inf)
+
+
+_Context = Callable[[], AbstractContextManager[Any]]
+
+
+class _KnownRows(TorchFunctionMode):
+    """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing
+    more.
+    """
+
+    @ours(instead=plainly)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            func is torch.nn.functional.embedding
+            and len(args) > 1
+            and args[0].numel()
+            and int(args[0].max()) >= len(args[1])
+        ):
+            raise for_user(IndexError("index out of range"))
+        return on_behalf(func, *args, **(kwargs or {}))
+
+
+class Passes:
+    """Passes of a model over texts, of which the first is the longest; random ones unless some are
+    given, of the `requested` length or the longest that works.
+
+    `first_pass` is over the first text. `tolerance` is the noise floor, relative to the usual size
+    of an output: at first the least one of the `precision`, then what `measure_rounding` finds.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        seed: int,
+        texts: Sequence[Tensor] = (),
+        requested: int | None = None,
+    ) -> None:
+        """Reads the longest text. Raises `UserRaised` or `MhaError` if none works."""
+        self.model, self.seed, self.n_passes = model, seed, 0
+        self.module: nn.Module | None = model.attention.built.module
+        if texts:
+            self.texts, self.first_pass = texts, self.run_pass(texts[0])[0]
+        else:
+            self._read_longest(requested)
+        self.text, self.length = self.texts[0], len(self.texts[0])
+        self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
+        self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
+        dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
+        self.precision = str(dtype).removeprefix("torch.")
+        self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
+
+    def measure_rounding(self) -> None:
+        """Raises the tolerance to a multiple of what one rounding step of every part changes."""
+        if self.module is None:
+            return
+        for seed in range(_SHAKES):
+            shaken = self.difference(within=partial(shaken_parts, self.module, seed))
+            moved = finite(shaken.largest) or 0.0
+            self.tolerance = max(self.tolerance, TIMES_SHAKEN.get(self.precision, 8) * moved)
+
+    def _read_longest(self, requested: int | None) -> None:
+        """Draws the texts, and reads the first, half as long again and again until one works where
+        no length is requested.
+        """
+        attention = self.model.attention
+        fixed = requested if attention.is_resizable else attention.sizes.q_len
+        lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
+        for length in lengths:
+            text = self.model.draw(self.seed, length)
+            try:
+                if text.device.type != "cpu":
+                    self.run_pass(text, within=_KnownRows)
+                self.first_pass = self.run_pass(text)[0]
+                break
+            except NO_ANSWER:  # beyond the model's positions its code may raise anything
+                if length == lengths[-1]:
+                    raise
+        self.n_passes = 1  # of those that tell something
+        shorter = max(1, length // _TIMES_SHORTER) if attention.is_resizable else length
+        self.texts = [text, self.model.draw(self.seed + 1, shorter)]
+
+    def run_pass(
+        self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any
+    ) -> list[PassOutput]:
+        """What one pass gives for each of the texts, with a seed, inside a context."""
+
+        def run(**note: Any) -> list[tuple[Tensor, Tensor | None]]:
+            self.n_passes += 1
+            with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
+                return self.model.run(texts, **how, **note)
+
+        def parts(row: int) -> PartCalls:
+            found: PartCalls = {}
+            run(note=(row, found))
+            return found
+
+        return [
+            PassOutput(output, partial(parts, row), whole)
+            for row, (output, whole) in enumerate(run())
+        ]
+
+    def run_steps(self, ends: Sequence[int]) -> PassOutput:
+        """What the text gives in steps that end there, behind a cache."""
+        assert self.model.cached is not None
+        self.n_passes += len(ends)
+        with torch.no_grad(), seeded(self.seed, self.text.device):
+            (output,) = self.model.cached(self.text[None], ends)
+        return PassOutput(output, dict)
+
+    @cached_property
+    def training_pass(self) -> PassOutput:
+        """A pass over the text in training mode."""
+        return self.run_pass(self.text, training=True)[0]
+
+    @cached_property
+    def single_passes(self) -> list[PassOutput]:
+        """A pass over each text alone."""
+        return [self.first_pass, *(self.run_pass(text)[0] for text in self.texts[1:])]
+
+    def difference(self, text: Tensor | None = None, **how: Any) -> PassDifference:
+        """Another pass over the text, or over a changed one, against the first."""
+        return difference_of(
+            self.run_pass(self.text if text is None else text, **how)[0], self.first_pass
+        )
+
+    def changed(self, start: int, end: int, seed: int, *, alike: bool = False) -> Tensor:
+        """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of
+        the whole text, such as a selection, moves further.
+        """
+        tokens, other = self.text.clone(), self.model.draw(self.seed + seed, self.length)
+        other = other[:1].expand_as(other) if alike else other
+        if self.model.n_ids:
+            other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)
+        tokens[start:end] = other[start:end]
+        return tokens
+
+    @property
+    def too_coarse(self) -> str:
+        """Why agreement says nothing, where the noise floor is high; empty where it is low."""
+        if self.tolerance <= max(_COARSE, 2 * self.least):
+            return ""
+        return (
+            f"rounding alone changes outputs by {self.tolerance:.2g}: a fault could not be"
+            " distinguished"
+        )
