@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user, for_user
 from mhacli.usercode.faults import user_code_error
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import never_read, source_of
 from mhacli.usercode.roles import (
     IN_ORDER,
@@ -465,8 +465,8 @@ _OTHERS = (
 number, or what it gives first."""
 _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
-_SEARCH_S = 5.0
-"""Seconds after which no further one is tried."""
+_MOST_EXAMPLES = 200
+"""The most of them that are tried: no clock decides which is found."""
 _LENGTHENING = 3
 """A second length is larger by this, and shows which axes are lengths."""
 
@@ -766,9 +766,10 @@ def _call_error(
         for p in signature_of(built.call, "unknown")
         if p.required and p.name not in attention.others
     ]
-    works = _working_example(
-        built, request, list(dict.fromkeys(each.sizes.d_in for each, _ in tried))
-    )
+    works = None
+    with suppress(OutOfTime):  # the hint shows no call then
+        widths = list(dict.fromkeys(each.sizes.d_in for each, _ in tried))
+        works = _working_example(built, request, widths)
     hint = f"give a call that works with --example; {attention.example_text} was tried"
     hint = hint if works is None else f"give a call that works: --example {shlex.quote(works)}"
     if unknown:
@@ -828,10 +829,9 @@ def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]
         else []
     )
     of_widths = [call for call in unlike if len({word for word in call if "randn" in word}) > 1]
-    template, deadline = plain_call(built, request), time.monotonic() + _SEARCH_S
-    for first, *rest in itertools.chain(of_widths, alike, unlike):
-        if time.monotonic() > deadline:
-            break
+    template = plain_call(built, request)
+    every = itertools.chain(of_widths, alike, unlike)
+    for first, *rest in itertools.islice(every, _MOST_EXAMPLES):
         words = [
             "None" if p.role in MASKS else word for p, word in zip(required[1:], rest, strict=True)
         ]

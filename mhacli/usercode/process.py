@@ -50,7 +50,8 @@ _N_THREADS: Final = 2
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
 `calling Attention`. The time limit applies to each limited stage, which runs user code; unlimited
-stages run only code of mha."""
+stages run only code of mha. An import, a constructor and the first call, which may import, have
+`FIRST_LIMIT_S` at least."""
 
 
 def no_stage(stage: str, *, limited: bool = True) -> None:
@@ -170,6 +171,8 @@ def _early_end(
 # ------------------------------------------------------------------------------- inside the process
 
 
+FIRST_LIMIT_S = 60.0
+"""Seconds for an import, a constructor, and the first call."""
 _TIMES_A_CALL = 10
 """How much longer than another call one may take, whatever the time limit."""
 
@@ -195,22 +198,28 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     begun, began_s, limit_s = _LOADING, 0.0, sent["time_limit_s"]
+    is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
         messages.write(json.dumps([kind, content]).encode() + b"\n")
         messages.flush()
 
     def stage(text: str, *, limited: bool = True) -> None:
-        nonlocal begun, began_s, limit_s
+        nonlocal begun, began_s, limit_s, is_called
         faulthandler.cancel_dump_traceback_later()
         if begun.startswith("calling"):  # a later call may read more texts than the first
-            limit_s = max(limit_s, _TIMES_A_CALL * (time.monotonic() - began_s))
+            call_s = time.monotonic() - began_s
+            if not is_called:  # which may have imported something
+                call_s = min(call_s, sent["time_limit_s"])
+            limit_s, is_called = max(limit_s, _TIMES_A_CALL * call_s), True
+        if text.startswith(("importing", "building")):
+            is_called = False
         begun, began_s = text, time.monotonic()
-        send("stage", [text, limit_s])
-        if (
-            limited
-        ):  # a thread ends this process after the limit, even if native code holds the interpreter
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=messages)
+        allowed_s = limit_s if is_called else max(limit_s, FIRST_LIMIT_S)
+        send("stage", [text, allowed_s])
+        # a thread ends this process after the limit, even if native code holds the interpreter
+        if limited:
+            faulthandler.dump_traceback_later(allowed_s, exit=True, file=messages)
 
     try:
         gc.freeze()

@@ -42,6 +42,7 @@ from mhacli.settings import PaddingSide
 from mhacli.usercode.build import WithoutDropout
 from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.user_attention import MaskForm
 
 _DRAWS = 8
@@ -137,7 +138,7 @@ class Intent(NamedTuple):
 class Observed:
     """What a test of a behaviour observed; `difference` is that of the first passes that must agree
     and do not. `is_bidirectional`: tokens see later ones, and are meant to. `caution` says
-    what to do beside a note. `inside` are the attentions that were compared.
+    what to do beside a note. `inside` are the attentions that were compared. `over`: its time was.
     """
 
     behaviour: Behaviour
@@ -145,6 +146,7 @@ class Observed:
     is_bidirectional: bool = False
     caution: str = ""
     inside: tuple[AttentionInside, ...] = ()
+    over: OutOfTime | None = None
 
 
 Answers = Mapping[str, Behaviour]
@@ -220,7 +222,7 @@ def reason_of(failure: UserRaised | MhaError) -> str:
 class BehaviourTester:
     """Asks for the behaviours of a model in turn, and keeps what was observed, and the findings for
     what failed. `more` are further tests by the name of their behaviour, `inside` the attentions
-    that were compared.
+    that were compared. `omitted` are the behaviours that were not tried because time was `over`.
     """
 
     passes: Passes
@@ -231,11 +233,14 @@ class BehaviourTester:
     cautions: dict[str, str] = field(default_factory=dict)
     is_bidirectional: bool = False
     inside: tuple[AttentionInside, ...] = ()
+    omitted: list[str] = field(default_factory=list)
+    over: OutOfTime | None = None
 
     def __post_init__(self) -> None:
         """Measures rounding, after what a model remembers, which is none."""
         self.test(("finite", "repeat"))
-        self.passes.measure_rounding()
+        with suppress(OutOfTime):  # then nothing more is compared
+            self.passes.measure_rounding()
 
     def test(self, names: Sequence[str] = tuple(CODES)) -> None:
         """Tests the named behaviours that have no result yet: an earlier failure may imply one, or
@@ -256,6 +261,8 @@ class BehaviourTester:
             return not_tried(self.passes, name, f"{cause} fails, which implies this")
         try:
             return test(self.passes, self.intent, self.results)
+        except OutOfTime as over:
+            return not_tried(self.passes, name, str(over), over=over)
         except NO_ANSWER as failure:
             is_raised = isinstance(failure, UserRaised)  # and the code raised nothing before
             caution = f"test {name} in a script of your own" if is_raised else ""
@@ -270,6 +277,9 @@ class BehaviourTester:
         self.results[name] = behaviour
         self.is_bidirectional = self.is_bidirectional or seen.is_bidirectional
         self.inside = seen.inside or self.inside
+        if seen.over is not None:
+            self.over = seen.over
+            self.omitted.append(name)
         if seen.caution:
             self.cautions[name] = seen.caution
 

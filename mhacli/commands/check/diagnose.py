@@ -41,7 +41,9 @@ from mhacli.io.data import finite
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall, Watcher
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import is_read_only_with
+from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
 from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conventions
@@ -66,7 +68,12 @@ class Trial:
     candidate: Candidate
     cases: list[InputCase]
     call: RecordedCall
+    stage: Stage
     pool: Sequence[Mistake] = ()
+
+    def require_time(self) -> None:
+        """Raises `OutOfTime` if the time of the examination is over."""
+        self.stage("comparing with the reference", limited=False)
 
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
         """How many tensors the layer with these mistakes has in common with the call."""
@@ -95,7 +102,7 @@ class Diagnosis:
     weighted values of the call. `not_examined` are masks that act only beside another argument,
     `ignored` those that hide nothing whatever stands in them, and `unexplained` those that no
     hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments `passed`
-    were given, and `notes` are for callers.
+    were given, and `notes` are for callers. `over` ended it, if its time was over.
     """
 
     cases: list[InputCase]
@@ -112,6 +119,7 @@ class Diagnosis:
     cache: Behaviour | None = None
     passed: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    over: OutOfTime | None = None
 
     @property
     def layer(self) -> ReferenceLayer:
@@ -127,7 +135,8 @@ class Diagnosis:
     @property
     def is_right(self) -> bool:
         """Whether the plain reference reproduces every output."""
-        return self.candidate is not None and not self.mistakes and not self.unexplained
+        is_explained = self.candidate is not None and not self.unexplained
+        return is_explained and not self.mistakes and self.over is None
 
     @property
     def mask_form(self) -> MaskForm | None:
@@ -155,6 +164,7 @@ class Diagnosis:
         reads like it.
         """
         self.n_hypotheses += len(hypotheses)
+        trial.require_time()
         errors = [
             (error_of(trial.candidate.layer, mistakes, trial.cases), mistakes)
             for mistakes in hypotheses
@@ -222,19 +232,32 @@ def error_of(
 
 
 def diagnose(probed: ProbedAttention) -> Diagnosis:
-    """Diagnoses a subject. Raises `UserRaised`."""
+    """Diagnoses a subject, as far as its time allows. Raises `UserRaised`."""
+    result = Diagnosis([], RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0))))
+    try:
+        _diagnose(result, probed)
+        stage, name = probed.subject.built.stage, probed.request.target_request.target
+        stage(f"giving {name} a text step by step", limited=False)
+        examine_stepwise(probed, result)
+    except OutOfTime as over:
+        result.over = over
+    return result
+
+
+def _diagnose(result: Diagnosis, probed: ProbedAttention) -> None:
+    """Puts into a diagnosis which layer explains the outputs, with which mistakes."""
     subject, seed = probed.subject, probed.request.seed
     cases = [
         make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()
     ]
-    result = Diagnosis(cases, recorded_case(subject, cases[0]))
+    result.cases, result.call = cases, recorded_case(subject, cases[0])
     again = make_case("", subject, cases[0].inputs)
     if (
         largest_difference(again.output, cases[0].output) <= again.tolerance
     ):  # else no layer matches
         _explain_core(result, probed)
     if result.candidate is None:
-        return result
+        return
     of_masks = [
         form for form in subject.mask_forms if call_role(form.parameter) != "bias"
     ] or subject.mask_forms
@@ -260,7 +283,6 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
         _explain_further(result, probed, [large_case(subject, case), unmasked])
     if not masks:
         _explain_further(result, probed, [unmasked])
-    return result
 
 
 def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> list[Mistake]:
@@ -298,14 +320,17 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
         candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))
     ):
         layers = list(group)
-        if any(result.accepts(Trial(candidate, result.cases, call), [()]) for candidate in layers):
+        stage = probed.subject.built.stage
+        plain = [Trial(candidate, result.cases, call, stage) for candidate in layers]
+        if any(result.accepts(trial, [()]) for trial in plain):
             return
         by_run = sorted(
             layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced
         )
         few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:most], *layers[:most]])
         likely = {
-            layer: Trial(layer, result.cases, call, _pool(probed, layer, call)) for layer in few
+            layer: Trial(layer, result.cases, call, stage, _pool(probed, layer, call))
+            for layer in few
         }
         ranked = ranked or [likely[layer] for layer in by_run[:most]]
         result.likeliest = ranked[0].candidate
@@ -355,7 +380,8 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
         return
     for case in cases:
         call = recorded_case(subject, case)
-        if result.finds(Trial(candidate, [case, *unmasked], call, _pool(probed, candidate, call))):
+        pool = _pool(probed, candidate, call)
+        if result.finds(Trial(candidate, [case, *unmasked], call, subject.built.stage, pool)):
             return
     result.unexplained.append(form.parameter)
     inputs = cases[0].inputs
@@ -387,7 +413,7 @@ def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[Inp
         for mistake in _pool(probed, result.candidate, call)
         if mistake.shown_by == "further"
     ]
-    result.finds(Trial(result.candidate, cases, call, pool))
+    result.finds(Trial(result.candidate, cases, call, probed.subject.built.stage, pool))
 
 
 # ----------------------------------------------------------------------------- steps behind a cache
@@ -497,7 +523,7 @@ def _judged(
         else [each for each in MISTAKES if each.shown_by == "steps"]
     )
     is_named = diagnosis.candidate is not None and diagnosis.finds(
-        Trial(diagnosis.candidate, judged, call, pool)
+        Trial(diagnosis.candidate, judged, call, convention.attention.built.stage, pool)
     )
     if takes_single_steps and not is_named:
         diagnosis.notes.append(

@@ -25,7 +25,7 @@ from mhacli.commands.check.behaviour import (
     is_claimed_causal,
     reason_of,
 )
-from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of, examine_stepwise
+from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.passes import Passes
@@ -47,6 +47,7 @@ from mhacli.settings import ModelSettings
 from mhacli.usercode.build import arguments_of, copied, load_built
 from mhacli.usercode.door import NO_ANSWER, ours
 from mhacli.usercode.find_call import find_modes
+from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
@@ -68,8 +69,13 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, An
 def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
-    with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
-        examination = examine(request, stage)
+    try:
+        with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
+            examination = examine(request, stage)
+    except OutOfTime as over:  # before there was anything to compare
+        message = f"examining {request.target} took longer than {over.max_time_s:g} seconds"
+        hint = "--max-time SECONDS allows more"
+        raise MhaError(message, hint=hint, code="too-slow") from None
     environment = {
         "mha": mhacli.__version__,
         "torch": torch.__version__,
@@ -82,10 +88,11 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     """The comparison of two implementations, or the behaviour of a checkpoint, or of a target that
     takes token ids; else probes, compares and diagnoses the attention in each of its modes.
     """
+    timed = TimedStage(stage, request.max_time_s)
     if request.against is not None:
         with one_thread():
-            return compare(request, stage)
-    built = None if request.model is not None else load_built(request.target_request, stage)
+            return compare(request, timed)
+    built = None if request.model is not None else load_built(request.target_request, timed)
     module = None if built is None else built.module
     if built is None or config_of(module) is not None:
         from mhacli.commands.check.checkpoint import (
@@ -135,6 +142,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     if (
         verdict == "consistent"
         and tester.inside
+        and not tester.omitted
         and all(each.verdict == "right" for each in tester.inside)
     ):
         verdict = "right"
@@ -167,6 +175,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
     try:
         passes = Passes(text_model, request.seed, requested=request.length)
         tester = BehaviourTester(passes, Intent(stated))
+    except OutOfTime as over:
+        return replace(report, verdict="unknown", reason=report.reason or f"not tried: {over}")
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
@@ -181,9 +191,16 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
         return replace(
             behaved, called=report.called, arguments=report.arguments, example=report.example
         )
-    verdict = "wrong" if tester.findings else report.verdict
+    verdict: Verdict = "wrong" if tester.findings else report.verdict
+    reason = report.reason
+    if tester.omitted and verdict == "right":
+        verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
     return replace(
-        report, verdict=verdict, findings=tuple(tester.findings), behaviour=tester.behaviours
+        report,
+        verdict=verdict,
+        reason=reason,
+        findings=tuple(tester.findings),
+        behaviour=tester.behaviours,
     )
 
 
@@ -198,11 +215,12 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
     )
     if subject.is_pooled:
         return report
-    probed = probe(subject, request)
+    try:
+        probed = probe(subject, request)
+    except OutOfTime as over:
+        return replace(report, reason=f"{over} before it was compared with the reference")
     subject.built.stage(f"comparing {report.target} with the reference", limited=False)
     diagnosis = diagnose(probed)
-    subject.built.stage(f"giving {report.target} a text step by step", limited=False)
-    examine_stepwise(probed, diagnosis)
     findings, comparison, passed = (
         findings_of(diagnosis, probed),
         None,
@@ -235,7 +253,12 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         notes=(*arguments_without_effect(subject), *diagnosis.notes),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
-    return report if findings or diagnosis.is_right else _undecided(report, diagnosis, probed)
+    if findings:
+        return report
+    if diagnosis.over is not None:
+        reason = f"{diagnosis.over} while it was compared with the reference"
+        return replace(report, verdict="unknown", reason=reason)
+    return report if diagnosis.is_right else _undecided(report, diagnosis, probed)
 
 
 # --------------------------------------------------------------------- the attention inside a model
@@ -272,7 +295,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     if module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise
         # anything
-        with suppress(*NO_ANSWER), captured(module, take, anywhere=True):
+        with suppress(OutOfTime, *NO_ANSWER), captured(module, take, anywhere=True):
             passes.run_pass(text)
     if tester.intent.is_causal is None:
         hides_somewhere, hides_everywhere = any(hide_later), all(hide_later)
@@ -305,6 +328,8 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
                     )
                 verdict, reason = compared.verdict, compared.reason or ""
                 mistakes += compared.findings
+            except OutOfTime as over:
+                verdict, reason = "unknown", str(over)
             except NO_ANSWER as failure:
                 verdict, reason = "unknown", reason_of(failure)
             if verdict != "right":

@@ -30,6 +30,7 @@ from mhacli.usercode.build import copied
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import recorded
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
@@ -44,10 +45,10 @@ def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Finding,
         sites = sites_in(diagnosis.call, diagnosis.layer, diagnosis.mistakes)
     proven = [*_contradictions(diagnosis, probed, sites), *_proven(diagnosis, probed)]
     codes = {finding.code for finding in proven}
-    return (
-        *proven,
-        *(finding for finding in _measured(diagnosis, probed, sites) if finding.code not in codes),
-    )
+    measured = list[Finding]()
+    with suppress(OutOfTime):  # then the diagnosis says that it was not ended
+        measured += _measured(diagnosis, probed, sites)
+    return (*proven, *(finding for finding in measured if finding.code not in codes))
 
 
 def _sentence(mistake: Mistake) -> str:

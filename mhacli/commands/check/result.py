@@ -14,8 +14,9 @@ from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
-from mhacli.settings import MODEL, Config, OwnCode, like, pairs, setting
+from mhacli.settings import MAX_SECONDS, MODEL, Config, OwnCode, like, pairs, setting
 from mhacli.usercode.faults import SourceLine, shown_path
+from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import Choice, Mode, TargetRequest
 
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
@@ -28,6 +29,7 @@ _TARGET = (
 )
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _LENGTH = "Tokens of the texts whose behaviour is tried."
+_MAX_TIME = "Seconds for all that follows the first call. What is not tried by then is named."
 _AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
 _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
@@ -41,7 +43,8 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
-    intentions that the code does not show. `time_limit_s` is per call.
+    intentions that the code does not show. `time_limit_s` is per call, `max_time_s` for all that
+    follows the first one.
     """
 
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
@@ -81,6 +84,16 @@ class CheckRequest:
         None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions"
     )
     time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
+    max_time_s: float = setting(
+        DEFAULT_MAX_TIME_S,
+        _RUN,
+        _MAX_TIME,
+        "--max-time",
+        above=0,
+        high=MAX_SECONDS,
+        metavar="SECONDS",
+        excludes=("model",),
+    )
 
     @cached_property
     def target_request(self) -> TargetRequest:

@@ -16,6 +16,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised, call_user
+from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
 _JOB = "mhacli.commands.check.examine:examine_request"
@@ -40,18 +41,20 @@ def check(
     seed: int = 0,
     length: int | None = None,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    max_time_s: float = DEFAULT_MAX_TIME_S,
 ) -> Examination:
     """Checks an implementation of attention and names its mistakes, as `mha check` does.
 
     `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A
     name is imported and run in a child process, with `time_limit_s` for each call; an object is
-    examined in this process, a module as a copy. A model that takes token ids, of transformers or
-    not, is examined by its behaviour over texts of `length` tokens: 256, or the model's positions.
-    `arguments` go to the constructor, `call_arguments` to each call; or `example` makes the call,
-    as a function of the target and a length. `against` is another implementation to compare with,
-    instead of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the
-    intention where the code does not show it. Raises `MhaError` if the target cannot be imported,
-    built or called.
+    examined in this process, a module as a copy. After `max_time_s`, counted from the end of the
+    first call, the verdict is `wrong` if a mistake is shown, and never `right`. A model that takes
+    token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens:
+    256, or the model's positions. `arguments` go to the constructor, `call_arguments` to each call;
+    or `example` makes the call, as a function of the target and a length. `against` is another
+    implementation to compare with, instead of the reference. `causal`, `mask_means`, `rope`,
+    `scale` and `n_heads` state the intention where the code does not show it. Raises `MhaError` if
+    the target cannot be imported, built or called.
     """
     with _named(target) as name, _named(against) as other, _named(example) as call:
         request = CheckRequest(
@@ -74,6 +77,7 @@ def check(
             seed=seed,
             length=length,
             time_limit_s=time_limit_s,
+            max_time_s=max_time_s,
         )
         if all(
             isinstance(name_or_object, str | None) for name_or_object in (target, against, example)

@@ -289,11 +289,12 @@ def test_a_file_that_cannot_be_imported_is_reported_with_its_line(
 
 
 @pytest.mark.real
+@pytest.mark.real
 def test_an_import_that_never_ends_is_ended(mha, tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("while True: pass\n")
+    (tmp_path / "mine.py").write_text("import time\ntime.sleep(1e6)\n")
     ended = mha("check", "mine.py:Attention", *SHORT, "--json", code=1)
     assert ended.error["code"] == "too-slow"
-    assert "1.5" in ended.said
+    assert "60" in ended.said
 
 
 @pytest.mark.real

@@ -1,5 +1,5 @@
 # expect: too-slow
-# mentions: NeverBuilt|1.5
+# mentions: NeverBuilt|60|--time-limit
 # words: NeverBuilt --time-limit 1.5
 import time
 

@@ -7,6 +7,10 @@ from attention import Attention
 
 
 class NeverReturns(Attention):
+    calls = 0
+
     def forward(self, x):
-        while True:
+        NeverReturns.calls += 1
+        while NeverReturns.calls > 1:  # the first call has a minute
             time.sleep(0.05)
+        return super().forward(x)
