@@ -17,7 +17,8 @@ seed. A mutant that nobody can notice gets the field `struck` with the reason: i
 counted, and the second line draws another.
 
 The third line is the fault test of `mha check` (`support/faults.py`): each function that examines
-raises in turn, and no such fault of mha may become a verdict. It takes hours too; CI tries a sample.
+raises in turn, and no such fault of mha may become a verdict. It takes hours too; CI tries a
+sample.
 """
 
 from __future__ import annotations
