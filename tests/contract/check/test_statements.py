@@ -4,6 +4,7 @@ another implementation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,18 @@ def test_the_fix_in_place_of_the_wrong_expression_makes_the_code_right(
 def test_the_fix_of_a_scale_holds_product_and_divisor(tmp_path, divisor: str) -> None:
     (finding,) = check(tmp_path, {"divisor": divisor}).findings
     assert check(tmp_path, {"product": finding.fix, "divisor": "1.0"}).verdict == "right"
+
+
+def test_attention_that_overwrites_its_input_is_right(tmp_path) -> None:
+    doubling = "z.transpose(1, 2).reshape(n, steps, rows.mul_(2).shape[-1])"
+    assert check(tmp_path, {"merged": doubling}).verdict == "right"
+
+
+def test_the_probe_distinguishes_a_token_that_does_not_see_itself(tmp_path) -> None:
+    masked = "s.masked_fill(torch.ones(steps, steps).tril(-1) == 0, float('-inf'))"
+    examination = check(tmp_path, {"masked": masked, "pattern": "s.softmax(-1).nan_to_num(0.0)"})
+    seen = next(probe.message for probe in examination.probes if probe.name == "visible keys")
+    assert seen == "every token sees those before it, but not itself"
 
 
 def test_the_evidence_of_a_finding_has_its_numbers(tmp_path) -> None:
@@ -302,6 +315,8 @@ def test_the_first_difference_of_two_implementations_is_located(tmp_path, edit: 
     examination = compare(one, edit.layer, path)
     assert (examination.verdict, codes(examination)) == ("wrong", ["differs"])
     assert examination.comparison.max_abs_difference > 1000 * examination.comparison.tolerance
+    listed = re.findall(r"largest difference (\S+)", examination.findings[0].evidence)
+    assert f"{examination.comparison.max_abs_difference:.2e}" == max(listed, key=float)
     difference = examination.departure
     assert difference.site == edit.expect
     lines = path.read_text().splitlines()

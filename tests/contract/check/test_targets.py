@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
+import torch
 from support import cases, rows, some, user_code
 from support.cases import Case
 from support.mha import NO_TORCH
@@ -477,3 +479,11 @@ def test_an_examination_shows_itself_in_a_notebook() -> None:
     assert "OddName" in page
     assert "<script" not in page
     assert examination.to_dict()["schema"] == "mha.check/1"
+
+
+def test_a_check_leaves_the_random_numbers_of_its_caller_as_they_were() -> None:
+    target = user_code.load(TARGETS).OddName
+    before = random.getstate(), torch.get_rng_state()
+    mhacli.check(target, arguments=SIZES)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
