@@ -225,3 +225,11 @@ def test_the_tolerance_of_a_tiny_output_is_tiny(mha: Any) -> None:
     ).json
     check = document["self_check"]
     assert 0 < check["max_abs_error"] <= check["tolerance"] < 0.2 * np.abs(document["out"]).max()
+
+
+def test_the_largest_seed_draws_vectors_as_any_other(mha: Any) -> None:
+    layer = ("--d-model", "4", "--heads", "2", "--repeat", "1")
+    words = ("run", "--random", "1,3", *layer, "--keep", "x", "--json")
+    vectors = mha(*words, "--seed", str(2**64 - 1)).json["x"]
+    assert np.isfinite(vectors).all()
+    assert vectors != mha(*words, "--seed", "0").json["x"]
