@@ -487,3 +487,13 @@ def test_a_check_leaves_the_random_numbers_of_its_caller_as_they_were() -> None:
     mhacli.check(target, arguments=SIZES)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_a_file_imports_the_module_beside_it_and_not_one_in_the_working_folder(
+    mha, tmp_path
+) -> None:
+    (tmp_path / "parts.py").write_text("raise ImportError('in the working folder')")
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "parts.py").write_text(user_code.text_of("functions:attend"))
+    (tmp_path / "layers" / "mine.py").write_text("from parts import attend\n")
+    assert mha("check", "layers/mine.py:attend", "--json").json["verdict"] == "right"
