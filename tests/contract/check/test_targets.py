@@ -489,9 +489,7 @@ def test_a_check_leaves_the_random_numbers_of_its_caller_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
-def test_a_file_imports_the_module_beside_it_and_not_one_in_the_working_folder(
-    mha, tmp_path
-) -> None:
+def test_a_file_imports_the_module_beside_it_not_one_of_the_working_folder(mha, tmp_path) -> None:
     (tmp_path / "parts.py").write_text("raise ImportError('in the working folder')")
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "parts.py").write_text(user_code.text_of("functions:attend"))

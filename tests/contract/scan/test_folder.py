@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import checkpoints
 from support.mha import PATIENCE_S, environment, forked, run, start
 from support.scans import corpus_file, digests, has, rows_of, sentences
@@ -461,3 +462,13 @@ def test_progress_is_lines_of_json_that_end_with_all_documents(mha: Mha, place: 
     assert lines[-1]["n_documents"] == lines[-1]["of_documents"] == 3
     assert sum(lines[-1]["by_worker"].values()) == 3
     assert len(rows_of(place / "out")) == 3 * checkpoints.N_HEADS
+
+
+def test_a_rank_computes_on_the_gpu_of_its_number(
+    mha: Mha, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the GPU that is asked for may be there")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "3"}
+    assert "cuda:1" in mha(*words("out", "--device", "cuda"), env=ranks, code=1).said
