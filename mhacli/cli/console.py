@@ -142,8 +142,7 @@ def stderr_line(text: str) -> None:
 
 def print_error(fault: MhaError) -> int:
     """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit
-    code. After a signal it is the interrupt, which a library took for a failure.
-    """
+    code. After a signal it is the interrupt, which a library took for a failure."""
     raise_received()
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
