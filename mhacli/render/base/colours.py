@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
@@ -130,7 +131,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Ramp:
-    """The look of levels 0 … `top`: the colour of each, on any terminal too, and its `sign` without
+    """The levels 0 … `top` as colours, also for terminals with few, and as a `sign` without
     colour.
     """
 
@@ -214,18 +215,25 @@ Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."
 
 # --------------------------------------------------------------------------------------- head types
 
-KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
-    "previous-token": ("◀", "cyan"),
-    "sink": ("┃", "magenta"),
-    "diagonal": ("╲", "bright_magenta"),
-    "duplicate-token": ("≡", "yellow"),
-    "induction": ("↻", "green"),
-    "local": ("▪", "bright_blue"),
-    "positional": ("⇠", "cyan"),
-    "uniform": ("░", "default"),
-    "mixed": ("○", "default"),
+
+class KindSign(NamedTuple):
+    """The sign of a head type, and its colour on a terminal."""
+
+    sign: str
+    colour: str
+
+
+KIND_SIGNS: Mapping[Kind, KindSign] = {
+    "previous-token": KindSign("◀", "cyan"),
+    "sink": KindSign("┃", "magenta"),
+    "diagonal": KindSign("╲", "bright_magenta"),
+    "duplicate-token": KindSign("≡", "yellow"),
+    "induction": KindSign("↻", "green"),
+    "local": KindSign("▪", "bright_blue"),
+    "positional": KindSign("⇠", "cyan"),
+    "uniform": KindSign("░", "default"),
+    "mixed": KindSign("○", "default"),
 }
-"""The sign and colour of each head type."""
 
 
 def type_sign(kind: Kind) -> tuple[str, Style]:

@@ -90,7 +90,7 @@ def _titled_map(
     if queries.rows is not None:
         cells = cells.of_rows(queries.rows)
     doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
-    kind = KIND_SIGNS[statistics.kind][0]
+    kind = KIND_SIGNS[statistics.kind].sign
     if is_alone:
         kind += f" {type_text(statistics)}"
     label = head.label + kv_head_of(record, statistics.head)

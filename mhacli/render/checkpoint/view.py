@@ -45,7 +45,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
-from mhacli.render.heads.head_map import maps_view
+from mhacli.render.heads.head_map import NamedLayer, maps_view
 from mhacli.render.heads.table import (
     SinkOfHead,
     head_key,
@@ -68,7 +68,7 @@ MAX_RANKED = 8
 MAX_OF_CORPUS = 4
 """The most heads in each of the two tables of a corpus."""
 MAX_DRAWN = 8
-"""The most heads, and the most layers, of which single cells are shown."""
+"""The most heads, and the most layers, whose single cells are shown."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _maps(content: _Content) -> Iterator[RenderableType]:
     has_all_layers = options.everything or options.layers is not None
     layers = content.layers if has_all_layers else content.layers[:MAX_DRAWN]
     if options.maps:
-        records = [(layer.record, layer.inspected.label) for layer in layers]
+        records = [NamedLayer(layer.record, layer.inspected.label) for layer in layers]
         for sequence in content.sequences.shown:
             yield maps_view(records, sequence, options, screen)
     for layer in layers:

@@ -134,7 +134,7 @@ def _types(heads: Sequence[DrawableHead]) -> str:
     statistics = [head.statistics for head in heads]
     if len(heads) > 1:
         return " · ".join(text.plain for text in types_of(statistics))
-    return f"{KIND_SIGNS[statistics[0].kind][0]} {_of_statistics(statistics[0])}"
+    return f"{KIND_SIGNS[statistics[0].kind].sign} {_of_statistics(statistics[0])}"
 
 
 def _map(head: DrawableHead, sequence: int, options: ViewOptions, most: int) -> HeadMap:
@@ -168,7 +168,7 @@ def _with_words(g: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool)
 
     return replace(
         g,
-        title="" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind][0]}",
+        title="" if is_single else f"head {statistics.head} {KIND_SIGNS[statistics.kind].sign}",
         rows=names(QUERY, g.rows),
         columns=names(KEY, g.columns),
         corner="query ↓ key →",

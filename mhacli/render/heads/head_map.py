@@ -466,7 +466,7 @@ def patterns(
     before.
     """
     for title, cells in maps:
-        if not len(cells.weights):
+        if len(cells.weights) == 0:
             yield Text(f"{title}: none of the chosen rows is in this text", "yellow")
     maps = [titled for titled in maps if len(titled.cells.weights)]
     form: Form
@@ -594,11 +594,18 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     )
 
 
+class NamedLayer(NamedTuple):
+    """The record of a layer, with its name if there are several."""
+
+    record: Record
+    name: str = ""
+
+
 def maps_view(
-    layers: Sequence[tuple[Record, str]], sequence: int, options: ViewOptions, screen: Screen
+    layers: Sequence[NamedLayer], sequence: int, options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """The requested maps of layers with their names, if there are several, of a sequence on a
-    common scale, without their sinks, which stand beside them.
+    """The requested maps of layers, of a sequence on a common scale, without their sinks, which
+    stand beside them.
     """
     panels: list[Grid] = []
     notes: list[str | Text] = []

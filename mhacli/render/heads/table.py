@@ -118,7 +118,7 @@ def heads_table(
 
 def _type_style(row: HeadRow) -> str:
     """The colour of a type; dim where there is none."""
-    return "dim" if row.baseline or _has_no_choice(row.head) else KIND_SIGNS[row.head.kind][1]
+    return "dim" if row.baseline or _has_no_choice(row.head) else KIND_SIGNS[row.head.kind].colour
 
 
 def _control_text(row: HeadRow) -> str:
@@ -160,18 +160,15 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
     columns = [
         _statistic_column(statistic, options, sink_tokens, sort)
         for statistic in (*OF_REMOVAL, *STATISTICS)
-        if statistic.priority is not None and _has_values(record, statistic)
+        if statistic.priority is not None
+        and not (
+            statistic.optional
+            and all(getattr(head, statistic.field) is None for head in record.heads)
+        )
     ]
     for number, name in enumerate(patterns):
         columns.append(_pattern_column(number, visible(name), options.precision))
     return columns
-
-
-def _has_values(record: Record, statistic: Statistic) -> bool:
-    """Whether a statistic belongs to every record, or any head has it."""
-    return not statistic.optional or any(
-        getattr(head, statistic.field) is not None for head in record.heads
-    )
 
 
 def _statistic_column(
@@ -184,7 +181,7 @@ def _statistic_column(
 
     def style(row: HeadRow) -> str:
         kind = row.head.kind
-        return f"bold {KIND_SIGNS[kind][1]}" if HEAD_TYPES[kind] == name else ""
+        return f"bold {KIND_SIGNS[kind].colour}" if HEAD_TYPES[kind] == name else ""
 
     return Column(
         words.heading.format(sink_tokens=sink_tokens),
@@ -260,7 +257,7 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
 
 def _type_text(head: HeadStatistics) -> str:
     """The sign and name of a type with its excess; a dash if no query sees several keys."""
-    return "–" if _has_no_choice(head) else f"{KIND_SIGNS[head.kind][0]} {type_text(head)}"
+    return "–" if _has_no_choice(head) else f"{KIND_SIGNS[head.kind].sign} {type_text(head)}"
 
 
 def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:

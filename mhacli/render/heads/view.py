@@ -26,7 +26,7 @@ from mhacli.render.heads.table import TOKEN_WIDTH, token_name
 from mhacli.text.numbers import shown
 
 MAX_PLACES = 8
-"""The most heads of which the strongest keys and cells are listed."""
+"""The most heads whose strongest keys and cells are listed."""
 _MOST = 3
 """The most keys and cells of a head that are listed."""
 _MAX_ROWS = 40

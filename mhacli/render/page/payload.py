@@ -374,7 +374,7 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     statistics = head.statistics
     label = head.label + kv_head_of(head.record, statistics.head)
     name = words_of_type(statistics.kind).name
-    sign, _ = KIND_SIGNS[statistics.kind]
+    sign = KIND_SIGNS[statistics.kind].sign
     about = f"{sign} {name}"
     if statistics.entropy is not None:
         about += f" · entropy {shown(statistics.entropy, 'nats')} nats"

@@ -30,6 +30,7 @@ from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.head_map import (
+    NamedLayer,
     TitledMap,
     kv_head_of,
     maps_view,
@@ -137,7 +138,7 @@ def _heads_in_detail(
         yield _costs(record, summary, screen)
     if options.maps:
         for sequence in sequences:
-            yield maps_view([(record, "")], sequence, options, screen)
+            yield maps_view([NamedLayer(record)], sequence, options, screen)
     yield from cells_view(record, heads, options, screen)
     yield strong_places(record, heads, options, screen)
 
