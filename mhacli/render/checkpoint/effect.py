@@ -81,11 +81,10 @@ def _question(record: Record, summary: EffectSummary) -> Iterator[str]:
     yield f"measured: {measured_words(record, summary)}"
     if summary.target is not None:
         yield f"without removal {shown(summary.logit, 'number')}"
-    if summary.target is not None and summary.rank is not None:
-        yield f"log probability {shown(summary.logprob, 'number')}"
-        yield (
-            f"rank {summary.rank}, the most likely" if summary.rank == 0 else f"rank {summary.rank}"
-        )
+        if summary.rank is not None:
+            yield f"log probability {shown(summary.logprob, 'number')}"
+            most_likely = ", the most likely" if summary.rank == 0 else ""
+            yield f"rank {summary.rank}{most_likely}"
     yield from dict.fromkeys(map(_removal, record.effects))
 
 
