@@ -98,14 +98,12 @@ class Run:
                 kept[name] = n_bytes
         total = sum(kept.values())
         if total > self.keep_limit:
-            limit, hint = (
-                shown(self.keep_limit, "bytes"),
-                f"--keep-limit {-(-total >> 20)}M raises the limit",
-            )
+            limit = shown(self.keep_limit, "bytes")
             message = (
                 f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {limit}"
             )
-            raise MhaError(message, hint=f"{hint}; --keep pattern takes less", code="too-large")
+            hint = f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less"
+            raise MhaError(message, hint=hint, code="too-large")
         return kept, tuple(name for name in names if name not in kept)
 
 
@@ -132,16 +130,24 @@ def require_inside(
 
 BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
-VECTORS, SMALL_BUFFERS = 16, 32 << 20
-"""Bounds for head statistics: the numbers per head, query and key, and bytes of small buffers."""
+VECTORS = 16
+"""A bound for head statistics: the numbers per head, query and key."""
+SMALL_BUFFERS = 32 << 20
+"""A bound of the bytes of their small buffers."""
 _BLOCK_CELLS = {"c": 1 << 22, "cpu": 1 << 20}
 """Cells of a block of queries with all their keys: in the compiled block, which keeps nothing else,
 and in torch's."""
-_DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 25, 256, 16
-"""Cells of all heads of a block elsewhere; and the most and fewest queries of a block on a CPU."""
-_PER_CELL, _PER_CELL_OF_C, _MASK_PER_CELL = 14, 4, 4
-"""Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a
-bias), and bytes of masks per cell and sequence."""
+_DEVICE_CELLS = 1 << 25
+"""Cells of all heads of a block elsewhere."""
+_MAX_ROWS = 256
+"""The largest number of queries of a block on a CPU."""
+_MIN_ROWS = 16
+_PER_CELL = 14
+"""A bound of the numbers per cell of a block: scores and weights, both in float64, planes of 0 and
+1, a bias."""
+_PER_CELL_OF_C = 4
+_MASK_PER_CELL = 4
+"""A bound of the bytes of masks per cell and sequence."""
 FLOAT32_BYTES = 4
 
 
@@ -165,11 +171,9 @@ def require_room(
         f"out of memory; {what}: {shown(needed(length), 'bytes')} needed,"
         f" {shown(available, 'bytes')} available"
     )
-    hint = (
-        f"{shorter.format(longest)} fits"
-        if longest
-        else "a shorter text or a smaller model needs less"
-    )
+    hint = "a shorter text or a smaller model needs less"
+    if longest:
+        hint = f"{shorter.format(longest)} fits"
     raise MhaError(message, hint=hint, code="out-of-memory")
 
 
@@ -181,17 +185,17 @@ def statistics_bytes(
     """
     n_queries, n_keys = shape
     vectors = batch * (n_heads + 1) * (n_queries + n_keys) * VECTORS * wide
-    most = SMALL_BUFFERS + vectors
-    for kind, per_cell in (
-        (("cuda", _PER_CELL),) if on_gpu else (("cpu", _PER_CELL), ("c", _PER_CELL_OF_C))
-    ):
+    per_cell_of = {"cpu": _PER_CELL, "c": _PER_CELL_OF_C}
+    if on_gpu:
+        per_cell_of = {"cuda": _PER_CELL}
+    of_blocks = 0
+    for kind, per_cell in per_cell_of.items():
         cells = n_keys * min(n_queries, rows_of_block(n_keys, kind))
-        n_blocks = min(
-            n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1
-        )
-        of_blocks = cells * n_blocks * (per_cell * wide + _MASK_PER_CELL * batch)
-        most = max(most, SMALL_BUFFERS + vectors + of_blocks)
-    return most
+        at_once = heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1
+        n_blocks = min(n_heads, at_once)
+        per_block = cells * (per_cell * wide + _MASK_PER_CELL * batch)
+        of_blocks = max(of_blocks, n_blocks * per_block)
+    return SMALL_BUFFERS + vectors + of_blocks
 
 
 def rows_of_block(n_keys: int, kind: str) -> int:
@@ -201,11 +205,9 @@ def rows_of_block(n_keys: int, kind: str) -> int:
     >>> [rows_of_block(n_keys, "cpu") for n_keys in (100, 4096, 8192, 1 << 20)]
     [256, 256, 128, 16]
     """
-    cells, most = (
-        _BLOCK_CELLS.get(kind, _DEVICE_CELLS),
-        _MOST_ROWS if kind in _BLOCK_CELLS else 2 * _MOST_ROWS,
-    )
-    return max(_LEAST_ROWS, min(most, 1 << max(0, (cells // max(1, n_keys)).bit_length() - 1)))
+    n_fitting = _BLOCK_CELLS.get(kind, _DEVICE_CELLS) // max(1, n_keys)
+    most = _MAX_ROWS if kind in _BLOCK_CELLS else 2 * _MAX_ROWS
+    return max(_MIN_ROWS, min(most, 1 << max(0, n_fitting.bit_length() - 1)))
 
 
 def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
@@ -228,29 +230,31 @@ def require_memory(
     dims, config, kept = run.dims, run.config, run.kept
     if available is None and config.device not in ("auto", "cpu"):
         return 0
-    item, wide, has_bias = ITEM_BYTES[config.dtype], dims.item_bytes, config.score_bias is not None
+    item, wide = ITEM_BYTES[config.dtype], dims.item_bytes
+    bias_bytes = 0 if config.score_bias is None else 2 * wide
     n_heads = config.n_heads if run.statistics.heads is None else len(run.statistics.heads)
     counts = [prod(shape) for shape in expected_shapes(config, dims.n_tokens).values()]
     # weights as float32 and in their dtype, and the float64 draw of the largest
-    weights = sum(counts) * (FLOAT32_BYTES + item * (item != FLOAT32_BYTES)) + 16 * max(counts)
+    per_weight = FLOAT32_BYTES if item == FLOAT32_BYTES else FLOAT32_BYTES + item
+    weights = sum(counts) * per_weight + 16 * max(counts)
     widths = 4 * dims.size("d_model") + 4 * dims.size("head·d_head") + 6 * dims.size("head·d_v")
 
     def needed(n: int) -> int:
         shorter = replace(dims, q_len=min(n, dims.q_len), k_len=min(n, dims.k_len))
-        batch, q_len, k_len = shorter.batch, shorter.q_len, shorter.k_len
+        batch = shorter.batch
+        q_len, k_len = shorter.q_len, shorter.k_len
         # token vectors (content, sum, mask of padding), projections, rotations and joined heads
         read = batch * (q_len + (k_len if dims.cross else 0)) * dims.size("d_input")
         total = BASE_BYTES + weights + (batch * (q_len + k_len) * widths + 3 * read) * item
-        if (
-            config.random is not None or config.positions == "sinusoidal"
-        ):  # made in float64 and then rounded
+        # made in float64 and then rounded
+        if config.random is not None or config.positions == "sinusoidal":
             total += 2 * read * wide + 40 * min(read, WAVES_AT_ONCE)
         # the kept arrays, those of `attend`, a bias or distances with the integers behind them, and
         # the mask
         if has_matrices:
-            of_cell = (
-                item + 4 * wide + 2 * wide * has_bias + (wide + 16) * (config.positions == "alibi")
-            )
+            of_cell = item + 4 * wide + bias_bytes
+            if config.positions == "alibi":
+                of_cell += wide + 16
             arrays, _ = run.arrays_to_keep(shorter)
             return total + sum(arrays.values()) + shorter.cells() * of_cell + batch * q_len * k_len
         # a bias and its copy without −∞; kept cells exist as tensors, as arrays, and once more
@@ -258,7 +262,7 @@ def require_memory(
         corner = kept.corner
         cells = 0 if corner is None else min(corner.n_queries, q_len) * min(corner.n_keys, k_len)
         total += batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, k_len)) * wide
-        total += 2 * shorter.cells() * wide * has_bias
+        total += shorter.cells() * bias_bytes
         return total + statistics_bytes(batch, n_heads, (q_len, k_len), wide=wide, on_gpu=on_gpu)
 
     return require_room(

@@ -173,10 +173,10 @@ def example_call(word: str) -> str:
     with the form.
     """
     try:
-        made = ast.parse(word.strip(), mode="eval").body
+        body = ast.parse(word.strip(), mode="eval").body
     except SyntaxError as fault:
         raise ValueError(f"{word[:80]!r} is no Python: {fault.msg}") from None
-    if not isinstance(made, ast.Lambda) or len(made.args.args) not in (1, 2):
+    if not isinstance(body, ast.Lambda) or len(body.args.args) not in (1, 2):
         raise ValueError(f"{word[:80]!r} is not of the form lambda m, T: m(torch.randn(2, T, 64))")
     return word
 
@@ -203,11 +203,17 @@ def _reach(word: str) -> tuple[int, ...] | None:
 
 # ---------------------------------------------------------------------------------------- the layer
 
-TEXT, LAYER, POSITIONS, MASK, DEVICE = "Text", "Attention", "Positions", "Mask and scores", "Device"
+TEXT = "Text"
+LAYER = "Attention"
+POSITIONS = "Positions"
+MASK = "Mask and scores"
+DEVICE = "Device"
 D_MODEL = "--d-model --hidden-size --embed-dim --n-embd"
 N_HEADS = "--heads --n-heads --num-heads --num-attention-heads"
 N_KV_HEADS = "--kv-heads --n-kv-heads --num-kv-heads --num-key-value-heads"
-D_HEAD, MAX_TOKENS, TOP = "--d-head --head-dim --d-k", "--max-tokens --max-length", "--top --top-k"
+D_HEAD = "--d-head --head-dim --d-k"
+MAX_TOKENS = "--max-tokens --max-length"
+TOP = "--top --top-k"
 CAUSAL_NAMES = "--causal/--no-causal --is-causal/--bidirectional"
 """Names of options; the help shows the first."""
 CAUSAL = "Mask later tokens: no token attends to a later one."
@@ -457,13 +463,10 @@ def _require_rules(full: Config) -> None:
     """Raises `UsageError` for choices that contradict each other, or that change nothing."""
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
-        given, nearest = (
-            as_option("n_kv_heads", n)
-            for n in (n_kv_heads, _nearest_divisor(full.n_heads, n_kv_heads))
-        )
-        raise UsageError(
-            f"{given} does not divide the {full.n_heads} query heads", hint=f"try {nearest}"
-        )
+        typed = as_option("n_kv_heads", n_kv_heads)
+        nearest = as_option("n_kv_heads", _nearest_divisor(full.n_heads, n_kv_heads))
+        message = f"{typed} does not divide the {full.n_heads} query heads"
+        raise UsageError(message, hint=f"try {nearest}")
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(
             f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps"
@@ -504,7 +507,10 @@ def _nearest_divisor(of: int, to: int) -> int:
 
 # ----------------------------------------------------------------------- texts, weights, checkpoint
 
-CHECKPOINT, HEADS, OUTPUT, OWN_CODE = "Checkpoint", "Heads", "Output", "Your own attention"
+CHECKPOINT = "Checkpoint"
+HEADS = "Heads"
+OUTPUT = "Output"
+OWN_CODE = "Your own attention"
 SINK_TOKENS = 4
 """The number of first tokens that `leading` counts together. Source: Xiao et al. 2023,
 "StreamingLLM", section 3.2."""

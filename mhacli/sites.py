@@ -105,9 +105,12 @@ def filled_in(template: str, f: Dims) -> str:
     `{name}` a value.
     """
     config, d_head, group = f.config, f.config.d_head or 1, f.config.heads_per_kv_head
-    scaled, c = f"{config.scale or 0:.4g} · qk", config.softcap
-    sharing = f"; each is read by {group} query heads in a row" if group > 1 else ""
-    sharing = "; all query heads read the same one" if group == config.n_heads > 1 else sharing
+    scaled, softcap = f"{config.scale or 0:.4g} · qk", config.softcap
+    sharing = ""
+    if group == config.n_heads > 1:
+        sharing = "; all query heads read the same one"
+    elif group > 1:
+        sharing = f"; each is read by {group} query heads in a row"
     slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
     values = vars(config) | {
         "normal": config.distribution == "normal",
@@ -122,8 +125,8 @@ def filled_in(template: str, f: Dims) -> str:
         "half": d_head // 2,
         "place": "place of i" if f.has_separate_positions else "i",
         "pair": f"j and j + {d_head // 2}" if config.positions == "rope" else "2j and 2j + 1",
-        "slopes": ", ".join(slopes[:4]) + ", …" * (len(slopes) > 4),
-        "scaled": scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})",
+        "slopes": ", ".join(slopes if len(slopes) <= 4 else [*slopes[:4], "…"]),
+        "scaled": (scaled if softcap is None else f"{softcap:g} · tanh({scaled} / {softcap:g})"),
         "usual_scale": d_head**-0.5,
         "kept_factor": 1 / (1 - config.dropout),
         "mask": ", ".join(mask_rules(f)) or "every key is visible",
@@ -145,16 +148,22 @@ def _first(count: int | None) -> str:
 def mask_rules(dims: Dims) -> tuple[str, ...]:
     """The rules of the mask as clauses. All must hold; a clause may name an exception."""
     config = dims.config
-    rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
+    rules: list[str] = []
+    if config.causal or config.prefix is not None:
+        rules.append("no token sees a later one")
     if config.window is not None:
         kept = f", and {_first(config.sink)}" if config.sink else ""
         rules.append(
             f"keys from {config.window[0]} left to {config.window[1]} right of the query{kept}"
         )
-    rules += [] if config.prefix is None else [f"except that all see {_first(config.prefix)}"]
-    rules += ["no token sees another document"] if dims.packed else []
-    rules += ["padding is never seen"] if dims.padded else []
-    rules += ["nothing where the score bias is −∞"] if config.score_bias is not None else []
+    if config.prefix is not None:
+        rules.append(f"except that all see {_first(config.prefix)}")
+    if dims.packed:
+        rules.append("no token sees another document")
+    if dims.padded:
+        rules.append("padding is never seen")
+    if config.score_bias is not None:
+        rules.append("nothing where the score bias is −∞")
     return tuple(rules)
 
 
@@ -181,7 +190,8 @@ def variants(dims: Dims) -> dict[str, Word]:
     used = (name for name, is_used in VARIANTS.items() if is_used(dims))
     words = {name: words_of("glossary", "variant")[name] for name in used}
     return {
-        name: replace(of, explanation=filled_in(of.explanation, dims)) for name, of in words.items()
+        name: replace(word, explanation=filled_in(word.explanation, dims))
+        for name, word in words.items()
     }
 
 
@@ -377,10 +387,8 @@ def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: Ca
     ones included, as in the explicit computation.
     """
     rows = length if cache == "none" else n_new
-    row, cells = (
-        Dims(config, batch=1, q_len=1, k_len=1),
-        Dims(config, batch, q_len=rows, k_len=length),
-    )
+    row = Dims(config, batch=1, q_len=1, k_len=1)
+    cells = Dims(config, batch, q_len=rows, k_len=length)
     of_row = sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
     return batch * rows * of_row + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
 
