@@ -15,9 +15,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
-EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
-"""The code of what went wrong in one of several processes alone, and which each of them must say of
-itself."""
+EXIT_FAILED = 1
+"""The exit code of an error of the run."""
+EXIT_USAGE = 2
+"""The exit code of an option or argument that cannot mean anything."""
+EXIT_CHECK = 3
+"""The exit code of a run whose check says no."""
 
 
 class MhaError(Exception):

@@ -80,10 +80,8 @@ def _decodable(run: Run, sequences: Sequences, prompt_len: int) -> Run:
     # the end of the last token of a prefix that an earlier one sees: a step must not split these
     needed = 0
     for text in sequences:
-        first, places = (
-            config.first_column(len(text.ids), longest),
-            places_in(text.documents, len(text.ids)),
-        )
+        first = config.first_column(len(text.ids), longest)
+        places = places_in(text.documents, len(text.ids))
         seen = [first + i for i, place in enumerate(places) if 1 <= place < (config.prefix or 0)]
         needed = max([needed, *(column + 1 for column in seen)])
     if needed > prompt_len:

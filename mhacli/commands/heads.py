@@ -40,10 +40,8 @@ _CONTROL = (
     "Add the type and the statistics of each head on random tokens, where only positions can make a"
     " type."
 )
-_ROWS, _KEYS = (
-    "Print the matrix rows of queries A to B−1.",
-    "Print the matrix columns of keys C to D−1.",
-)
+_ROWS = "Print the matrix rows of queries A to B−1."
+_KEYS = "Print the matrix columns of keys C to D−1."
 
 
 def _span(word: str | None, count: int, name: str) -> range:

@@ -27,8 +27,9 @@ from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
 from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.run import require_inside
+from mhacli.run import Run, require_inside
 from mhacli.settings import Computation, OwnCode, like, numbers, pairs, setting
+from mhacli.text.tokens import Texts
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
@@ -130,7 +131,8 @@ def trace(
         raise UsageError("--step needs a terminal to read keys from")
     options = replace(options, figure=options.figure or "walk")
     require_output(options, output)
-    run, notes = None, tuple[str, ...]()
+    run: Run | None = None
+    notes: tuple[str, ...] = ()
     target = _target({"typed": what.typed, "path": what.model.path})
     if target is not None:
         record = _walk_code(target, code, what.given, has_values=walk.values)
@@ -138,19 +140,12 @@ def trace(
         require_one_layer(what.model, "mha trace")
         run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
-            from mhacli.render.run.trace import mask_document, mask_view
-
-            with loading_torch():
-                from mhacli.layer.steps import masks_of
-            masks = masks_of(run, texts)
-            document = partial(mask_document, run.dims, texts, masks, record_command())
-            print_report(output, view=partial(mask_view, run.dims, texts, masks), json=document)
-            for text in run.notes:
-                note(text)
+            _print_mask(run, texts, output)
             return
         place = None if walk.cell is None else (walk.sequence, *walk.cell)
         if place is not None and run.model.path is None:
-            queries, keys = ([text.ids for text in of_axis or texts[0]] for of_axis in texts)
+            queries = [text.ids for text in texts.sequences]
+            keys = [text.ids for text in texts.context or texts.sequences]
             require_inside(place, run.config.n_heads, queries, keys)
         prepared, notes = start(run, ViewOptions())
         with show_activity("computing"):
@@ -171,23 +166,37 @@ def trace(
     )
 
 
-def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
+def _print_mask(run: Run, texts: Texts, output: Output) -> None:
+    """Prints the mask of a run."""
+    from mhacli.render.run.trace import mask_document, mask_view
+
+    with loading_torch():
+        from mhacli.layer.steps import masks_of
+    masks = masks_of(run, texts)
+    document = partial(mask_document, run.dims, texts, masks, record_command())
+    print_report(output, view=partial(mask_view, run.dims, texts, masks), json=document)
+    for text in run.notes:
+        note(text)
+
+
+def _print_steps(record: Record, screen: Screen, walk: Walk) -> None:
     """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block
     for each step.
     """
     from mhacli.render.run import trace
 
-    first, *steps, end = trace.walk(record, on, in_detail=walk.verbose or walk.values or walk.step)
-    draw(first, on)
+    in_detail = walk.verbose or walk.values or walk.step
+    first, *steps, end = trace.walk(record, screen, in_detail=in_detail)
+    draw(first, screen)
     for step in steps:
-        draw(step, on)
+        draw(step, screen)
         if walk.step:
             flush()
             with show_activity("(any key: next step, q: to the end)"):
                 key = typer.getchar()
             if key in ("q", "Q", "\x1b"):
                 break
-    draw(end, on)
+    draw(end, screen)
 
 
 def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_values: bool) -> Record:

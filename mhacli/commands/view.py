@@ -19,7 +19,7 @@ from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Reading, like, setting
 
 _HEAD = "Open this head first. (default: the overview of all)"
-_MOST = 1_000_000
+_MAX_NUMBER = 1_000_000
 
 
 def _record_path(typed: Sequence[str]) -> str | None:
@@ -56,8 +56,10 @@ def view(
     reading: Reading,
     output: Annotated[Output, offers(*SAVED)],
     *,
-    head: int | None = setting(None, VIEW, _HEAD, low=0, high=_MOST, common=True),
-    sequence: int = setting(0, VIEW, "Open this sequence first.", low=0, high=_MOST, common=True),
+    head: int | None = setting(None, VIEW, _HEAD, low=0, high=_MAX_NUMBER, common=True),
+    sequence: int = setting(
+        0, VIEW, "Open this sequence first.", low=0, high=_MAX_NUMBER, common=True
+    ),
     map_scale: Scale | None = like(ViewOptions, "map_scale", VIEW),
     hide_sinks: bool = like(ViewOptions, "hide_sinks", VIEW, common=True, needs=()),
 ) -> None:
@@ -69,7 +71,9 @@ def view(
         )
         raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
     library("textual", "mha view")
-    layers, path, notes, run = what.model.layers, _record_path(what.typed), tuple[str, ...](), None
+    layers, path = what.model.layers, _record_path(what.typed)
+    run = None
+    notes: tuple[str, ...] = ()
     options = ViewOptions(
         heads=None if head is None else (head,), sequences=(sequence,), layers=layers
     )

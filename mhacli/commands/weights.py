@@ -17,7 +17,7 @@ from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.io.safetensors import TensorInfo
 from mhacli.models.folder import Checkpoint, read_weights, size_of
-from mhacli.settings import OUTPUT, setting
+from mhacli.settings import OUTPUT, Config, setting
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
@@ -53,16 +53,10 @@ def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]
     or `layer` for a weights file of mha, whose `layout` is `mha`. Raises `MhaError` for a saved
     record and for damaged metadata of mha.
     """
-    saved, config = saved_metadata(checkpoint.path, checkpoint.metadata), checkpoint.config
-    if saved is not None:  # one layer, with its sizes under names that checkpoints have too
-        layer = saved.config.resolved()
-        embedding = checkpoint.tensors.get(EMBEDDING)
-        config = asdict(layer) | {
-            "n_layers": 1,
-            "vocab_size": embedding.shape[0] if embedding is not None and embedding.shape else None,
-            "n_positions": layer.max_positions if layer.positions == "learned" else None,
-            "is_decoder": True,
-        }
+    saved = saved_metadata(checkpoint.path, checkpoint.metadata)
+    config = checkpoint.config
+    if saved is not None:
+        config = _config_of_layer(saved.config.resolved(), checkpoint.tensors.get(EMBEDDING))
     tensors = tuple(checkpoint.tensors.values())
     dtypes = sorted({tensor.dtype for tensor in tensors})
     document: dict[str, Any] = {
@@ -85,13 +79,26 @@ def contents_of(checkpoint: Checkpoint, *, with_tensors: bool) -> dict[str, Any]
         "notes": [*checkpoint.notes],
     }
     if not config:
-        document["notes"] += ["no config.json is beside the file, so its heads are not known"]
+        document["notes"].append("no config.json is beside the file, so its heads are not known")
     if with_tensors:
         listed = ("name", "dtype", "shape", "n_bytes")
         document["tensors"] = [
             {name: getattr(tensor, name) for name in listed} for tensor in tensors
         ]
     return document
+
+
+def _config_of_layer(layer: Config, embedding: TensorInfo | None) -> dict[str, Any]:
+    """The config of one layer, with its sizes under names that checkpoints have too."""
+    n_tokens = None
+    if embedding is not None and embedding.shape:
+        n_tokens = embedding.shape[0]
+    return asdict(layer) | {
+        "n_layers": 1,
+        "vocab_size": n_tokens,
+        "n_positions": layer.max_positions if layer.positions == "learned" else None,
+        "is_decoder": True,
+    }
 
 
 def _totals(tensors: Sequence[TensorInfo]) -> dict[str, int]:
@@ -125,23 +132,13 @@ def _attentions(
             tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape
         ]
 
-    stacks: tuple[str, ...] = ("self",)
-    if config.get("is_encoder_decoder") is True:
-        stacks = ("encoder", "decoder", "cross")
-    elif all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
-        stacks = ("text", "vision")
-    keys, biases = (
-        named("k", "weight"),
-        "".join(letter for letter in _PROJECTIONS if named(letter, "bias")),
-    )
-    generates = config.get("is_decoder") is True or _GENERATES.search(
-        str(config.get("architectures"))
-    )
-    has_cache = (
-        generates
-        and keys
-        and len(keys) == sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
-    )
+    stacks = _stacks(config)
+    keys = named("k", "weight")
+    biases = "".join(letter for letter in _PROJECTIONS if named(letter, "bias"))
+    is_decoder = config.get("is_decoder") is True
+    generates = is_decoder or _GENERATES.search(str(config.get("architectures"))) is not None
+    n_attentions = sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
+    has_cache = generates and 0 < len(keys) == n_attentions
     for stack in stacks:
         sizes = {name: size_of(config, name, stack) for name in _SIZES}
         n_layers, _, n_kv_heads, d_head, d_v, _ = sizes.values()
@@ -150,6 +147,15 @@ def _attentions(
             cache = n_layers * n_kv_heads * (d_head + d_v) * keys[0].n_bytes // prod(keys[0].shape)
         if sizes["n_heads"] is not None:
             yield {"stack": stack, **sizes, "biases": biases, "cache_bytes": cache}
+
+
+def _stacks(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stacks of layers of a model."""
+    if config.get("is_encoder_decoder") is True:
+        return ("encoder", "decoder", "cross")
+    if all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
+        return ("text", "vision")
+    return ("self",)
 
 
 # -------------------------------------------------------------------------------------- the command
@@ -168,12 +174,12 @@ def weights(
     """Prints the contents of a checkpoint."""
     with show_activity("reading headers"):
         contents = contents_of(read_weights(path), with_tensors=tensors)
-    print_report(output, view=lambda on: contents_view(contents, on), json=lambda: contents)
+    print_report(output, view=lambda screen: contents_view(contents, screen), json=lambda: contents)
     for text in contents["notes"]:
         note(text)
 
 
-def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
+def contents_view(contents: Mapping[str, Any], screen: Screen) -> RenderableType:
     """A headline, a line per attention, dtypes, files, and the tensors of a document with
     tensors.
     """
@@ -184,10 +190,9 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
     from mhacli.render.base.format import count_of, flowing
     from mhacli.render.base.terminal import table
 
+    is_layer = contents["kind"] == "layer"
     parts = [
-        "a layer of mha"
-        if contents["kind"] == "layer"
-        else f"family {contents['family'] or 'unknown'}",
+        "a layer of mha" if is_layer else f"family {contents['family'] or 'unknown'}",
         count_of(contents["n_parameters"], "parameter"),
         count_of(contents["n_tensors"], "tensor"),
         shown(contents["n_bytes"], "bytes"),
@@ -198,11 +203,11 @@ def contents_view(contents: Mapping[str, Any], on: Screen) -> RenderableType:
         for name in ("vocabulary", "positions")
         if contents[name] is not None
     ]
-    body: list[RenderableType] = [flowing(map(visible, parts), on.width)]
+    body: list[RenderableType] = [flowing(map(visible, parts), screen.width)]
     for part, units in _COLUMNS.items():
         rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
         if rows:
-            body += [Text(), *table(Table(columns=fields(units), rows=rows), on.width)]
+            body += [Text(), *table(Table(columns=fields(units), rows=rows), screen.width)]
     return Group(Text(visible(contents["path"]), style="bold"), *body)
 
 

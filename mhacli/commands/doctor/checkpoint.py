@@ -88,22 +88,28 @@ def examine_checkpoint(
     return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
 
 
+def _layer_name(model: nn.Module, attention: str) -> str:
+    """The name of an attention's layer: `layer 3`, `cross layer 3`."""
+    kind = LayerNumbers(model).kind_of(attention)
+    numbers = re.findall(r"\.(\d+)(?=\.|$)", attention)
+    name = " ".join(["layer", *numbers[:1]])
+    return name if kind == "self" else f"{kind} {name}"
+
+
 def _health(tester: BehaviourTester, answer: Behaviour) -> HealthCheck:
     """A behaviour as a check, with the layer of the first attention whose outputs differ."""
-    at, layer = answer.at, None
-    first = None if at is None else at.module
+    at = answer.at
+    layer: str | None = None
+    message = answer.reason.removeprefix("not tried: ")
     if at is not None and at.attention is not None and tester.passes.module is not None:
-        kind, numbers = (
-            LayerNumbers(tester.passes.module).kind_of(at.attention),
-            re.findall(r"\.(\d+)(?=\.|$)", at.attention),
-        )
-        layer = " ".join([*([] if kind == "self" else [kind]), "layer", *numbers[:1]])
-        first = f"{layer} ({at.attention})"
+        layer = _layer_name(tester.passes.module, at.attention)
+        message += f"; first in {layer} ({at.attention})"
+    elif at is not None and at.module is not None:
+        message += f"; first in {at.module}"
     check = HealthCheck(
         name=answer.name,
         ok=answer.ok,
-        message=answer.reason.removeprefix("not tried: ")
-        + ("" if first is None else f"; first in {first}"),
+        message=message,
         value=answer.largest,
         tolerance=None if answer.largest is None else answer.tolerance,
         layer=layer,

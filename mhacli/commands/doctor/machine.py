@@ -32,12 +32,11 @@ def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
     names = [requested]
     if requested == "auto":
         names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
-        names += ["mps"] if torch.backends.mps.is_available() else []
+        if torch.backends.mps.is_available():
+            names.append("mps")
     for name in names:
-        device, total = (
-            choose_device(name),
-            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        )
+        device = choose_device(name)
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
         what = environment(device, name).device_name
@@ -50,36 +49,33 @@ def check_machine(
     """The checks of devices, threads and the block of statistics, and of attention in every dtype
     or one.
     """
-    found = "; ".join(
+    descriptions = "; ".join(
         f"{each['name']}: {each['what']}, {shown(each['free_bytes'], 'bytes')} free"
         for each in devices
     )
     is_unused = driver() is not None and not torch.cuda.is_available()
-    yield _row("devices", found, _UNUSED if is_unused else "")
-    n, cores, stated = torch.get_num_threads(), n_cpus(), os.environ.get("OMP_NUM_THREADS", "")
-    most = max(
-        n, int(stated) if stated.isdecimal() else 0
-    )  # more than cores are slow, but not wrong
-    message = f"{n} of {cores} cores (OMP_NUM_THREADS{'=' + stated if stated else ' is not set'})"
-    yield _row(
-        "threads",
-        message,
-        f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else "",
-        most,
-        cores,
-    )
-    yield _row(
-        "statistics",
-        f"{'torch' if c_block() is None else 'the compiled block'} computes statistics of heads",
-    )
+    yield _row("devices", descriptions, _UNUSED if is_unused else "")
+    yield _check_threads()
+    reducer = "torch" if c_block() is None else "the compiled block"
+    yield _row("statistics", f"{reducer} computes statistics of heads")
     default = torch.get_default_dtype()
     if default != torch.float32:
         message = f"torch's default dtype is {default}, not float32"
         yield _row("default dtype", message, "leave out torch.set_default_dtype")
     for device in devices:
-        for kind in [*TOLERANCES][::-1] if dtype is None else [dtype]:
+        for kind in reversed(list(TOLERANCES)) if dtype is None else (dtype,):
             if (device["name"], kind) != ("mps", "float64"):  # which MPS lacks
                 yield _check_attention(device["name"], kind, seed)
+
+
+def _check_threads() -> HealthCheck:
+    """Whether torch has no more threads than there are cores: more are slow, but not wrong."""
+    n, cores = torch.get_num_threads(), n_cpus()
+    stated = os.environ.get("OMP_NUM_THREADS", "")
+    most = max(n, int(stated)) if stated.isdecimal() else n
+    setting = f"={stated}" if stated else " is not set"
+    advice = f"set OMP_NUM_THREADS={cores}, or leave it out" if most > cores else ""
+    return _row("threads", f"{n} of {cores} cores (OMP_NUM_THREADS{setting})", advice, most, cores)
 
 
 def _row(
@@ -99,7 +95,8 @@ def _check_attention(device: str, dtype: str, seed: int) -> HealthCheck:
         3, *_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
     numbers = numbers.to(getattr(torch, dtype))
-    exact, (q, k, v) = attend(*numbers.double(), allowed=masks.causal()), numbers.to(device)
+    exact = attend(*numbers.double(), allowed=masks.causal())
+    q, k, v = numbers.to(device)
     most = TOLERANCES[dtype].output * max(1.0, float(exact.abs().max()))
     try:
         results = (

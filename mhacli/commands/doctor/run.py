@@ -61,15 +61,17 @@ class Report(Shown):
 
     def view(self, screen: Any) -> RenderableType:
         """What `mha doctor` prints on a screen."""
-        style = (
-            "bold red" if self.failed else "bold yellow" if self.having("care") else "bold green"
-        )
+        style = "bold yellow" if self.having("care") else "bold green"
+        if self.failed:
+            style = "bold red"
         legend = [f"note: {note}" for note in self.notes]
         if self.model is not None:
-            found = (
-                "the largest change of a token's output, relative to the typical size of an output"
-            )
-            legend[:0] = [f"found: {found}", f"at most: {self.model.tolerance}"]
+            legend = [
+                "found: the largest change of a token's output, relative to the typical size of an"
+                " output",
+                f"at most: {self.model.tolerance}",
+                *legend,
+            ]
         about = flowing([*map(visible, _facts(self))], screen.width, style="bold")
         checks = table(_table(self.checks), screen.width, *map(visible, legend), has_all=True)
         return Group(about, Text(), *checks, Text(), Text(visible(self.summary), style=style))
@@ -97,7 +99,8 @@ class Report(Shown):
         """The verdict in a sentence: `everything works; warnings: threads (9 pass, 1 care)`."""
         parts = [] if self.failed else ["everything works"]
         for checks, word in ((self.failed, "problems"), (self.having("care"), "warnings")):
-            parts += [f"{word}: {', '.join(check.name for check in checks)}"] if checks else []
+            if checks:
+                parts.append(f"{word}: {', '.join(check.name for check in checks)}")
         counts = Counter(check.status for check in self.checks).most_common()
         return f"{'; '.join(parts)} ({', '.join(f'{n} {status}' for status, n in counts)})"
 
@@ -129,7 +132,9 @@ def doctor(
     tokenizer, and without one the model reads random ids. Raises `MhaError` for a missing device,
     and if the model cannot be loaded or reads no text.
     """
-    began, ranges, libraries = perf_counter(), needed_ranges(), list[Mapping[str, str | None]]()
+    began = perf_counter()
+    ranges = needed_ranges()
+    libraries: list[Mapping[str, str | None]] = []
     for name in (*_REQUIRED, *_EXTRAS):
         version = None
         with suppress(metadata.PackageNotFoundError):
@@ -145,7 +150,8 @@ def doctor(
     if model is None:
         if tokenizer is not None or texts:
             hint = "add --model DIR, or a model in Python"
-            raise UsageError(f"{(*texts, tokenizer)[0]!r:.80} needs a model", hint=hint)
+            given = texts[0] if texts else tokenizer
+            raise UsageError(f"{given!r:.80} needs a model", hint=hint)
         checks, devices = _check_installation(libraries, device, dtype, seed)
         about = {
             "mha": mhacli.__version__,
@@ -196,10 +202,8 @@ def _check_installation(
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         missing = str(getattr(fault, "name", "")).partition(".")[0]
         name = missing if missing in _REQUIRED else "torch"
-        message, advice = (
-            f"it cannot be imported: {str(fault)[:200]}",
-            f"pip install --force-reinstall {name}",
-        )
+        message = f"it cannot be imported: {str(fault)[:200]}"
+        advice = f"pip install --force-reinstall {name}"
         return (*checks, HealthCheck(name, False, message, advice=advice)), ()
     devices = tuple(find_devices(device))
     return (*checks, *check_machine(devices, dtype, seed)), devices
@@ -209,20 +213,21 @@ def _check_libraries(row: str, libraries: Sequence[Mapping[str, Any]]) -> Health
     """Whether libraries have versions that mha works with. A missing extra is no fault."""
     from packaging.specifiers import SpecifierSet
 
-    found, unfit, is_fault = [], [], False
+    versions: list[str] = []
+    unfit: list[str] = []
+    is_fault = False
     for library in libraries:
         name, version = library["name"], library["version"]
-        found.append(f"{name} {version or 'missing'}")
+        versions.append(f"{name} {version or 'missing'}")
         if version is None or not SpecifierSet(library["needs"]).contains(
             version, prereleases=True
         ):
             unfit.append(name)
             is_fault = is_fault or version is not None or name in _REQUIRED
     if not unfit:
-        return HealthCheck(row, True, ", ".join(found))
-    return HealthCheck(
-        row, False if is_fault else None, ", ".join(found), advice=installing(*unfit)
-    )
+        return HealthCheck(row, True, ", ".join(versions))
+    ok = False if is_fault else None
+    return HealthCheck(row, ok, ", ".join(versions), advice=installing(*unfit))
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -249,7 +254,8 @@ def _facts(report: Report) -> list[str]:
         f"texts of {', '.join(map(str, model.lengths))} tokens",
         f"{model.n_passes} forward passes",
     ]
-    parts[2:2] = [] if model.revision is None else [f"revision {model.revision}"]
+    if model.revision is not None:
+        parts.insert(2, f"revision {model.revision}")
     return parts
 
 
