@@ -110,12 +110,10 @@ class MultiHeadAttention(nn.Module):
         ).resolved()
         self.n_heads, self.n_kv_heads = n_heads, sizes.n_kv_heads or n_heads
         self.d_head, self.d_v = sizes.d_head or 0, sizes.d_v or 0
-        self.scale, self.softcap, self.dropout, self.generator = (
-            sizes.scale,
-            softcap,
-            dropout,
-            generator,
-        )
+        self.scale = sizes.scale
+        self.softcap = softcap
+        self.dropout = dropout
+        self.generator = generator
         if sizes.layer_positions != positions:
             where = "added to the rows before the layer, and do not act inside it"
             raise UsageError(f"positions {positions!r} are {where}")
@@ -334,10 +332,10 @@ def fused(
     """Queries, keys and values by one product (keys and values, where they come from a context),
     then cut.
     """
-    q, *kv = layer.q_proj, layer.k_proj, layer.v_proj
-    products = (
-        [("qkv", x, [q, *kv])] if context is None else [("q_proj", x, [q]), ("kv", context, kv)]
-    )
+    q, kv = layer.q_proj, [layer.k_proj, layer.v_proj]
+    products = [("qkv", x, [q, *kv])]
+    if context is not None:
+        products = [("q_proj", x, [q]), ("kv", context, kv)]
     flat: list[Tensor] = []
     for name, rows, projections in products:
         biases: list[Tensor] = [
@@ -632,27 +630,26 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
     attention = new_attention(config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
     if saved is not None and not allow_nonfinite:
-        found = probe(LayerWeights(embedding, attention, table), saved.config.resolved())
-        for name, a in found.items():
+        outputs = probe(LayerWeights(embedding, attention, table), saved.config.resolved())
+        for name, a in outputs.items():
             b, weight = saved.probe.get(name, ()), _PROBED.get(name, f"{name}_proj.weight")
-            differences = (
-                [abs(x - y) for x, y in zip(a, b, strict=True)] if len(a) == len(b) else [math.inf]
-            )
+            differences = [math.inf]
+            if len(a) == len(b):
+                differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
             if max(differences, default=0.0) > PROBE_TOLERANCE * max([1e-30, *map(abs, b)]):
                 fault = (
                     f"{weight} does not give the stored probe outputs: they differ by"
                     f" {max(differences):.3g}"
                 )
-                hint, of = (
-                    "the weights were changed after saving; a transposed square matrix causes this",
-                    file.path,
+                hint = (
+                    "the weights were changed after saving; a transposed square matrix causes this"
                 )
                 raise MhaError(
-                    f"{of}: {fault}",
+                    f"{file.path}: {fault}",
                     hint=hint,
                     code="probe-mismatch",
                     exit_code=EXIT_CHECK,
-                    path=of,
+                    path=file.path,
                 )
     dtype = getattr(torch, config.dtype)
     table = table.to(dtype) if table is not None and config.positions == "learned" else None

@@ -35,11 +35,11 @@ LARGE_ON_DEVICE = 512.0
 _SHARP = 8.0
 """Scores from which they are taken relative to the largest of their query. Below, 2^score is far
 from overflow, and entropy loses no more by the difference of two sums."""
-_MOST = 1e25
+_MAX_DISTINCT_SCORE = 1e25
 """A score beyond which float32 distinguishes nothing: then weights are NaN."""
-_MOST_LSE = 1e8
+_MAX_EXACT_LSE = 1e8
 """The size of a log-sum-exp beyond which float64 does not give a weight by it within 1e-7."""
-_MOST_BITS = 100.0
+_MAX_SINK_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from
 overflow."""
 
@@ -157,7 +157,7 @@ class ScoredAttention(_Attention):
             k.to(out.dtype).mT,
             self.scale * (LOG2_E if is_plain else 1.0),
         )
-        if abs(factor) > _MOST:  # which may be no number of the dtype
+        if abs(factor) > _MAX_DISTINCT_SCORE:  # which may be no number of the dtype
             q, factor = q * factor, 1.0
         product(q, k, out, factor)
         if is_plain:
@@ -200,9 +200,9 @@ class ScoredAttention(_Attention):
         if size > large(out.device) and out.dtype != exact:
             wide = torch.empty_like(out, dtype=exact)
             known = largest_in(wide)
-        reference = torch.where(known.abs() < _MOST, known, torch.nan).to(exact)
+        reference = torch.where(known.abs() < _MAX_DISTINCT_SCORE, known, torch.nan).to(exact)
         if sink is not None:
-            reference = torch.maximum(reference, sink - _MOST_BITS)
+            reference = torch.maximum(reference, sink - _MAX_SINK_BITS)
         out.copy_(wide.sub_(reference.to(wide.dtype)))
         return reference
 
@@ -227,12 +227,16 @@ class ScoredAttention(_Attention):
         log-sum-exp of these queries' scores; of scores that are so large that it is too coarse, by
         that of the same products. As many keys as there are, are all.
         """
-        is_coarse = len(lse) > 0 and float(lse.abs().amax()) > _MOST_LSE
+        is_coarse = len(lse) > 0 and float(lse.abs().amax()) > _MAX_EXACT_LSE
         of_all = torch.arange(self.k.shape[2], device=keys.device) if is_coarse else keys
-        visible, given = self.visible(queries, of_all), None if is_coarse else lse
-        weights = self._cells(
-            batch_head, queries, of_all, visible, dtype=exact_dtype(self.q.device), lse=given
-        )[2]
+        _, _, weights = self._cells(
+            batch_head,
+            queries,
+            of_all,
+            self.visible(queries, of_all),
+            dtype=exact_dtype(self.q.device),
+            lse=None if is_coarse else lse,
+        )
         return weights[:, keys] if is_coarse else weights
 
     def matrices(self) -> dict[str, Tensor]:
@@ -241,9 +245,8 @@ class ScoredAttention(_Attention):
         """
         (batch, n_heads, n_queries, n_keys), device = self.shape, self.q.device
         shown = torch.promote_types(self.q.dtype, torch.float32)
-        made = {
-            name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")
-        }
+        names = ("qk", "scores", "pattern")
+        matrices = {name: self.q.new_empty(self.shape, dtype=shown) for name in names}
         queries, keys = (torch.arange(n, device=device) for n in (n_queries, n_keys))
         visible = self.visible(queries, keys)
         for batch_head in pairs(range(batch), range(n_heads)):
@@ -251,9 +254,9 @@ class ScoredAttention(_Attention):
             largest = rows[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
             if self.dtype != exact_dtype(device) and bool((largest > large(device)).any()):
                 rows = self._cells(batch_head, queries, keys, visible, dtype=torch.float64)
-            for matrix, row in zip(made.values(), rows, strict=True):
+            for matrix, row in zip(matrices.values(), rows, strict=True):
                 matrix[batch_head] = row
-        return made | {"allowed": self._visible_in(made["pattern"])}
+        return matrices | {"allowed": self._visible_in(matrices["pattern"])}
 
     def _cells(
         self,
@@ -270,22 +273,19 @@ class ScoredAttention(_Attention):
         −∞.
         """
         batch, head = batch_head
-        q, k = (
-            self.q[batch, head, queries],
-            self.k[batch, head // (self.shape[1] // self.n_kv_heads)],
-        )
-        k = k if len(keys) == len(k) else k[keys]
+        q = self.q[batch, head, queries]
+        k = self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
+        if len(keys) < len(k):
+            k = k[keys]
         qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~plane_of(visible, batch, head)
-        scores = self._finish((qk * self.scale)[None], batch, range(head, head + 1), queries, keys)[
-            0
-        ]
+        scaled = (qk * self.scale)[None]
+        (scores,) = self._finish(scaled, batch, range(head, head + 1), queries, keys)
         if lse is None:
             lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
         rows = lse.to(dtype)
         if self.sink_logits is not None:
-            rows = torch.logaddexp(
-                rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(dtype)
-            )
+            sinks = self.sink_logits.expand(self.shape[:3])[batch, head, queries]
+            rows = torch.logaddexp(rows, sinks.to(dtype))
         return qk, scores, (scores - rows[:, None]).exp_().masked_fill_(hidden, 0.0)
 
 

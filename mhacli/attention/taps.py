@@ -72,7 +72,7 @@ def owner_of(tensor: Tensor, site: str, owners: dict[int, str]) -> str | None:
 
 
 def step_of(site: str, tensor: Tensor, *, is_view: bool = False, **described: Any) -> Step:
-    """A step of a trace, of which the tensor gives the measures. `described` are the other fields
+    """A step of a trace, measured on its tensor. `described` are the other fields
     of `Step`.
     """
     return Step(
@@ -126,8 +126,10 @@ def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     """
     bad = ~qk.isfinite()
     heads = bad.flatten(2).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
-    products = f"the dot products q·k of head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
-    name, bad = (products, bad) if heads else ("the output", ~out.isfinite())
+    name = f"the dot products q·k of {'head' if len(heads) == 1 else 'heads'}"
+    name += f" {', '.join(map(str, heads))}"
+    if not heads:
+        name, bad = "the output", ~out.isfinite()
     if bad.any():
         raise not_finite(f"{int(bad.sum())} numbers of {name} are NaN or Inf in {dtype}", dtype)
 
@@ -145,7 +147,9 @@ def not_finite(message: str, dtype: str) -> MhaError:
 
 
 TOTAL = "total"
-MIN_RUNS, DEFAULT_RUNS, DEFAULT_BUDGET_S = 2, 5, 1.0
+MIN_RUNS = 2
+DEFAULT_RUNS = 5
+DEFAULT_BUDGET_S = 1.0
 
 
 class Stopwatch:

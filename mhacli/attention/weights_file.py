@@ -88,19 +88,19 @@ def read_layer_file(
                 f"leave out {as_option(name, given[name])}, which contradicts {path}: it {has}"
             )
     config = replace(config, **given).resolved()
-    found = {name: info.shape for name, info in file.tensors.items()}
-    expected = expected_shapes(config, found[EMBEDDING][0] if found.get(EMBEDDING) else 0)
-    if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    expected = expected_shapes(config, shapes[EMBEDDING][0] if shapes.get(EMBEDDING) else 0)
+    if POSITION_EMBEDDING in shapes:  # of any number of positions where they are not used
         expected.setdefault(
-            POSITION_EMBEDDING, (*found[POSITION_EMBEDDING][:1], config.d_input or config.d_model)
+            POSITION_EMBEDDING, (*shapes[POSITION_EMBEDDING][:1], config.d_input or config.d_model)
         )
     faults = [
-        f"{name} {list(shape)} is {list(found[name]) if name in found else 'missing'}"
+        f"{name} {list(shape)} is {list(shapes[name]) if name in shapes else 'missing'}"
         for name, shape in expected.items()
-        if found.get(name) != shape
+        if shapes.get(name) != shape
     ]
     faults += [
-        f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())
+        f"{shown_name(name)} is not expected" for name in sorted(shapes.keys() - expected.keys())
     ]
     if faults:
         raise bad_file(
@@ -112,18 +112,14 @@ def read_layer_file(
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a layer's tensors by name."""
     size = Dims(config, batch=0, q_len=0, k_len=0).size
-    d_input, widths = (
-        size("d_input"),
-        {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"},
-    )
+    d_input = size("d_input")
+    widths = {"q": "head·d_head", "k": "kv_head·d_head", "v": "kv_head·d_v"}
     matrices = {letter: (size(width), d_input) for letter, width in widths.items()}
-    matrices |= {"o": (config.d_model, size("head·d_v"))} if config.out_proj else {}
+    if config.out_proj:
+        matrices["o"] = (config.d_model, size("head·d_v"))
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (n_tokens, d_input)}
-    shapes |= (
-        {POSITION_EMBEDDING: (config.max_positions, d_input)}
-        if config.positions == "learned"
-        else {}
-    )
+    if config.positions == "learned":
+        shapes[POSITION_EMBEDDING] = (config.max_positions, d_input)
     shapes |= {f"{letter}_proj.weight": shape for letter, shape in matrices.items()}
     return shapes | (
         {f"{letter}_proj.bias": shape[:1] for letter, shape in matrices.items()}
@@ -215,10 +211,8 @@ def read_bias_file(where: str, dims: Dims) -> tuple[TensorFile, str]:
             file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}"
         )
     _require_floats(file, name)
-    shape, whole = (
-        file.tensors[name].shape,
-        (dims.batch, dims.config.n_heads, dims.q_len, dims.k_len),
-    )
+    shape = file.tensors[name].shape
+    whole = (dims.batch, dims.config.n_heads, dims.q_len, dims.k_len)
     sizes = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):
         message = f"tensor {shown_name(name)} of shape {list(shape)} does not broadcast"

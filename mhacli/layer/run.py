@@ -93,18 +93,24 @@ class Setup:
         if the device is missing, if the run, with matrices or without, does not fit into its
         memory, or if the weights do not fit the vocabulary.
         """
-        config, dims, device = request.config, request.dims, choose_device(request.config.device)
+        config, dims = request.config, request.dims
+        device = choose_device(config.device)
         free, on_gpu = free_bytes(device), device.type != "cpu"
         self.peak_bytes = require_memory(request, free, has_matrices=has_matrices, on_gpu=on_gpu)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.request, self.texts, self.dims, self.device = request, texts, dims, device
+        self.request = request
+        self.texts = texts
+        self.dims = dims
+        self.device = device
         self.config = replace(config, device=str(device))
         self.layer = layer_of(request).to(device)
         self.axes = axes = make_axes(request, texts, device)
         self.queries = _tokens(axes.queries, dims)
         self.context = None if axes.is_self else _tokens(axes.keys, dims)
-        self.allowed, self.random, self.bias = make_mask(axes, dims), None, None
+        self.allowed = make_mask(axes, dims)
+        self.random: Tensor | None = None
+        self.bias: Tensor | None = None
         if config.random is not None:
             shape = (*config.random, config.d_input or config.d_model)
             generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
@@ -115,15 +121,14 @@ class Setup:
             file, name = read_bias_file(config.score_bias, dims)
             stored = load(file.data)[name]
             bias = stored.to(torch.promote_types(getattr(torch, config.dtype), torch.float32))
-            if (
-                not request.allow_nonfinite
-            ):  # a number that overflows to −∞ in the dtype is refused too
+            # a number that overflows to −∞ in the dtype is refused too
+            if not request.allow_nonfinite:
                 require_finite_weights({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
             self.bias = bias.to(device)
 
-    def record(self, **found: Any) -> Record:
-        """The record of the texts, which says what was requested and where it ran. `found` are the
-        fields of the results.
+    def record(self, **results: Any) -> Record:
+        """The record of the texts, which says what was requested and where it ran. `results` are
+        the other fields.
         """
         request, (sequences, context) = self.request, self.texts
         return Record(
@@ -134,12 +139,12 @@ class Setup:
             vocabulary=request.vocabulary,
             environment=environment(self.device, request.config.device),
             weights=None if request.weights is None else request.weights.path,
-            **found,
+            **results,
         )
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
-        """The output of one forward pass by one of `ROUTES`, of which `per-head` adds up the
-        outputs of the heads. Reproducible: dropout starts from the seed.
+        """The output of one forward pass by one of `ROUTES`; `per-head` adds up the outputs of the
+        heads. Reproducible: dropout starts from the seed.
         """
         layer = self.layer.attention
         layer.generator = torch.Generator(self.device).manual_seed(self.config.seed)
@@ -178,10 +183,8 @@ class Setup:
         q, k, v, at = self.read(tap)
         allowed, biases = self.allowed, list[Bias]()
         if self.config.positions == "alibi":
-            slopes, rows = (
-                alibi_slopes(self.config.n_heads),
-                [torch.atleast_2d(places) for places in at],
-            )
+            slopes = alibi_slopes(self.config.n_heads)
+            rows = [torch.atleast_2d(places) for places in at]
             wide = torch.promote_types(q.dtype, torch.float32)
 
             def distance(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -244,7 +247,8 @@ def layer_of(request: Run) -> LayerWeights:
     """The layer with the weights of a file, or new ones from the seed. Raises `MhaError` if they do
     not fit the vocabulary.
     """
-    config, source, n_tokens = request.config, request.weights, len(request.vocabulary)
+    config, source = request.config, request.weights
+    n_tokens = len(request.vocabulary)
     if source is None:
         return new_layer(config, n_tokens)
     layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
@@ -264,17 +268,18 @@ def layer_of(request: Run) -> LayerWeights:
 
 def make_axes(request: Run, texts: Texts, device: torch.device) -> Axes:
     """The texts of a run on the query and key axes."""
-    config, ids = request.config, {token: i for i, token in enumerate(request.vocabulary)}
-    queries, keys = (Axis.of(of_axis or texts[0], config.padding, device) for of_axis in texts)
+    config = request.config
+    ids = {token: i for i, token in enumerate(request.vocabulary)}
+    queries = Axis.of(texts.sequences, config.padding, device)
+    keys = Axis.of(texts.context or texts.sequences, config.padding, device)
     return Axes(queries, keys, not request.dims.cross, lambda word: ids.get(word, -1), config.dtype)
 
 
 def _tokens(axis: Axis, dims: Dims) -> Tokens:
     """The tokens on an axis. There is one row of positions for all texts if they begin together."""
-    places = axis.filled(axis.places, 0)
-    places = (
-        places if dims.has_separate_positions else torch.arange(axis.length, device=axis.device)
-    )
+    places = torch.arange(axis.length, device=axis.device)
+    if dims.has_separate_positions:
+        places = axis.filled(axis.places, 0)
     return Tokens(axis.filled(axis.ids, -1), places)
 
 
@@ -343,10 +348,11 @@ def inspect(
             f"config is no mhacli.Config: {config!r:.60}", hint="mhacli.Config(n_heads=2)"
         )
     config = (config or Config()).resolved()
-    given, others = (
-        given_texts(() if each is None else each, "mhacli.inspect") for each in (text, context)
+    texts, vocabulary, _ = encode(
+        given_texts(() if text is None else text, "mhacli.inspect"),
+        config,
+        context=given_texts(() if context is None else context, "mhacli.inspect"),
     )
-    texts, vocabulary, _ = encode(given, config, context=others)
     request = Run(dims=dims_of(config, texts, n_tokens=len(vocabulary)), vocabulary=vocabulary)
     return record_run(Setup(request, texts))[0]
 
@@ -390,10 +396,11 @@ def make_record(
     Raises `MhaError` for numbers that are not finite, and `UsageError` for an array of a site that
     the run does not have.
     """
-    request, found = setup.request, {site: tensor.cpu() for site, tensor in tensors.items()}
-    found |= {_OTHER_NAMES[site]: found[site] for site in tensors if site in _OTHER_NAMES}
+    request = setup.request
+    by_name = {site: tensor.cpu() for site, tensor in tensors.items()}
+    by_name |= {_OTHER_NAMES[site]: by_name[site] for site in tensors if site in _OTHER_NAMES}
     if not request.allow_nonfinite:
-        require_finite(found["qk"], found["out"], setup.config.dtype)
+        require_finite(by_name["qk"], by_name["out"], setup.config.dtype)
     timings = time_stages(again, seconds, setup.device, request.repeat)
     for name in request.keep or ():
         if name not in tensors:
@@ -401,33 +408,30 @@ def make_record(
             raise UsageError(
                 f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}"
             )
-    found |= {"weights": found.get("dropped", found["pattern"]), "allowed": setup.visible().cpu()}
-    allowed, scores, pattern = (
-        masks.from_tensor(found["allowed"]),
-        found["scores"],
-        found["pattern"],
+    by_name["weights"] = by_name.get("dropped", by_name["pattern"])
+    by_name["allowed"] = setup.visible().cpu()
+    allowed, pattern = masks.from_tensor(by_name["allowed"]), by_name["pattern"]
+    attention = GivenAttention(
+        weights=pattern, scores=by_name["scores"], allowed=allowed, wide=True
     )
-    attention = GivenAttention(weights=pattern, scores=scores, allowed=allowed, wide=True)
     of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
     reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
-    (kept, left_out), entropy = request.arrays_to_keep(setup.dims), reduced.statistics["entropy"]
-    derived = {
-        "allowed": found["allowed"],
-        "entropy": entropy,
+    kept, left_out = request.arrays_to_keep(setup.dims)
+    arrays = {
+        **{name: by_name[name] for name in kept},
+        "allowed": by_name["allowed"],
+        "entropy": reduced.statistics["entropy"],
         "strongest_key": strongest_key(pattern),
     }
     record = setup.record(
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
         heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
         timings=timings,
-        self_check=_self_check(setup, found),
+        self_check=_self_check(setup, by_name),
         not_kept=left_out,
-        arrays={
-            name: to_array(tensor)
-            for name, tensor in ({n: found[n] for n in kept} | derived).items()
-        },
+        arrays={name: to_array(tensor) for name, tensor in arrays.items()},
     )
-    return record, found
+    return record, by_name
 
 
 def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
@@ -439,8 +443,8 @@ def _self_check(setup: Setup, tensors: Mapping[str, Tensor]) -> SelfCheck:
     """
     weights, out = tensors["weights"], tensors["out"]
     of_layer = setup.layer.tensors()
-    given = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
-    w, b = (None if tensor is None else tensor.cpu().double() for tensor in given)
+    projection = (of_layer.get(f"o_proj.{part}") for part in ("weight", "bias"))
+    w, b = (None if tensor is None else tensor.cpu().double() for tensor in projection)
     v = per_query_head(tensors["v"], setup.config.n_heads).double()
     block = max(1, _BLOCK_CELLS // (weights.shape[0] * weights.shape[1] * weights.shape[3]))
     error, magnitude = 0.0, 0.0

@@ -50,18 +50,23 @@ def walk(
     record, tensors = record_run(setup, route=route, values=values)
     if place is None:
         return record
-    (sequence, _, query, key), axes, config = place, setup.axes, setup.config
+    sequence, _, query, key = place
+    axes, config = setup.axes, setup.config
     at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
-    used = {
-        name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k", "v")
-    }  # after any rotation
-    heads = {name: per_query_head(tensor, config.n_heads) for name, tensor in used.items()}
-    given = {
-        "scale": config.scale or 0.0,
-        "softcap": config.softcap,
-        "parts": tuple(_parts(setup, tensors, place, at)),
-    }
-    return replace(record, cell=cell_of(axes, place, at, {**tensors, **heads}, **given))
+    heads = {}
+    for name in ("q", "k", "v"):
+        after_rotation = tensors.get(f"{name}_rot", tensors[name])
+        heads[name] = per_query_head(after_rotation, config.n_heads)
+    cell = cell_of(
+        axes,
+        place,
+        at,
+        {**tensors, **heads},
+        scale=config.scale or 0.0,
+        softcap=config.softcap,
+        parts=tuple(_parts(setup, tensors, place, at)),
+    )
+    return replace(record, cell=cell)
 
 
 # ----------------------------------------------------------------------------------------- one cell
@@ -77,7 +82,8 @@ def cell_of(
     """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head,
     and as `weights` the weights after any dropout. `described` are the other fields of `Cell`.
     """
-    (b, h, query, key), (i, j) = place, at
+    b, h, query, key = place
+    i, j = at
     first, allowed = axes.keys.first(b), tensors["allowed"]
     keys = slice(first, first + len(axes.keys.ids[b]))
     names = ("q", "k", "v", "qk", "scores", "pattern", "weights", "z")
@@ -107,8 +113,10 @@ def _parts(
     """The terms of the score before the mask, in float64. Up to rounding they add up to the
     score.
     """
-    (b, h, query, key), (i, j), config = place, at, setup.config
-    scale, softcap, kv_head = config.scale or 0.0, config.softcap, h // config.heads_per_kv_head
+    b, h, query, key = place
+    i, j = at
+    config, scale, softcap = setup.config, setup.config.scale or 0.0, setup.config.softcap
+    kv_head = h // config.heads_per_kv_head
 
     def scaled_product(q: Tensor, k: Tensor) -> float:
         return scale * float(q[b, h, i].double() @ k[b, kv_head, j].double())
@@ -133,8 +141,8 @@ def _parts(
         name = f"−slope {slope:.4g} · distance {round(-value / slope)}"
         yield ScorePart(name, "position", finite(value), added=True)
     if "bias" in tensors:
-        given = tensors["bias"][b, h, i, j].item()
-        yield ScorePart("the bias of the file", "given", finite(given), added=True)
+        value = tensors["bias"][b, h, i, j].item()
+        yield ScorePart("the bias of the file", "given", finite(value), added=True)
 
 
 def _products(
@@ -246,9 +254,12 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
     `MhaError` as `inspect` does.
     """
     setup = Setup(request, texts)
-    x, full, config = setup.rows(setup.queries), setup.run(), setup.config
-    begun = [(setup.axes.queries.first(b), text.tokens) for b, text in enumerate(texts[0])]
-    whole, seen, steps = dict[str, Tensor](), dict[str, Tensor](), list[Step]()
+    config = setup.config
+    x, full = setup.rows(setup.queries), setup.run()
+    begun = [(setup.axes.queries.first(b), text.tokens) for b, text in enumerate(texts.sequences)]
+    whole: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+    steps: list[Step] = []
 
     def take(site: str, tensor: Tensor, **where: Any) -> None:
         (start, end), past = where["span"], where["past"]
@@ -259,7 +270,10 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
             into = whole.setdefault(name, rows.new_full(shape, _ROWS.get(name, 0.0)))
             into[..., start:end, : rows.shape[-1]] = rows
         whole["v"] = seen["v"] if past is None else past.v
-        new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
+        projection = ""
+        if config.out_proj:
+            projection = " W_oᵀ + b_o" if config.bias else " W_oᵀ"
+        new, known = _span(start, end), _span(0, end)
         step = decode_step(
             config,
             (start, end),
@@ -274,9 +288,7 @@ def decode(request: Run, texts: Texts, *, cache: CacheKind, prompt_len: int) -> 
                 tokens[max(0, start - begin) : max(0, end - begin)] for begin, tokens in begun
             ),
             site=f"step {len(steps)}",
-            formula=(
-                f"out = softmax(scale · q[{new}] k[{_span(0, end)}]ᵀ) v[{_span(0, end)}]{words}"
-            ),
+            formula=f"out = softmax(scale · q[{new}] k[{known}]ᵀ) v[{known}]{projection}",
             flops=step_flops(config, batch=len(tensor), n_new=end - start, length=end, cache=cache),
         )
         steps.append(step)
@@ -299,7 +311,8 @@ def _run_steps(
     """Runs all steps over the token vectors of a text. The tap receives each output as `step N`,
     and the tap `inside` the tensors of the layer.
     """
-    layer, bias, past = setup.layer.attention, setup.bias, None
+    layer, bias = setup.layer.attention, setup.bias
+    past: KvCache | None = None
     batch, length, _ = x.shape
     if cache != "none":
         past = KvCache.empty(layer, batch, room=length if cache == "preallocated" else 0)
@@ -307,16 +320,16 @@ def _run_steps(
         bias = bias.expand(*bias.shape[:-2], length, length)
     for number, (start, end) in enumerate(spans_of(prompt_len, length)):
         first = 0 if past is None else start
-        given: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "places": setup.queries.places[..., first:end],
             "bias": None if bias is None else bias[..., first:end, :end],
             "tap": inside,
         }
         if past is None:
-            out = layer(x[:, :end], allowed=setup.allowed, **given)[0][:, start:]
+            out = layer(x[:, :end], allowed=setup.allowed, **keywords)[0][:, start:]
         else:
             allowed = masks.shifted(setup.allowed or masks.causal(), start)
-            out, _, past = layer.decode(x[:, start:end], past, allowed=allowed, **given)
+            out, _, past = layer.decode(x[:, start:end], past, allowed=allowed, **keywords)
         tap(f"step {number}", out, span=(start, end), past=past)
 
 
@@ -348,13 +361,10 @@ def decode_step(
     """A step of the trace that attends to `n_keys` keys, with the `outputs` of the step and of a
     full pass. `described` are other fields of `Step`.
     """
-    (start, end), (out, full) = span, outputs
-    batch, n_new, n_heads, n_kv_heads = (
-        len(out),
-        end - start,
-        config.n_heads,
-        config.n_kv_heads or config.n_heads,
-    )
+    start, end = span
+    out, full = outputs
+    batch, n_new = len(out), end - start
+    n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
     n_rows, token = (end, 0) if cache == "none" else (n_new, batch * token_bytes(config))
     entry = CacheStep(
         phase="prefill" if start < prompt_len else "decode",
@@ -370,13 +380,11 @@ def decode_step(
         cache_bytes=cache_bytes,
         max_abs_difference=finite(largest_difference(out, full[:, start:end])),
     )
+    new = "the prompt at once" if start < prompt_len else "one new token"
     return step_of(
         tensor=out,
         axes=("batch", "query", "d_model" if config.out_proj else "head·d_v"),
-        meaning=(
-            f"{'the prompt at once' if start < prompt_len else 'one new token'} over {n_keys} keys"
-            " and values"
-        ),
+        meaning=f"{new} over {n_keys} keys and values",
         cache=entry,
         **described,
     )

@@ -152,10 +152,10 @@ def find_spans(
             spans[name] = chat[name]
         elif _is_expression(value):
             try:
-                found = _compiled(name, value).finditer(
+                matches = _compiled(name, value).finditer(
                     text, timeout=max(1e-3, ends - process_time())
                 )
-                spans[name] = tuple(match.span() for match in found if match.end() > match.start())
+                spans[name] = tuple(m.span() for m in matches if m.end() > m.start())
             except TimeoutError:
                 message = f"--span {name}={value} takes longer than {LIMIT_S:g} seconds to search"
                 hint = "nested repetitions such as (a+)+ can take forever"

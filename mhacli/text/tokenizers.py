@@ -582,36 +582,25 @@ def encode(
     truncates texts; without it, a text with too many tokens is refused. Raises `MhaError` for texts
     with no tokens or too many, and `UsageError` if texts and contexts do not match.
     """
+    _require_texts(texts, context, config)
     if config.random is not None:
-        if texts or context:
-            raise UsageError(
-                "--random takes random vectors in place of text: leave out --random or the text"
-            )
         return _random_positions(*config.random, config)
-    if not texts:
-        raise UsageError("no text is given", hint='try "the cat sat on the mat"')
-    if config.needs_order and context:
-        order = "a context has no order relative to the text"
-        raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
     tokenizer = make_tokenizer(config, max_token_len)
     fixed = tokenizer.vocabulary
     if fixed is not None and vocabulary is not None and fixed.tokens != vocabulary.tokens:
         raise UsageError(
             f"leave out --vocab, which contradicts {config.tokenizer} with its own vocabulary"
         )
-    notes: list[str] = []
-    cut = []
-    for kind, given in (("text", texts), ("context", context)):
-        for i, text in enumerate(given):
-            name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
-            sequence, of_text = _tokens_of(tokenizer, text, config, max_tokens, name)
-            cut.append(sequence)
-            notes += of_text
+    named = [*_named("text", texts), *_named("context", context)]
+    cut = [_tokens_of(tokenizer, text, config, max_tokens, name) for name, text in named]
+    notes = [note for _, of_text in cut for note in of_text]
     used = fixed or vocabulary
     if used is None:
-        used = vocabulary_of(token for sequence in cut for token in sequence.tokens)
-    cut = [replace(each, ids=each.ids or used.ids(each.tokens)) for each in cut]
-    sequences, keys = cut[: len(texts)], of_each(cut[len(texts) :], len(texts), "--context")
+        used = vocabulary_of(token for sequence, _ in cut for token in sequence.tokens)
+    every = [
+        replace(sequence, ids=sequence.ids or used.ids(sequence.tokens)) for sequence, _ in cut
+    ]
+    sequences, keys = every[: len(texts)], of_each(every[len(texts) :], len(texts), "--context")
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     _require_same_documents(sequences, keys)
     known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
@@ -621,6 +610,26 @@ def encode(
             f" {UNKNOWN}"
         )
     return Encoded(Texts(tuple(sequences), tuple(keys) or None), used.tokens, tuple(notes))
+
+
+def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
+    """Raises `UsageError` for texts that a config does not take."""
+    if config.random is not None:
+        if texts or context:
+            raise UsageError(
+                "--random takes random vectors in place of text: leave out --random or the text"
+            )
+    elif not texts:
+        raise UsageError("no text is given", hint='try "the cat sat on the mat"')
+    elif config.needs_order and context:
+        order = "a context has no order relative to the text"
+        raise UsageError(f"--{config.needs_order} does not work with --context: {order}")
+
+
+def _named(kind: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The texts with their names in messages: `the text`, or `text 0`, `text 1` of several."""
+    for i, text in enumerate(texts):
+        yield f"the {kind}" if len(texts) == 1 else f"{kind} {i}", text
 
 
 def _random_positions(batch: int, length: int, config: Config) -> Encoded:

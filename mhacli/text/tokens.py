@@ -109,7 +109,7 @@ def places(n: int) -> TokenSequence:
 
 
 def behind(n: int, text: TokenSequence) -> TokenSequence:
-    """A text behind `n` tokens of which only the positions are known. Their ids are −1, which is no
+    """A text behind `n` tokens whose positions alone are known. Their ids are −1, which is no
     token's.
     """
     tokens = (*places(n).tokens, *text.tokens)
@@ -117,7 +117,7 @@ def behind(n: int, text: TokenSequence) -> TokenSequence:
 
 
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:
-    """A sequence of which only the ids are known; each id is its token's text."""
+    """A sequence whose ids alone are known; each id is its token's text."""
     names = tuple(map(str, ids))
     ends = list(accumulate((len(name) + 1 for name in names), initial=0))
     spans = tuple((start, end - 1) for start, end in pairwise(ends))
