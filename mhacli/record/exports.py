@@ -121,10 +121,8 @@ class EffectTable(tuple[Effect, ...], Table):
 
     def __repr__(self) -> str:
         """The number of removals, and how to make a table."""
-        return (
-            f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others"
-            " make a table>"
-        )
+        removals = "removal" if len(self) == 1 else "removals"
+        return f"<EffectTable: {len(self)} {removals}; to_polars() and others make a table>"
 
     def columns(self) -> Columns:
         """The columns by name."""

@@ -40,13 +40,20 @@ WORTH_NAMING = 0.05
 """The least excess for naming the nearest type of a mixed head."""
 NEAR = 8
 """The distance in tokens up to which attention counts as local."""
-SINK_LIFT, SINK_PART, SINK_QUERIES = 3.0, 0.5, 8
-"""The thresholds of `is_sink`: `SINK_SHARE` of all attention, the least multiple of uniform
-attention, the fraction of the queries seeing a key that must give it that much, and the least
-number of such queries. Source: Gu et al. 2024, "When Attention Sink Emerges in Language Models"
-(the mean weight of a key over the queries that see it, above a threshold); here relative to uniform
-attention, which is large for early keys of a causal text; Xiao et al. 2023, section 3.1."""
-MAX_SINKS, MAX_LARGEST = 8, 5
+SINK_LIFT = 3.0
+"""The least multiple of uniform attention that counts as attending to a sink."""
+SINK_PART = 0.5
+"""The fraction of the queries that see a sink and must attend to it."""
+SINK_QUERIES = 8
+"""The least number of queries that see a sink.
+
+The thresholds of `is_sink` are these, and `SINK_SHARE` of all attention. Source: Gu et al. 2024,
+"When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see
+it, above a threshold); here relative to uniform attention, which is large for early keys of a
+causal text; Xiao et al. 2023, section 3.1.
+"""
+MAX_SINKS = 8
+MAX_LARGEST = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,21 +114,17 @@ class Record(Shown):
 
     def __repr__(self) -> str:
         """One line on what was inspected."""
-        model = (
-            ""
-            if self.model is None
-            else f" of {visible(self.model.path)}, {len(self.layers)} layers"
-        )
-        n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
-        parts = [
-            f"{len(self.heads)} heads",
-            f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens",
-        ]
-        parts += [f"{len(self.effects)} effects"] if self.effects else []
-        return (
-            f"<Record{model}:"
-            f" {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
-        )
+        model = ""
+        if self.model is not None:
+            model = f" of {visible(self.model.path)}, {len(self.layers)} layers"
+        lengths = [str(len(sequence.tokens)) for sequence in self.sequences[:8]]
+        if len(self.sequences) > 8:
+            lengths.append("…")
+        parts = [f"{len(self.heads)} heads", f"{' + '.join(lengths)} tokens"]
+        if self.effects:
+            parts.append(f"{len(self.effects)} effects")
+        parts.append(f"self-check {'ok' if self.self_check.ok else 'FAILED'}")
+        return f"<Record{model}: {', '.join(parts)}>"
 
     @property
     def keys(self) -> tuple[TokenSequence, ...]:
@@ -145,10 +141,10 @@ class Record(Shown):
     @property
     def lengths(self) -> tuple[list[int], list[int] | None]:
         """The numbers of tokens of the texts, and those of their context if there is one."""
-        queries, keys = (
-            [len(text.tokens) for text in texts] for texts in (self.sequences, self.keys)
-        )
-        return queries, None if self.context is None else keys
+        queries = [len(text.tokens) for text in self.sequences]
+        if self.context is None:
+            return queries, None
+        return queries, [len(text.tokens) for text in self.context]
 
     @cached_property
     def dims(self) -> Dims:
@@ -310,19 +306,20 @@ def texts_of(
     encoder's input.
     """
     encoder = context or sequences
-    queries, keys = (
-        encoder if kind == "encoder" else sequences,
-        encoder if kind in ("encoder", "cross") else sequences,
-    )
-    if positions is not None:
-        n_texts, n_queries, n_keys = positions
-        if (
-            kind != "cross" and n_queries is None and n_keys is not None
-        ):  # the first keys were in a cache
-            return queries, tuple(behind(n_keys - len(text.ids), text) for text in queries)
-        is_self = kind != "cross" and n_queries == n_keys
-        queries = queries if n_queries is None else (places(n_queries),) * n_texts
-        keys = queries if is_self else keys if n_keys is None else (places(n_keys),) * n_texts
+    queries = encoder if kind == "encoder" else sequences
+    keys = sequences if kind in ("self", "decoder") else encoder
+    if positions is None:
+        return queries, keys
+    n_texts, n_queries, n_keys = positions
+    if kind != "cross" and n_queries is None and n_keys is not None:
+        # the first keys were in a cache
+        return queries, tuple(behind(n_keys - len(text.ids), text) for text in queries)
+    if n_queries is not None:
+        queries = (places(n_queries),) * n_texts
+    if kind != "cross" and n_queries == n_keys:
+        keys = queries
+    elif n_keys is not None:
+        keys = (places(n_keys),) * n_texts
     return queries, keys
 
 

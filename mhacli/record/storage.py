@@ -50,10 +50,10 @@ def load_late(path: str) -> Record:
     file = read_tensor_header(path)
     document = file.metadata if isinstance(file.metadata, dict) else {}
     if document.get("schema") != SCHEMA:
-        found = document.get("schema") or document.get("format") or "no schema"
+        schema = document.get("schema") or document.get("format") or "no schema"
         hint = "mha run TEXT --save FILE writes a record"
         raise bad_file(
-            path, f"{path} is not a record of schema {SCHEMA}: it has {found}", hint=hint
+            path, f"{path} is not a record of schema {SCHEMA}: it has {schema}", hint=hint
         )
     written = {name: value for name, value in document.items() if name != "checksum"}
     if document.get("checksum") not in (None, json_checksum(written)):
