@@ -330,7 +330,7 @@ _VALUES_AT_ONCE = 1 << 19
 _OF_ROWS = "rows."
 """The prefix of the arrays that hold a statistic of each document."""
 LARGEST = "max_score"
-"""The statistic of which the largest value is kept, and no mean."""
+"""The statistic whose largest value is kept, in place of a mean."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 """The numbers of a removal: fields of `Effect`."""
 
@@ -367,7 +367,7 @@ class Totals:
     rows: str = ""
 
     def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
-        """Adds a document of a corpus with these `spans`, of which it may lack some."""
+        """Adds a document of a corpus with these `spans`; the document may lack some."""
         n_tokens = len(record.keys[0].ids)
         layers = [record.of_layer(number) for number in range(len(record.layers))]
         one = Totals(n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
