@@ -24,12 +24,12 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
     Raises `MhaError` if torch or the machine lacks the device; the message names `option`.
     """
     if name == "auto":
-        has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        if (
-            name == "mps" and not torch.backends.mps.is_available()
-        ):  # of which torch says nothing readable
+        # torch says nothing readable about it
+        if name == "mps" and not torch.backends.mps.is_available():
             raise RuntimeError("this machine, or this build of torch, has no MPS")
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as fault:

@@ -152,19 +152,15 @@ class ScoredAttention(_Attention):
         is_plain = self.softcap is None and self.bias is None
         q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
         k = of_heads(self.k, batch, heads, self.shape[1], keys)
-        q, k, factor = (
-            q.to(out.dtype),
-            k.to(out.dtype).mT,
-            self.scale * (LOG2_E if is_plain else 1.0),
-        )
+        q, k = q.to(out.dtype), k.to(out.dtype).mT
+        factor = self.scale * (LOG2_E if is_plain else 1.0)
         if abs(factor) > _MAX_DISTINCT_SCORE:  # which may be no number of the dtype
             q, factor = q * factor, 1.0
         product(q, k, out, factor)
         if is_plain:
             return out
-        return self._finish(out, batch, heads, indices(queries, out), indices(keys, out)).mul_(
-            LOG2_E
-        )
+        scores = self._finish(out, batch, heads, indices(queries, out), indices(keys, out))
+        return scores.mul_(LOG2_E)
 
     def masked_scores_into(
         self,

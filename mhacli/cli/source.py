@@ -240,10 +240,9 @@ def read_texts(source: Source) -> list[str]:
     for name, pieces in texts_of(source):
         with show_activity(f"reading {name or 'the text'}"):
             text = "".join(pieces)
-        has_lines = source.lines and name
-        lines = (
-            [line for line in text.split("\n") if line.strip()] if has_lines else []
-        )  # only LF ends a line
+        lines: list[str] = []
+        if source.lines and name:  # only LF ends a line
+            lines = [line for line in text.split("\n") if line.strip()]
         texts.extend(lines or [text])
     return texts
 

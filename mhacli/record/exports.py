@@ -146,10 +146,8 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
     def __repr__(self) -> str:
         """The number of heads, and how to make a table."""
         n_layers = len({(head.layer, head.attention) for head in self})
-        return (
-            f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars()"
-            " and others make a table>"
-        )
+        layers = "1 layer" if n_layers == 1 else f"{n_layers} layers"
+        return f"<HeadTable: {len(self)} heads, {layers}; to_polars() and others make a table>"
 
     def columns(self, *, has_uniform: bool = False) -> Columns:
         """The columns by name; with those of uniform attention, `uniform_entropy` …, on request."""

@@ -73,10 +73,6 @@ def _visible_character(character: str) -> str:
     )
     if not hidden and point not in _INVISIBLE and character not in _OURS:
         return character
-    return (
-        f"\\x{point:02x}"
-        if point < 0x80
-        else f"\\u{point:04x}"
-        if point < 0x10000
-        else f"\\U{point:08x}"
-    )
+    if point < 0x80:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -70,7 +70,8 @@ def decoded(
     """
     decoder = codecs.getincrementaldecoder(source.encoding)(_HANDLERS[source.errors])
     most = source.max_bytes or DEFAULT_MAX_BYTES
-    n_bytes, is_begun, held = 0, False, ""
+    n_bytes = 0
+    is_begun, held = False, ""
     for chunk in chain(chunks, [b""]):
         n_bytes += len(chunk)
         if n_bytes > most:
@@ -81,9 +82,8 @@ def decoded(
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
-            offset = (
-                n_bytes - len(fault.object) + fault.start
-            )  # the decoder holds the tail of the last chunk
+            # the decoder holds the tail of the last chunk
+            offset = n_bytes - len(fault.object) + fault.start
             byte = f"\\x{fault.object[fault.start]:02x}"
             reason = f"not {source.encoding.upper()}: it has the byte {byte} at offset {offset}"
             hint = (
@@ -332,7 +332,8 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
         raise MhaError("not JSON") from None
     if not isinstance(entry, dict):
         raise MhaError("not a JSON object")
-    for name in [field] if field in entry else field.split("."):
+    names = [field] if field in entry else field.split(".")
+    for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(entry, str):
         raise MhaError(f"without text in the field {field!r}")

@@ -106,7 +106,8 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
     spans: dict[str, Ranges] = {}
     at = end = 0
     for i, message in enumerate(messages):
-        content, start, role = message.text.strip(), end, message.role
+        content, role = message.text.strip(), message.role
+        start = end
         if content:
             mark = marks.find(_mark(i), at)
             start = text.find(content, end + mark - at) if mark >= 0 else -1
@@ -121,8 +122,10 @@ def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[st
             )
         end = start + len(content)
         seen[role] += 1
-        for name in [role] if totals[role] == 1 else [role, f"{role}{seen[role]}"]:
-            spans[name] = (*spans.get(name, ()), *([(start, end)] if content else []))
+        names = [role] if totals[role] == 1 else [role, f"{role}{seen[role]}"]
+        for name in names:
+            ranges = spans.get(name, ())
+            spans[name] = (*ranges, (start, end)) if content else ranges
     return spans
 
 
@@ -208,7 +211,8 @@ def _named(words: Sequence[str]) -> dict[str, str | None]:
         if equals and not _NAME.fullmatch(first):
             rule = "a letter, then letters, digits, _, - and ., at most 40 in all"
             raise UsageError(f"--span: {first[:60]!r} is not a name: {rule}")
-        for name in [first] if equals else map(str.strip, word.split(",")):
+        names = [first] if equals else [part.strip() for part in word.split(",")]
+        for name in names:
             if name in named:
                 raise UsageError(f"--span {name} is given twice")
             named[name] = value if equals else None

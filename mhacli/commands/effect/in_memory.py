@@ -127,7 +127,8 @@ def _optional_number(name: str, value: Any) -> int | None:
 
 def _given_heads(heads: Any) -> tuple[Any, ...]:
     """The heads of a list; one that is no list is refused like a wrong head."""
-    return tuple(given_head(head) for head in (heads if isinstance(heads, Iterable) else [heads]))
+    listed = heads if isinstance(heads, Iterable) else [heads]
+    return tuple(map(given_head, listed))
 
 
 def _require_evaluation(model: Any) -> None:

@@ -291,7 +291,8 @@ def _make_folders(path: Path) -> None:
     """Makes the folder of a scan; another rank may make it too. Raises `UsageError` for a folder
     with other files.
     """
-    for entry in path.iterdir() if path.is_dir() else ():
+    entries = [*path.iterdir()] if path.is_dir() else []
+    for entry in entries:
         if entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY:
             message = f"--out {path} holds other files, and no scan"
             raise UsageError(message, hint="name a new folder", path=str(path))
@@ -401,8 +402,8 @@ class Totals:
         self.bad += other.bad[: MAX_LISTED_BAD - len(self.bad)]
         self.devices = tuple(sorted({*self.devices, *other.devices}))
         if not self.n_documents:
-            self.keys, self.sums, self.layers = other.keys, other.sums, other.layers
-            self.sinks, self.cells = other.sinks, other.cells
+            self.keys, self.sums = other.keys, other.sums
+            self.layers, self.sinks, self.cells = other.layers, other.sinks, other.cells
         elif other.n_documents:
             if self.keys != other.keys:
                 raise MhaError("documents of a corpus have different heads", code="bad-file")
