@@ -191,7 +191,8 @@ def stored_parameter(module: nn.Module, name: str) -> Tensor:
         return parameter
     maps = (getattr(hook, "weights_map", None) for hook in _hooks(module))
     weights = next(weights for weights in maps if weights is not None)
-    return weights[name].to(parameter.dtype)  # type: ignore[no-any-return]
+    stored: Tensor = weights[name]
+    return stored.to(parameter.dtype)
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:

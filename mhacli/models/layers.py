@@ -211,8 +211,8 @@ class PassInspection:
     def record_of(
         self, model: Model, seconds: Mapping[str, float], *, device: str | None = None
     ) -> Record:
-        """The record of the finished layers, of which there must be one at least, with the entry of
-        the `model`; `device` is as the user named it.
+        """The record of the finished layers, at least one, with the entry of the `model`; `device`
+        is as the user named it.
         """
         layers = tuple(results.layer for results in self.results)
         target = device_of(self.model)

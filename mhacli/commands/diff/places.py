@@ -227,7 +227,7 @@ _MLP = _BlockPart("mlp")
 class _Item:
     """What runs in a block or outside of all, in order: a `call` of an attention, one that is
     `silent`, a norm, a `unit` of weights, a table of embeddings, or a block; with the module around
-    it that computes the attention, if any, and the part of the block to which it belongs.
+    it that computes the attention, if any, and its part of the block.
     """
 
     kind: Literal["call", "silent", "norm", "unit", "table", "block"]
@@ -497,7 +497,7 @@ def _with_parts(items: Sequence[_Item]) -> list[_Item]:
 
 
 class _NormSite(NamedTuple):
-    """The part to which a norm belongs, and its site there."""
+    """The part of a norm, and its site there."""
 
     part: _BlockPart | None
     site: Literal["norm", "inner_norm", "output_norm"]

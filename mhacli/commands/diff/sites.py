@@ -69,13 +69,13 @@ def alone(a: Collection[Any], b: Collection[Any]) -> dict[str, list[Any]]:
     }
 
 
-class Difference(msgspec.Struct, frozen=True):
+class SiteDifference(msgspec.Struct, frozen=True):
     """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in
     traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits, within the
     tolerance, beyond it, another shape or formula, or not comparable (`why`). `largest` is the
     largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
-    `relative` their ratio. `n_different` cells are unequal, of which `n_nonfinite` are not finite
-    in one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`.
+    `relative` their ratio. `n_different` cells are unequal; `n_nonfinite` of them are not finite in
+    one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`.
     `at` has the `axes` of the largest or first difference, with its indices in `a` and in `b`:
     tokens of their text, and numbers of heads. `heads` are the largest difference of each head and
     its sequence, `told` other formulas, as settings.
@@ -153,7 +153,7 @@ class LayerDifference:
         return alone(of_a, of_b)
 
     @cached_property
-    def sites(self) -> list[Difference]:
+    def sites(self) -> list[SiteDifference]:
         """The sites in order: arrays that both have, other steps of their traces, and of user code
         steps of one alone.
         """
@@ -252,7 +252,9 @@ def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
     return _StoredSite(step.axes, step.shape, numbers)
 
 
-def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | None) -> Difference:
+def _compared_site(
+    layer: LayerDifference, name: str, a: Step | None, b: Step | None
+) -> SiteDifference:
     """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
     of shapes.
     """
@@ -261,7 +263,7 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
     is_same = x.shape == y.shape and layer.has_same_tokens
     values = [step.values for step in (a, b) if step is not None and step.values is not None]
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
-    row = Difference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
+    row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
     why = _other_shape(layer, row, y.axes)
     has_numbers = x.numbers is not None and y.numbers is not None and x.axes == y.axes
     if why:
@@ -280,8 +282,8 @@ def _compared_site(layer: LayerDifference, name: str, a: Step | None, b: Step | 
 
 
 def _of_extremes(
-    layer: LayerDifference, row: Difference, a: TensorSummary, b: TensorSummary
-) -> Difference:
+    layer: LayerDifference, row: SiteDifference, a: TensorSummary, b: TensorSummary
+) -> SiteDifference:
     """The comparison of a site by what both traces say of all its numbers."""
     x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a, b))
     totals = _Totals()
@@ -291,8 +293,8 @@ def _of_extremes(
 
 
 def _of_numbers(
-    layer: LayerDifference, row: Difference, x: _StoredSite, y: _StoredSite
-) -> Difference:
+    layer: LayerDifference, row: SiteDifference, x: _StoredSite, y: _StoredSite
+) -> SiteDifference:
     """The comparison of a site whose numbers both records have."""
     assert x.numbers is not None
     assert y.numbers is not None
@@ -309,7 +311,7 @@ def _of_numbers(
     return row
 
 
-def _other_shape(layer: LayerDifference, row: Difference, axes_b: tuple[str, ...]) -> str:
+def _other_shape(layer: LayerDifference, row: SiteDifference, axes_b: tuple[str, ...]) -> str:
     """Why two shapes differ, empty if they do not. Padding decides whether sequences have positions
     in common, so a batch is excused.
     """
@@ -463,7 +465,7 @@ class _Totals:
             self._heads[cells.head] = max(before, (gap, -cells.sequence))
 
     def fields(self, tolerance: float) -> dict[str, Any]:
-        """The fields of `Difference`."""
+        """The fields of `SiteDifference`."""
         is_within = tolerance > 0 and self.largest <= tolerance * self.magnitude
         status = "within" if is_within and not self.n_nonfinite else "beyond"
         return {

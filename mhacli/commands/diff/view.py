@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mhacli.commands.diff.compare import changed_effects
 from mhacli.commands.diff.result import Diff
-from mhacli.commands.diff.sites import Difference, LayerDifference, change_of, heads_of
+from mhacli.commands.diff.sites import LayerDifference, SiteDifference, change_of, heads_of
 from mhacli.commands.diff.words import CAUSES, Row, where
 from mhacli.errors import UsageError, first_names
 from mhacli.record.glossary import words_of
@@ -168,7 +168,7 @@ class _SiteRow(NamedTuple):
     """A site of a layer."""
 
     layer: LayerDifference
-    site: Difference
+    site: SiteDifference
 
 
 def _site_table(
@@ -213,7 +213,7 @@ def _site_name(site: str) -> str:
     return "mask" if site == "allowed" else visible(site)
 
 
-def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
+def _remarks(site: SiteDifference, layer: LayerDifference) -> Iterator[str]:
     """How a site differs if no size tells, where, and why nothing was compared; or how equal it
     is.
     """
