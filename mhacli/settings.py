@@ -818,7 +818,7 @@ class OwnCode:
     time_limit: float = setting(
         5,
         OWN_CODE,
-        "Seconds that an import or a call may take.",
+        "Seconds that a call may take; an import and the first call have 60.",
         above=0,
         high=MAX_SECONDS,
         metavar="SECONDS",

@@ -11,15 +11,16 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from mhacli.errors import MhaError
 from mhacli.usercode.faults import SourceLine, exception_text, source_line_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class UserRaised(Exception):
@@ -53,6 +54,30 @@ class Unreadable(MhaError):
 
 NO_ANSWER: Final = (UserRaised, MhaError)
 """What ends an attempt with foreign code: anything else is a bug of mha."""
+
+
+class Attempt(NamedTuple):
+    """A candidate that did not work, and why."""
+
+    candidate: Any
+    failure: UserRaised | MhaError
+
+
+def first_that_works(
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: list[Attempt]
+) -> T | None:
+    """What the first attempt gives that neither fails nor gives None; None without one. The log
+    gets the candidates before it that failed, in order.
+    """
+    for candidate in candidates:
+        try:
+            found = attempt(candidate)
+        except NO_ANSWER as failure:
+            log.append(Attempt(candidate, failure))
+        else:
+            if found is not None:
+                return found
+    return None
 
 
 # ----------------------------------------------------------------------------------------- the call

@@ -25,7 +25,15 @@ from mhacli.attention.layer import rates
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, UsageError
 from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value, seeded
-from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user, for_user
+from mhacli.usercode.door import (
+    NO_ANSWER,
+    Attempt,
+    Unreadable,
+    UserRaised,
+    call_user,
+    first_that_works,
+    for_user,
+)
 from mhacli.usercode.faults import user_code_error
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import never_read, source_of
@@ -136,13 +144,11 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
         )
     else:
         candidates = _usual_calls(template, causal=request.causal)
-    tried: list[tuple[UserAttention, UserRaised | MhaError]] = []
-    for candidate in itertools.islice(candidates, _MOST_CALLS):
-        try:
-            return with_output(candidate)
-        except NO_ANSWER as fault:
-            tried.append((candidate, fault))
-    raise _call_error(built, request, tried)
+    tried = list[Attempt]()
+    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
+    if found is None:
+        raise _call_error(built, request, tried)
+    return found
 
 
 def _inputs(attention: UserAttention) -> Inputs:
@@ -195,21 +201,22 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
     is_known = (says_first and not says_second) or attention.example is not None
     if is_known or attention.is_pooled or attention.axes not in (ROW_AXES, OF_IDS):
         return attention
-    for axes in (attention.axes, ("row", "batch", *attention.axes[2:])):
-        with suppress(*NO_ANSWER):
-            candidate = (
-                attention if axes == attention.axes else with_output(replace(attention, axes=axes))
-            )
-            inputs = _inputs(candidate)
-            in_batch, alone = (
-                candidate(rows, seed=0) for rows in (inputs, inputs.map(lambda rows: rows[1:2]))
-            )
-            largest = float(in_batch.abs().max())
-            if in_batch[1:2].shape == alone.shape and torch.allclose(
-                in_batch[1:2], alone, atol=1e-5 * largest
-            ):
-                return candidate
-    return attention
+
+    def with_rows(axes: AxisNames) -> UserAttention | None:
+        candidate = attention
+        if axes != attention.axes:
+            candidate = with_output(replace(attention, axes=axes))
+        inputs = _inputs(candidate)
+        in_batch = candidate(inputs, seed=0)
+        alone = candidate(inputs.map(lambda rows: rows[1:2]), seed=0)
+        largest = float(in_batch.abs().max())
+        is_same = in_batch[1:2].shape == alone.shape and torch.allclose(
+            in_batch[1:2], alone, atol=1e-5 * largest
+        )
+        return candidate if is_same else None
+
+    orders = (attention.axes, ("row", "batch", *attention.axes[2:]))
+    return first_that_works(orders, with_rows, []) or attention
 
 
 def _modes_of(attention: UserAttention) -> list[UserAttention]:
@@ -733,9 +740,7 @@ def _refused(built: Built, message: str, hint: str | None = None) -> MhaError:
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
 
 
-def _call_error(
-    built: Built, request: TargetRequest, tried: list[tuple[UserAttention, UserRaised | MhaError]]
-) -> MhaError:
+def _call_error(built: Built, request: TargetRequest, tried: Sequence[Attempt]) -> MhaError:
     """The error if no call works: the exception of the first one, its line, and an example to
     give.
     """
@@ -831,16 +836,18 @@ def _working_example(built: Built, request: TargetRequest, widths: Sequence[int]
     of_widths = [call for call in unlike if len({word for word in call if "randn" in word}) > 1]
     template = plain_call(built, request)
     every = itertools.chain(of_widths, alike, unlike)
-    for first, *rest in itertools.islice(every, _MOST_EXAMPLES):
+
+    def working(arguments: Sequence[str]) -> str:
+        first, *rest = arguments
         words = [
             "None" if p.role in MASKS else word for p, word in zip(required[1:], rest, strict=True)
         ]
-        text = f"lambda m{', T' * ('T' in first)}: m({', '.join([first, *words])})"
-        with suppress(*NO_ANSWER):  # this one may not work either
-            ids = torch.arange(n_ids) if "randint" in first else None
-            example = replace(template, example=example_of(text, built), ids=ids)
-            with_output(
-                replace(attention_of_example(example, _UNUSUAL_LENGTH), is_inside=ids is not None)
-            )
-            return text
-    return None
+        parameters = "m, T" if "T" in first else "m"
+        text = f"lambda {parameters}: m({', '.join([first, *words])})"
+        ids = torch.arange(n_ids) if "randint" in first else None
+        example = replace(template, example=example_of(text, built), ids=ids)
+        attention = attention_of_example(example, _UNUSUAL_LENGTH)
+        with_output(replace(attention, is_inside=ids is not None))
+        return text
+
+    return first_that_works(itertools.islice(every, _MOST_EXAMPLES), working, [])

@@ -20,7 +20,15 @@ from mhacli.models.layer_names import dtype_of
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import seeded
-from mhacli.usercode.door import NO_ANSWER, Unreadable, for_user, on_behalf, ours, plainly
+from mhacli.usercode.door import (
+    Attempt,
+    Unreadable,
+    first_that_works,
+    for_user,
+    on_behalf,
+    ours,
+    plainly,
+)
 from mhacli.usercode.text_model import PartCalls, TextModel
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
@@ -165,16 +173,18 @@ class Passes:
         attention = self.model.attention
         fixed = requested if attention.is_resizable else attention.sizes.q_len
         lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
-        for length in lengths:
+
+        def read(length: int) -> tuple[Tensor, PassOutput]:
             text = self.model.draw(self.seed, length)
-            try:
-                if text.device.type != "cpu":
-                    self.run_pass(text, within=_KnownRows)
-                self.first_pass = self.run_pass(text)[0]
-                break
-            except NO_ANSWER:  # beyond the model's positions its code may raise anything
-                if length == lengths[-1]:
-                    raise
+            if text.device.type != "cpu":
+                self.run_pass(text, within=_KnownRows)
+            return text, self.run_pass(text)[0]
+
+        tried = list[Attempt]()  # beyond the model's positions its code may raise anything
+        found = first_that_works(lengths, read, tried)
+        if found is None:
+            raise tried[-1].failure
+        (text, self.first_pass), length = found, len(found[0])
         self.n_passes = 1  # of those that tell something
         shorter = max(1, length // _TIMES_SHORTER) if attention.is_resizable else length
         self.texts = [text, self.model.draw(self.seed + 1, shorter)]

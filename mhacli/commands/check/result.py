@@ -92,6 +92,7 @@ class CheckRequest:
         above=0,
         high=MAX_SECONDS,
         metavar="SECONDS",
+        default=f"{DEFAULT_MAX_TIME_S:g}",
         excludes=("model",),
     )
 
