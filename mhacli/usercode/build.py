@@ -13,10 +13,9 @@ import inspect
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FunctionType
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +35,10 @@ from mhacli.usercode.door import (
     plainly,
 )
 from mhacli.usercode.faults import shown_path, user_code_error
+from mhacli.usercode.foreign import attention_within, change_tensors, uncompiled
 from mhacli.usercode.names import source_of
 from mhacli.usercode.process import Stage, no_stage
-from mhacli.usercode.roles import ROWS, role_of, signature, signature_of
+from mhacli.usercode.roles import ROWS, role_of, role_of_last, signature, signature_of
 from mhacli.usercode.target import TargetRequest, find_target, source_file
 
 T = TypeVar("T")
@@ -106,82 +106,95 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
     return all(parameter.name in given for parameter in signature_of(thing, *ROWS, "rest"))
 
 
-def _built(made: Any, definition: Any, request: TargetRequest) -> Built:
+def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
     """What is called, without a word on its arguments; `definition` is the class or the function
     that has its code. Of a compiled module it is the module. Raises `MhaError` for a scripted one,
     which takes no hooks, and for what cannot be called.
     """
-    if isinstance(made, torch.jit.ScriptModule):
+    if isinstance(instance, torch.jit.ScriptModule):
         message = f"{request.target} is a scripted module, which has no Python code"
         raise MhaError(
             message, hint="give the module before torch.jit.script", code="cannot-examine"
         )
-    made = getattr(made, "_orig_mod", made)
-    is_callable = callable(made) or hasattr(made, "forward")
-    if not is_callable or getattr(type(made), "forward", None) is nn.Module.forward:
+    instance = uncompiled(instance)
+    file = source_file(definition)
+    is_callable = callable(instance) or hasattr(instance, "forward")
+    if not is_callable or getattr(type(instance), "forward", None) is nn.Module.forward:
         message = (
-            f"{request.target} makes a {type(made).__name__}, which has neither forward nor"
+            f"{request.target} makes a {type(instance).__name__}, which has neither forward nor"
             " __call__"
         )
         hint = "name a class, a function that attends, or one that returns a module"
-        raise MhaError(message, hint=hint, code="no-target", path=source_file(definition))
-    if isinstance(made, nn.Module):
+        raise MhaError(message, hint=hint, code="no-target", path=file)
+    if isinstance(instance, nn.Module):
         if request.device != "cpu":
-            made = call_user(made.to, request.device)
-        made = call_user(made.eval)
-    return Built(
-        request.target,
-        definition,
-        made if callable(made) else made.forward,
-        file=source_file(definition),
-    )
+            instance = call_user(instance.to, request.device)
+        instance = call_user(instance.eval)
+    call = instance if callable(instance) else instance.forward
+    return Built(request.target, definition, call, file=file)
 
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
     """What a class or a factory returns for the given arguments, and for guesses."""
-    guesses: dict[str, str] = {}
-    file, parameters = source_file(thing), parameters_of(thing)
+    arguments = _arguments(thing, given, request)
     try:
-        values = _arguments(thing, given, request, guesses)
+        values = arguments.values()
         with seeded(request.seed, torch.device("cpu")):
-            made = call_user(thing, **values)
-        definition = (
-            thing if inspect.isclass(thing) else made if inspect.isroutine(made) else type(made)
-        )
-        built = _built(made, definition, request)
+            instance = call_user(thing, **values)
+        definition = thing
+        if not inspect.isclass(thing):
+            definition = instance if inspect.isroutine(instance) else type(instance)
+        built = _built(instance, definition, request)
     except UserRaised as raised:
-        fault = raised.fault
-        has_guessed = any(_is_width(name.rpartition(".")[2]) for name in guesses)
-        if has_guessed and not request.keeps_sizes:  # perhaps it cannot be built narrower
+        guesses = arguments.reasons()
+        if not request.keeps_sizes and any(map(_is_width, guesses)):
+            # perhaps it cannot be built narrower
             return _constructed(thing, replace(request, keeps_sizes=True), given)
-        widths = {
-            name: _OF_GROUPS for name in guesses if role_of(name.rpartition(".")[2]) == "d_model"
-        }
-        if widths and "num_groups" in str(fault):
-            built = _constructed(thing, request, {**given, **widths})
-            reason = "a width that 32 groups divide"
-            return replace(
-                built,
-                given=frozenset(given),
-                guesses={**built.guesses, **dict.fromkeys(widths, reason)},
-            )
-        words = ", ".join(f"{name}={text}" for name, text in request.arguments)
-        subject = f"{request.target.rpartition(':')[2]}({words})" + (
-            f" of {shown_path(file)}" if file else ""
-        )
-        advice = None if words else f"its arguments are {_described(parameters)}"
-        raise user_code_error(
-            f"{subject} could not be built", fault, file, code="build", advice=advice
-        ) from fault
-    arguments = {name: parameter.default for name, parameter in parameters.items()} | values
-    for name in [name for name, parameter in parameters.items() if _is_config(parameter)]:
+        widths = [name for name in guesses if role_of_last(name) == "d_model"]
+        if widths and "num_groups" in str(raised.fault):
+            built = _constructed(thing, request, {**given, **dict.fromkeys(widths, _OF_GROUPS)})
+            reasons = dict.fromkeys(widths, "a width that 32 groups divide")
+            return replace(built, given=frozenset(given), guesses={**built.guesses, **reasons})
+        raise _build_error(thing, request, raised.fault) from raised.fault
+    guesses = arguments.reasons()
+    shown = _shown_arguments(thing, values, {*given, *guesses})
+    return replace(
+        built,
+        arguments=shown,
+        given=frozenset(given),
+        guesses={name: reason for name, reason in guesses.items() if name in shown},
+        file=built.file or source_file(thing),
+    )
+
+
+def _build_error(thing: Any, request: TargetRequest, fault: BaseException) -> MhaError:
+    """The error for an exception in a constructor or a factory."""
+    file = source_file(thing)
+    words = ", ".join(f"{name}={text}" for name, text in request.arguments)
+    subject = f"{request.target.rpartition(':')[2]}({words})"
+    if file:
+        subject += f" of {shown_path(file)}"
+    advice = None if words else f"its arguments are {_described(parameters_of(thing))}"
+    return user_code_error(
+        f"{subject} could not be built", fault, file, code="build", advice=advice
+    )
+
+
+def _shown_arguments(
+    thing: Any, values: Mapping[str, Any], named: Container[str]
+) -> dict[str, Any]:
+    """The arguments of a constructor by name, defaults included. In place of a config stand those
+    of its fields that are `named`, as `config.FIELD`, or that have a role.
+    """
+    parameters = parameters_of(thing)
+    arguments = {name: parameters[name].default for name in parameters}
+    arguments.update(values)
+    for name in [name for name in parameters if _is_config(parameters[name])]:
         for field, value in _fields(arguments.pop(name)).items():
             path = f"{name}.{field}"
-            if path in given or path in guesses or role_of(field) is not None:
+            if path in named or role_of(field) is not None:
                 arguments[path] = value
-    return replace(
-        built, arguments=arguments, given=frozenset(given), guesses=guesses, file=built.file or file
-    )
+    return arguments
 
 
 # ------------------------------------------------------------------- the arguments of a constructor
@@ -192,15 +205,13 @@ def parameters_of(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     class that only forwards `**kwargs`, those of its base class.
     """
     for owner in thing.__mro__ if inspect.isclass(thing) else (thing,):
-        if (
-            getattr(owner, "__init__", None) is nn.Module.__init__
-        ):  # accepts any argument, only to reject it
-            return {}
-        every = signature(owner).parameters.values()
+        if getattr(owner, "__init__", None) is nn.Module.__init__:
+            return {}  # it accepts any argument, only to reject it
+        parameters = signature(owner).parameters
         named = {
-            each.name: each
-            for each in every
-            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            name: parameter
+            for name, parameter in parameters.items()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
         if named or not _takes_any(owner):
             return named
@@ -214,82 +225,149 @@ def _takes_any(thing: Callable[..., Any]) -> bool:
     )
 
 
+class Guess(NamedTuple):
+    """A value that mha chooses itself, and why."""
+
+    value: Any
+    reason: str
+
+
+UsualValues = Mapping[str | None, Guess]
+"""The usual value of each role."""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The arguments of a constructor by name: values from the user, guesses, and configs, which are
+    made when the values are read.
+    """
+
+    given: Mapping[str, Any]
+    guesses: Mapping[str, Guess]
+    configs: Mapping[str, _Config]
+
+    def values(self) -> dict[str, Any]:
+        """The value of each. Raises `UserRaised` for what the class of a config raises."""
+        guessed = {name: guess.value for name, guess in self.guesses.items()}
+        configs = {name: config.build() for name, config in self.configs.items()}
+        return {**self.given, **guessed, **configs}
+
+    def reasons(self) -> dict[str, str]:
+        """The reason of each guess, also of those for the fields of a config, `config.FIELD`, that
+        were read so far.
+        """
+        reasons = {name: guess.reason for name, guess in self.guesses.items()}
+        for name, config in self.configs.items():
+            reasons |= {f"{name}.{field}": reason for field, reason in config.reasons().items()}
+        return reasons
+
+
 def _arguments(
-    thing: Callable[..., Any],
-    given: Mapping[str, Any],
-    request: TargetRequest,
-    guesses: dict[str, str],
-    path: str = "",
-) -> dict[str, Any]:
+    thing: Callable[..., Any], given: Mapping[str, Any], request: TargetRequest, path: str = ""
+) -> _Arguments:
     """The arguments of a constructor, given or guessed; `config.n_head=4`, or `config={"n_head":
-    4}`, is a field of its `config`. The reason of each guess is put into `guesses`, by `path` and
-    name.
+    4}`, is a field of its `config`. In errors, `path` stands before a name.
 
     Raises `MhaError` for an unknown name, and for a required argument that mha cannot guess.
     """
-    parameters, values, fields = parameters_of(thing), dict[str, Any](), dict[str, dict[str, Any]]()
-    for name, value in given.items():
-        first, dot, rest = name.partition(".")
-        if first not in parameters and (dot or not _takes_any(thing)):
-            raise _no_argument(name, _described(parameters))
-        if dot or (type(value) is dict and first in parameters and _is_config(parameters[first])):
-            fields.setdefault(first, {}).update({rest: value} if dot else value)
-        else:
-            values[name] = member_of(parameters.get(name), value)
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
-    required = [
-        name for name, default in defaults.items() if default is _EMPTY and name not in values
-    ]
-    configs = dict.fromkeys([*(name for name in required if _is_config(parameters[name])), *fields])
-    roles = {name: role_of(name) for name in required if name not in configs}
-    widths = {
-        name: value for name, value in defaults.items() if type(value) is int and _is_width(name)
-    }
-    are_free = not request.keeps_sizes and not any(map(_is_width, values))
-    large = widths if are_free and max(widths.values(), default=0) >= _WIDE else {}
-    usual_sizes = {name: default for name, default in defaults.items() if name not in large}
-    stated = [item for group in (values, *fields.values(), usual_sizes) for item in group.items()]
-    known = {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
-    is_grouped = bool(configs) or "n_kv_heads" in (*roles.values(), *known)
+    parameters = parameters_of(thing)
+    values, fields = _by_parameter(thing, given)
+    missing = [parameters[name] for name in parameters if name not in {*values, *fields}]
+    wide = _wide_defaults(missing)
+    if request.keeps_sizes or any(map(_is_width, values)):
+        wide = {}
+    defaults = {name: each.default for name, each in parameters.items() if name not in wide}
+    known = _known_numbers((values, *fields.values(), defaults))
+    required = [parameter.name for parameter in missing if parameter.default is _EMPTY]
+    is_grouped = bool(fields) or "n_kv_heads" in {*known, *map(role_of, required)}
     usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
-    unknown = [
-        name
-        for name, role in roles.items()
-        if role not in usual and member_of(parameters[name]) is None
-    ]
+    guesses = {
+        parameter.name: guess
+        for parameter in missing
+        if (guess := _guess_of(parameter, usual, wide, causal=request.causal)) is not None
+    }
+    unknown = [parameters[name] for name in required if name not in guesses]
     if unknown:
-        names = " and ".join(f"{path}{name}" for name in unknown)
-        of_tensors = {name for name in unknown if parameters[name].annotation is Tensor}
-        values_of = dict.fromkeys(unknown, "1")
-        values_of |= {
-            name: "'(4, 4)'" for name in unknown if re.search(rf"\b{name}\[", source_of(thing))
-        }
-        values_of |= dict.fromkeys(of_tensors, "'torch.ones(8)'")
-        hint = (
-            "for example"
-            f" {' '.join(f'--arg {path}{name}={value}' for name, value in values_of.items())}"
-        )
-        hint += "; or name a function without arguments that builds it" if of_tensors else ""
-        message = (
-            f"{request.target} needs a value for {names}, which mha cannot guess from the name"
-        )
-        raise MhaError(message, hint=hint, code="argument")
-    for name, default in defaults.items():
-        if request.causal and default is False and name not in values and role_of(name) == "causal":
-            roles[name] = "causal"
-    for name, role in roles.items():
-        member = member_of(parameters[name])
-        values[name], guesses[f"{path}{name}"] = (
-            usual[role] if member is None else (member, "the first of its kind")
-        )
-    for name, width in large.items():
-        values[name], guesses[f"{path}{name}"] = (
-            usual[role_of(name)][0],
-            f"narrower than {width}, its default",
-        )
-    for name in configs:
-        values[name] = _config(parameters[name], fields.get(name, {}), usual, request, guesses)
-    return values
+        raise _no_guess(unknown, thing, request, path)
+    configs = {name: _config(parameters[name], fields[name], usual, request) for name in fields}
+    return _Arguments(values, guesses, configs)
+
+
+def _by_parameter(
+    thing: Callable[..., Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The given values of parameters, and the given fields of each config that is to be made.
+    Raises `MhaError` for a name that a constructor does not take.
+    """
+    parameters = parameters_of(thing)
+    values: dict[str, Any] = {}
+    fields: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        first, dot, field = name.partition(".")
+        parameter = parameters.get(first)
+        if parameter is None and (dot or not _takes_any(thing)):
+            raise _no_argument(name, _described(parameters))
+        if dot:
+            fields.setdefault(first, {})[field] = value
+        elif type(value) is dict and parameter is not None and _is_config(parameter):
+            fields.setdefault(first, {}).update(value)
+        else:
+            values[name] = member_of(parameter, value)
+    for name, parameter in parameters.items():
+        if parameter.default is _EMPTY and name not in values and _is_config(parameter):
+            fields.setdefault(name, {})
+    return values, fields
+
+
+def _known_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str | None, int]:
+    """The whole number of each role in groups of arguments: the first one counts."""
+    stated = [item for group in groups for item in group.items()]
+    return {role_of(name): value for name, value in reversed(stated) if isinstance(value, int)}
+
+
+def _wide_defaults(parameters: Sequence[inspect.Parameter]) -> dict[str, int]:
+    """The default widths, if one of them is wide."""
+    widths = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if type(parameter.default) is int and _is_width(parameter.name)
+    }
+    return widths if max(widths.values(), default=0) >= _WIDE else {}
+
+
+def _guess_of(
+    parameter: inspect.Parameter, usual: UsualValues, wide: Mapping[str, int], *, causal: bool
+) -> Guess | None:
+    """A value where one is required, where the default is a wide one, and in place of False for
+    what makes attention causal; None for no guess.
+    """
+    role = role_of(parameter.name)
+    if parameter.default is _EMPTY:
+        member = member_of(parameter)
+        return usual.get(role) if member is None else Guess(member, "the first of its kind")
+    if parameter.name in wide:
+        return usual[role]._replace(reason=f"narrower than {parameter.default}, its default")
+    return usual[role] if causal and role == "causal" and parameter.default is False else None
+
+
+def _no_guess(
+    parameters: Sequence[inspect.Parameter], thing: Any, request: TargetRequest, path: str
+) -> MhaError:
+    """The error for parameters that need a value, with an example of each."""
+    examples = []
+    for parameter in parameters:
+        example = "1"
+        if parameter.annotation is Tensor:
+            example = "'torch.ones(8)'"
+        elif re.search(rf"\b{parameter.name}\[", source_of(thing)):
+            example = "'(4, 4)'"
+        examples.append(f"--arg {path}{parameter.name}={example}")
+    hint = f"for example {' '.join(examples)}"
+    if any(parameter.annotation is Tensor for parameter in parameters):
+        hint += "; or name a function without arguments that builds it"
+    names = " and ".join(f"{path}{parameter.name}" for parameter in parameters)
+    message = f"{request.target} needs a value for {names}, which mha cannot guess from the name"
+    return MhaError(message, hint=hint, code="argument")
 
 
 _OF_GROUPS: Final = 64
@@ -299,7 +377,7 @@ _WIDE: Final = 1024
 
 
 def _is_width(name: str) -> bool:
-    return role_of(name) in ("d_model", "d_head", "d_v", "d_out")
+    return role_of_last(name) in ("d_model", "d_head", "d_v", "d_out")
 
 
 def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:
@@ -322,12 +400,10 @@ def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:
 
 def _no_argument(name: str, described: str) -> MhaError:
     """The error for a name that no parameter has."""
-    found = (
-        f"there is no such argument, only {described}"
-        if described
-        else "the constructor takes no arguments"
-    )
-    return MhaError(f"--arg {name}: {found}", code="argument")
+    words = "the constructor takes no arguments"
+    if described:
+        words = f"there is no such argument, only {described}"
+    return MhaError(f"--arg {name}: {words}", code="argument")
 
 
 def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
@@ -356,33 +432,31 @@ _UNLIKE_CONFIGS: Final = (
 )
 
 
-UsualValues = Mapping[str | None, tuple[Any, str]]
-"""The usual value of each role, with its meaning."""
-
-
 class UnknownField(AttributeError, KeyError):
     """A field of an unusual name, which is read as attribute or item."""
 
 
 class GuessedConfig(dict[str, Any]):
-    """A config whose fields of usual names have usual values: each is stored, and its reason put
-    into `guesses`, when the constructor first reads it, as attribute or item.
+    """A config whose fields of usual names have usual values: each is stored, and its reason kept,
+    when the constructor first reads it, as attribute or item. In errors, `path` stands before its
+    name.
     """
 
-    def __init__(self, usual: UsualValues, guesses: dict[str, str], path: str) -> None:
+    def __init__(self, usual: UsualValues, path: str) -> None:
         super().__init__()
-        vars(self)["_known"] = usual, guesses, path
+        vars(self).update(_usual=usual, _path=path, _reasons={})
 
     @ours()
     def __missing__(self, name: str) -> Any:
         """A usual value."""
-        usual, guesses, path = vars(self).get(
-            "_known", ({}, {}, "")
-        )  # a copy has none while it is made
-        if role_of(name) not in usual:
+        own = vars(self)  # a copy has nothing in it while it is made
+        guess = own.get("_usual", {}).get(role_of(name))
+        if guess is None:
+            path = own.get("_path", "")
             raise for_user(UnknownField(f"mha cannot guess it: --arg {path}{name}=VALUE"))
-        self[name], guesses[f"{path}{name}"] = usual[role_of(name)]
-        return self[name]
+        self[name] = guess.value
+        own["_reasons"][name] = guess.reason
+        return guess.value
 
     __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__
@@ -404,38 +478,58 @@ def _is_config(parameter: inspect.Parameter) -> bool:
     return role_of(parameter.name) == "config" or _config_class(parameter) is not None
 
 
+@dataclass(frozen=True)
+class _Config:
+    """A config with given fields: the changed default of its parameter, an instance of its class
+    with `arguments`, or one of usual values.
+    """
+
+    parameter: inspect.Parameter
+    fields: Mapping[str, Any]
+    arguments: _Arguments | None
+    guessed: GuessedConfig
+
+    def reasons(self) -> dict[str, str]:
+        """The reason of each guess for a field that was read so far."""
+        if self.arguments is not None:
+            return self.arguments.reasons()
+        return {**vars(self.guessed)["_reasons"]}
+
+    def build(self) -> Any:
+        """The config. Raises `MhaError` for a field that it lacks, and `UserRaised`."""
+        config: Any = self.guessed
+        if self.arguments is not None:
+            config = call_user(self.parameter.annotation, **self.arguments.values())
+        elif self.parameter.default is not None and self.parameter.default is not _EMPTY:
+            config = call_user(copy.deepcopy, self.parameter.default)
+        for field, value in self.fields.items():
+            if isinstance(config, dict):
+                config[field] = value
+            elif call_user(hasattr, config, field):
+                call_user(setattr, config, field, value)
+            else:
+                name = self.parameter.name
+                names = first_names(f"{name}.{other}" for other in _fields(config))
+                raise _no_argument(f"{name}.{field}", names)
+        return config
+
+
 def _config(
     parameter: inspect.Parameter,
     fields: Mapping[str, Any],
     usual: UsualValues,
     request: TargetRequest,
-    guesses: dict[str, str],
-) -> Any:
-    """A config with the given fields: the changed default, an instance of its annotation, or one of
-    usual values.
-    """
-    path, cls = f"{parameter.name}.", _config_class(parameter)
-    config: Any = GuessedConfig(usual, guesses, path)
-    if parameter.default is not None and parameter.default is not _EMPTY:
-        config = call_user(copy.deepcopy, parameter.default)
-    elif cls is not None:
-        own = {
-            field: value
-            for field, value in fields.items()
-            if field.partition(".")[0] in parameters_of(cls)
-        }
-        config = call_user(cls, **_arguments(cls, own, request, guesses, path))
-        fields = {field: value for field, value in fields.items() if field not in own}
-    for field, value in fields.items():
-        if isinstance(config, dict):
-            config[field] = value
-        elif call_user(hasattr, config, field):
-            call_user(setattr, config, field, value)
-        else:
-            raise _no_argument(
-                f"{path}{field}", first_names(f"{path}{name}" for name in _fields(config))
-            )
-    return config
+) -> _Config:
+    """How the config of a parameter is built with the given fields."""
+    path = f"{parameter.name}."
+    cls = _config_class(parameter)
+    arguments = None
+    if cls is not None and (parameter.default is None or parameter.default is _EMPTY):
+        names = parameters_of(cls)
+        own = {name: fields[name] for name in fields if name.partition(".")[0] in names}
+        arguments = _arguments(cls, own, request, path)
+        fields = {name: fields[name] for name in fields if name not in own}
+    return _Config(parameter, fields, arguments, GuessedConfig(usual, path))
 
 
 def _fields(config: object) -> Mapping[str, Any]:
@@ -447,13 +541,12 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
     """The arguments with which the code was built, and the origin of each."""
     arguments = []
     for name, value in built.arguments.items():
-        origin = (
-            "guessed" if name in built.guesses else "given" if name in built.given else "default"
-        )
-        guess = built.guesses.get(name, "")
-        arguments.append(
-            Argument(name, f"{value!r:.80}", origin, guess)  # type: ignore[arg-type]
-        )
+        origin: Literal["given", "guessed", "default"] = "default"
+        if name in built.guesses:
+            origin = "guessed"
+        elif name in built.given:
+            origin = "given"
+        arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))
     return tuple(arguments)
 
 
@@ -502,48 +595,54 @@ def usual_values(
     heads are grouped.
     """
     sizes = {role: value for role, value in known.items() if type(value) is int and value > 0}
-    width, d_head = sizes.get("d_out", sizes.get("d_model")), sizes.get("d_head")
-    n_heads = sizes.get("n_heads") or _n_heads(width, d_head, sizes.get("n_kv_heads"), is_grouped)
-    if d_head is None:
-        d_head = (
-            width // n_heads
-            if width and width >= n_heads
-            else _D_HEAD
-            if n_heads != _D_HEAD
-            else _D_HEAD + 4
-        )
+    width = sizes.get("d_out", sizes.get("d_model"))
+    n_heads = sizes.get("n_heads") or _n_heads(
+        width, sizes.get("d_head"), sizes.get("n_kv_heads"), is_grouped
+    )
+    d_head = sizes.get("d_head") or _d_head(width, n_heads)
     d_model = sizes.get("d_model") or width or n_heads * d_head
     inner = [n for n in range(2, n_heads) if n_heads % n == 0]
-    usual: dict[str | None, tuple[Any, str]] = {
-        "d_model": (d_model, "the width of a token"),
-        "d_out": (
+    usual: dict[str | None, Guess] = {
+        "d_model": Guess(d_model, "the width of a token"),
+        "d_out": Guess(
             d_model if d_model % n_heads == 0 else n_heads * d_head,
             "the width of the output",
         ),
-        "n_heads": (n_heads, "the number of heads"),
-        "n_kv_heads": (
+        "n_heads": Guess(n_heads, "the number of heads"),
+        "n_kv_heads": Guess(
             min(inner, key=lambda n: n * n == n_heads, default=1),
             "the number of kv heads",
         ),
-        "d_head": (d_head, "the width of a head"),
-        "d_v": (d_head, "the width of a head's values"),
-        "d_ff": (2 * d_model, "the width between two layers"),
-        "context_length": (64 if 64 not in (d_model, n_heads * d_head) else 96, "the longest text"),
-        "dropout": (0.1, "dropout, which eval turns off"),
-        "bias": (True, "with biases"),
-        "causal": (causal, "--causal" if causal else "no --causal"),
-        "batch_first": (True, "the batch stands first"),
-        "layer": (0, "the first layer"),
-        "n_layers": (2, "the number of layers"),
-        "n_tokens": (101, "the number of different tokens"),
-        "device": (device, "--device"),
-        "dtype": (torch.float32, "the usual one"),
-        "eps": (1e-5, "a small number"),
-        "theta": (10000.0, "the usual base of rotary positions"),
-        "scale": (d_head**-0.5, "1/√d_head"),
-        "temperature": (d_head**0.5, "√d_head"),
+        "d_head": Guess(d_head, "the width of a head"),
+        "d_v": Guess(d_head, "the width of a head's values"),
+        "d_ff": Guess(2 * d_model, "the width between two layers"),
+        "context_length": Guess(
+            64 if 64 not in (d_model, n_heads * d_head) else 96, "the longest text"
+        ),
+        "dropout": Guess(0.1, "dropout, which eval turns off"),
+        "bias": Guess(True, "with biases"),
+        "causal": Guess(causal, "--causal" if causal else "no --causal"),
+        "batch_first": Guess(True, "the batch stands first"),
+        "layer": Guess(0, "the first layer"),
+        "n_layers": Guess(2, "the number of layers"),
+        "n_tokens": Guess(101, "the number of different tokens"),
+        "device": Guess(device, "--device"),
+        "dtype": Guess(torch.float32, "the usual one"),
+        "eps": Guess(1e-5, "a small number"),
+        "theta": Guess(10000.0, "the usual base of rotary positions"),
+        "scale": Guess(d_head**-0.5, "1/√d_head"),
+        "temperature": Guess(d_head**0.5, "√d_head"),
     }
-    return usual | {role: (size, usual[role][1]) for role, size in sizes.items() if role in usual}
+    return usual | {
+        role: usual[role]._replace(value=size) for role, size in sizes.items() if role in usual
+    }
+
+
+def _d_head(width: int | None, n_heads: int) -> int:
+    """A head width: the part of each head, or a width unlike the number of heads."""
+    if width and width >= n_heads:
+        return width // n_heads
+    return _D_HEAD if n_heads != _D_HEAD else _D_HEAD + 4
 
 
 def _n_heads(
@@ -554,15 +653,12 @@ def _n_heads(
     """
     if width and d_head and width >= d_head:
         return width // d_head
-    heads = [n for n in _HEADS if n % (n_kv_heads or 1) == 0 and (width or n) % n == 0] or [
-        3 * (n_kv_heads or 1)
-    ]
+    n_groups = n_kv_heads or 1
+    heads = [n for n in _HEADS if n % n_groups == 0 and (width or n) % n == 0] or [3 * n_groups]
 
     def faults(n: int) -> tuple[bool, bool, bool, bool]:
-        d, is_prime = (
-            width // n if width else d_head or _D_HEAD,
-            all(n % divisor for divisor in range(2, n)),
-        )
+        d = width // n if width else d_head or _D_HEAD
+        is_prime = all(n % divisor for divisor in range(2, n))
         return d < 4 or n < 3, is_grouped and is_prime, n in (d, n_kv_heads), d % 2 != 0
 
     return min(heads, key=faults)
@@ -579,22 +675,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []), contextlib.ExitStack() as after:
         after.callback(random.setstate, random.getstate())
-        (torch.manual_seed if is_cuda else torch.default_generator.manual_seed)(
-            seed
-        )  # the latter is ten times as fast
+        if is_cuda:
+            torch.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)  # ten times as fast
         random.seed(seed)
         yield
-
-
-_FORWARD: Any = F.multi_head_attention_forward
-ATTENTION_OF_TORCH: Final = FunctionType(
-    _FORWARD.__code__,
-    {**vars(F), "has_torch_function": lambda tensors: False},
-    "forward",
-    _FORWARD.__defaults__,
-)
-"""`multi_head_attention_forward` that always runs its own body, instead of passing the whole call
-to a mode."""
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -605,18 +691,17 @@ class WithoutDropout(TorchFunctionMode):
         """What a function returns where nothing is dropped."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with self:
-                return on_behalf(ATTENTION_OF_TORCH, *args, **kwargs)
+            return on_behalf(attention_within, self, *args, **kwargs)
         if "dropout" in getattr(func, "__name__", "") and (args or "input" in kwargs):
-            kept = args[0] if args else kwargs["input"]
-            return (
-                (kept, torch.ones_like(kept, dtype=torch.bool))
-                if func is torch.native_dropout
-                else kept
-            )
+            tensor = args[0] if args else kwargs["input"]
+            if func is torch.native_dropout:
+                return tensor, torch.ones_like(tensor, dtype=torch.bool)
+            return tensor
         if func is F.scaled_dot_product_attention:
-            args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])
-            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            elif "dropout_p" in kwargs:
+                kwargs = {**kwargs, "dropout_p": 0.0}
         return on_behalf(func, *args, **kwargs)
 
 
@@ -642,7 +727,9 @@ def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) 
         return tensor.to(device=device, dtype=cast_dtype(tensor, dtype))
 
     roots = [call, *getattr(call, "__dict__", {}).values()]
-    modules = [call_user(root._apply, change) for root in roots if isinstance(root, nn.Module)]
+    modules = [root for root in roots if isinstance(root, nn.Module)]
+    for module in modules:
+        call_user(change_tensors, module, change)
     parts = itertools.chain([call], *(module.modules() for module in modules))
     for part in {id(part): part for part in parts}.values():
         for name, value in list(getattr(part, "__dict__", {}).items()):

@@ -24,16 +24,15 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
-from mhacli.usercode.build import ATTENTION_OF_TORCH, as_float64
+from mhacli.usercode.build import as_float64
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.faults import SourceLine, source_line
+from mhacli.usercode.foreign import attention_within, is_transformed, tensors_in
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import MaskForm, UserAttention
 
@@ -145,8 +144,7 @@ class Watcher(TorchFunctionMode):
         """
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with self:
-                return on_behalf(ATTENTION_OF_TORCH, *args, **kwargs)
+            return on_behalf(attention_within, self, *args, **kwargs)
         name, inputs, arguments = _called(func, args, kwargs)
         is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
         overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)
@@ -154,12 +152,8 @@ class Watcher(TorchFunctionMode):
             for holder in self.holders.pop(address_of(overwritten), ()):
                 holder.output = holder.output.detach().clone()
         result = on_behalf(func, *args, **kwargs)
-        made = [
-            leaf
-            for leaf in tree_leaves(overwritten if name == "setitem" else result)
-            if torch.is_tensor(leaf)
-        ]
-        made = [leaf for leaf in made if not is_functorch_wrapped_tensor(leaf)]  # as inside vmap
+        leaves = tensors_in(overwritten if name == "setitem" else result)
+        made = [leaf for leaf in leaves if not is_transformed(leaf)]
         for number, output in enumerate(made):
             sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
             is_same = bool(inputs) and is_same_view(output, inputs[0])
@@ -249,12 +243,8 @@ def _called(
         args = args[::-1]
     arguments = {**{str(n): value for n, value in enumerate(args)}, **keywords}
     arguments.pop("out", None)
-    inputs = [leaf for leaf in tree_leaves(list(arguments.values())) if isinstance(leaf, Tensor)]
-    others = {
-        key: value
-        for key, value in arguments.items()
-        if not any(map(torch.is_tensor, tree_leaves(value)))
-    }
+    inputs = tensors_in(list(arguments.values()))
+    others = {key: value for key, value in arguments.items() if not tensors_in(value)}
     return name + "_" * (kind == "i"), inputs, others
 
 

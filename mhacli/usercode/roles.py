@@ -108,6 +108,11 @@ def role_of(name: str) -> str | None:
     return next(_roles_of(name, _OF_BOTH | _OF_CONSTRUCTORS), None)
 
 
+def role_of_last(path: str) -> str | None:
+    """The role of an argument, or that of its field in `config.n_head`."""
+    return role_of(path.rpartition(".")[2])
+
+
 def _roles_of(name: str, words_of_roles: Mapping[str, str]) -> Iterator[str]:
     plain = re.sub("^num", "n", name.replace("_", "").lower())
     return (role for role, words in words_of_roles.items() if plain in words.split())
@@ -117,9 +122,7 @@ def stated(arguments: Mapping[str, Any], role: str) -> Any:
     """The value of a role among the arguments, config fields (`config.n_head`) included; None if no
     argument has it.
     """
-    values = (
-        value for name, value in arguments.items() if role_of(name.rpartition(".")[2]) == role
-    )
+    values = (value for name, value in arguments.items() if role_of_last(name) == role)
     return next((value for value in values if value is not None), None)
 
 

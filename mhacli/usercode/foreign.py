@@ -1,0 +1,82 @@
+"""What this room takes from the inside of torch.
+
+A name that torch does not document can go with any release. Each function here reads one such
+name, and has an answer where torch lacks it. `tests/unit/test_foreign_usercode.py` says with which
+release they were tried, and fails if a name is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+def attention_within(mode: TorchFunctionMode, *args: Any, **kwargs: Any) -> Any:
+    """What `F.multi_head_attention_forward` returns. The mode sees each function inside of it, and
+    none if torch has no Python code for it.
+    """
+    body = _attention_body()
+    if body is None:
+        return F.multi_head_attention_forward(*args, **kwargs)
+    with mode:
+        return body(*args, **kwargs)
+
+
+@cache
+def _attention_body() -> Callable[..., Any] | None:
+    """`F.multi_head_attention_forward` that always runs its own code, instead of passing the whole
+    call to a mode.
+    """
+    function: Any = F.multi_head_attention_forward
+    if not isinstance(function, FunctionType):
+        return None
+    names = {**vars(F), "has_torch_function": lambda tensors: False}
+    return FunctionType(function.__code__, names, "forward", function.__defaults__)
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that a compiled one wraps; any other object itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Replaces the parameters and buffers of a module and of its parts by what a function makes of
+    them.
+    """
+    apply = getattr(module, "_apply", None)
+    if apply is not None:
+        apply(change)
+        return
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = change(tensor.data)
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is one of a transform of torch.func, whose numbers cannot be read."""
+    functorch = getattr(torch._C, "_functorch", None)
+    is_wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda _: False)
+    return bool(is_wrapped(tensor))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples, dicts and what else torch knows as a container, in
+    order.
+    """
+    pytree = getattr(torch.utils, "_pytree", None)
+    leaves = getattr(pytree, "tree_leaves", _leaves)(value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _leaves(value: Any) -> list[Any]:
+    """What nested lists, tuples and dicts hold, in order."""
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(parts, list | tuple):
+        return [parts]
+    return [leaf for part in parts for leaf in _leaves(part)]
