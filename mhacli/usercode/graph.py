@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import takewhile
 from operator import attrgetter
 from traceback import walk_stack
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -114,10 +115,10 @@ def reached(
     start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]
 ) -> Iterator[Operation]:
     """An operation and those that its neighbours lead to, the nearest first."""
-    found = [start]
-    for operation in found:
+    operations = [start]
+    for operation in operations:
         yield operation
-        found += [other for other in dict.fromkeys(neighbours(operation)) if other not in found]
+        operations += [n for n in dict.fromkeys(neighbours(operation)) if n not in operations]
 
 
 class Watcher(TorchFunctionMode):
@@ -153,27 +154,32 @@ class Watcher(TorchFunctionMode):
                 holder.output = holder.output.detach().clone()
         result = on_behalf(func, *args, **kwargs)
         leaves = tensors_in(overwritten if name == "setitem" else result)
-        made = [leaf for leaf in leaves if not is_transformed(leaf)]
-        for number, output in enumerate(made):
-            sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
-            is_same = bool(inputs) and is_same_view(output, inputs[0])
-            if is_same and not writes_into_input(
-                name
-            ):  # dropout in eval mode, `contiguous` on a contiguous tensor
-                self.makers[output] = sources[0]
-                continue
-            numbered = {**arguments, "output": number} if len(made) > 1 else arguments
-            operation = Operation(name, output, numbered, _user_line(self.file), sources)
-            self.operations.append(operation)
-            self.makers[output] = operation
-            self.holders.setdefault(address_of(output), []).append(operation)
-            for source in dict.fromkeys(sources):
-                source.readers.append(operation)
+        outputs = [leaf for leaf in leaves if not is_transformed(leaf)]
+        for number, output in enumerate(outputs):
+            numbered = {**arguments, "output": number} if len(outputs) > 1 else arguments
+            self._record(name, inputs, numbered, output)
         if len(self.operations) > MAX_OPERATIONS:
             message = f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record"
             hint = "a loop over queries and keys runs fewer operations on a shorter text"
             raise MhaError(message, hint=hint, code="too-large")
         return result
+
+    def _record(
+        self, name: str, inputs: Sequence[Tensor], arguments: Mapping[str, Any], output: Tensor
+    ) -> None:
+        """Records an output of a function, unless it is the first input itself: that of dropout in
+        eval mode, or of `contiguous` on a contiguous tensor.
+        """
+        sources = tuple(self.makers.setdefault(each, Operation("", each)) for each in inputs)
+        if inputs and is_same_view(output, inputs[0]) and not writes_into_input(name):
+            self.makers[output] = sources[0]
+            return
+        operation = Operation(name, output, arguments, _user_line(self.file), sources)
+        self.operations.append(operation)
+        self.makers[output] = operation
+        self.holders.setdefault(address_of(output), []).append(operation)
+        for source in dict.fromkeys(sources):
+            source.readers.append(operation)
 
 
 def writes_into_input(name: str) -> bool:
@@ -236,16 +242,19 @@ def _called(
     = y` is `setitem`, and a property such as `x.T` has its own name.
     """
     name = str(getattr(func, "__name__", func))
-    name = func.__self__.__name__ if name == "__get__" else name
+    if name == "__get__":
+        name = func.__self__.__name__
     kind, name = _OPERATOR.fullmatch(name).groups()  # type: ignore[union-attr]
     name = _NAMES.get(name, name)
     if kind == "r" and name not in ("add", "mul"):
         args = args[::-1]
+    elif kind == "i":
+        name += "_"
     arguments = {**{str(n): value for n, value in enumerate(args)}, **keywords}
     arguments.pop("out", None)
     inputs = tensors_in(list(arguments.values()))
     others = {key: value for key, value in arguments.items() if not tensors_in(value)}
-    return name + "_" * (kind == "i"), inputs, others
+    return name, inputs, others
 
 
 # ---------------------------------------------------------------------------------------- the graph
@@ -407,79 +416,107 @@ def recorded(
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, call_inputs[:3], strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}
-    call = RecordedCall(out, inputs, {**given}, watcher.operations)
-    module, things = subject.built.module, dict(getattr(subject.built.call, "__dict__", {}))
-    if module is not None:
-        things |= dict(module.named_buffers()) | dict(module.named_parameters())
-    held = {
-        address_of(tensor): name for name, tensor in things.items() if isinstance(tensor, Tensor)
-    }
-    is_masked = inputs.allowed is not None or inputs.real is not None
-    for leaf in dict.fromkeys(
-        source for each in call.operations for source in each.sources if not source.name
-    ):
+    call = RecordedCall(out, inputs, given, watcher.operations)
+    _name_outside(call, _names_by_address(subject.built.call))
+    for operation in call.operations:
+        operation.live = _is_live(operation)
+    call.attentions += _attentions(call.operations)
+    _name_before(call.attentions)
+    _name_after(call)
+    for operation in call.operations:
+        operation.site = operation.site or operation.name
+    return call
+
+
+def _names_by_address(call: object) -> dict[int, str]:
+    """The names of the tensors that a module or another object holds, by address."""
+    held = dict(getattr(call, "__dict__", {}))
+    if isinstance(call, nn.Module):
+        held |= dict(call.named_buffers()) | dict(call.named_parameters())
+    return {address_of(value): name for name, value in held.items() if isinstance(value, Tensor)}
+
+
+def _name_outside(call: RecordedCall, names: Mapping[int, str]) -> None:
+    """Names the tensors from outside: those with a name by their address, an input, also in another
+    order, by its own, and one with the shape of a mask where keys are hidden as the mask.
+    """
+    given, inputs = {**call.given}, call.inputs
+    hides_keys = inputs.allowed is not None or inputs.real is not None
+    sources = [source for operation in call.operations for source in operation.sources]
+    for leaf in dict.fromkeys(source for source in sources if not source.name):
         tensor = leaf.output
-        alike = {
-            name: rows
-            for name, rows in given.items()
-            if (rows.dtype, rows.numel()) == (tensor.dtype, tensor.numel())
-        }
-        matching = [
-            name
-            for name, rows in alike.items()
-            if torch.equal(sorted_numbers(rows), sorted_numbers(tensor))
-        ]
-        leaf.site = held.get(address_of(tensor)) or next(iter(matching), "a tensor")
-        leaf.live = leaf.site in matching
-        if (
-            leaf.site == "a tensor"
-            and is_masked
-            and tensor.ndim > 1
-            and tensor.shape[-2:] == inputs.lengths[1:]
-        ):
+        equal = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
+        leaf.site = names.get(address_of(tensor)) or next(iter(equal), "a tensor")
+        leaf.live = leaf.site in equal
+        has_its_shape = tensor.ndim > 1 and tensor.shape[-2:] == inputs.lengths[1:]
+        if leaf.site == "a tensor" and hides_keys and has_its_shape:
             leaf.site = "mask"
             call.given.setdefault("mask", tensor)
-    for operation in call.operations:
-        numbers = (
-            operation.sources
-        )  # of which a tensor that only states a shape or a dtype has no part in the result
-        if re.fullmatch(r"new_\w+|\w+_like|to|\w+_as", operation.name):
-            numbers = numbers[: operation.name == "to" or operation.name.endswith("_as")]
-        operation.live = any(source.live for source in numbers)
-    _name_sites(call)
-    return call
+
+
+def _has_same_numbers(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers, in any order."""
+    if (tensor.dtype, tensor.numel()) != (other.dtype, other.numel()):
+        return False
+    return torch.equal(sorted_numbers(tensor), sorted_numbers(other))
+
+
+def _is_live(operation: Operation) -> bool:
+    """Whether the numbers of the output depend on the inputs. A tensor that only states a shape or
+    a dtype has no part in them.
+    """
+    sources = operation.sources
+    if re.fullmatch(r"to|\w+_as", operation.name):
+        sources = sources[:1]
+    elif re.fullmatch(r"new_\w+|\w+_like", operation.name):
+        return False
+    return any(source.live for source in sources)
 
 
 # -------------------------------------------------------------------------------------------- sites
 
 
-def _name_sites(call: RecordedCall) -> None:
-    """Names the operations: a site such as `q`, what leads to it, such as `q.transpose`, what joins
-    the heads and projects them, the others after z, else torch's name.
-    """
-    for operation in call.operations:
+def _attentions(operations: Sequence[Operation]) -> list[dict[str, Operation]]:
+    """The operation of each site around each kernel and each softmax."""
+    attentions = []
+    for operation in operations:
+        sites: dict[str, Operation] = {}
         if operation.name == KERNEL:
             operands = zip(_ROLES, operation.sources, strict=False)
-            call.attentions.append(
-                {role: source for role, source in operands if source.name} | {"z": operation}
-            )
+            sites = {role: source for role, source in operands if source.name} | {"z": operation}
         elif operation.name in SOFTMAXES and operation.live:
-            call.attentions += filter(None, [_around_softmax(call, operation)])
+            sites = _around_softmax(operation)
+        if sites:
+            attentions.append(sites)
+    return attentions
+
+
+def _name_before(attentions: Sequence[Mapping[str, Operation]]) -> None:
+    """Names the operations of sites, such as `q`, and those before them: what leads to a site, such
+    as `q.transpose`, and the projections.
+    """
     leads: dict[Operation, dict[str, None]] = {}
-    for attention in call.attentions:
+    for attention in attentions:
         for site, operation in attention.items():
             if site not in _ROLES or not operation.projects:
                 operation.site = operation.site or site
-            for each in operation.upstream():
-                leads.setdefault(each, {})[site] = None
+            for earlier in operation.upstream():
+                leads.setdefault(earlier, {})[site] = None
     for operation, sites in leads.items():
         letters = "".join(role for role in _ROLES if role in sites)
         if operation.projects:
             operation.site = letters if letters in ("qkv", "kv", "qv") else f"{letters}_proj"
         elif not operation.site:
             operation.site = f"{letters or next(iter(sites))}.{operation.name}"
-    site, ends = "z", [call.operations.index(attention["z"]) for attention in call.attentions]
-    for operation in call.operations[max(ends) + 1 :] if ends else ():
+
+
+def _name_after(call: RecordedCall) -> None:
+    """Names what follows the last weighted values: what joins the heads and projects them, and the
+    others, such as `z.transpose`.
+    """
+    ends = [call.operations.index(attention["z"]) for attention in call.attentions]
+    site, start = "z", max(ends, default=len(call.operations)) + 1
+    for operation in call.operations[start:]:
         if operation.projects and site == "z":
             operation.site = site = "out"
             joined = operation.live_sources[0]
@@ -488,23 +525,15 @@ def _name_sites(call: RecordedCall) -> None:
                 call.attentions[-1]["concat"] = joined
         elif operation.live and not operation.site:
             operation.site = f"{site}.{operation.name}"
-    for operation in call.operations:
-        operation.site = operation.site or operation.name
 
 
-def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operation]:
+def _around_softmax(softmax: Operation) -> dict[str, Operation]:
     """The operations of the sites around a softmax; none unless there is a product before it and
-    another after it.
+    another after it. A transposed operand of the first is named kᵀ.
     """
-    qk = next(
-        (each for each in reached(softmax, attrgetter("live_sources")) if each.is_product), None
-    )
-    z, after = None, list[Operation]()
-    for z in reached(softmax, attrgetter("readers")):
-        if z.is_product:
-            break
-        after.append(z)
-    if qk is None or z is None or not z.is_product:
+    qk = _first_product(softmax, attrgetter("live_sources"))
+    z = _first_product(softmax, attrgetter("readers"))
+    if qk is None or z is None:
         return {}
     q, k = qk.live_sources[-2:]
     if (_letter(q), _letter(k)) == ("k", "q"):
@@ -513,6 +542,7 @@ def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operati
         k.site = "kᵀ"
         k = k.sources[0]
     pattern, v = z.live_sources[-2:]
+    after = takewhile(lambda operation: operation is not z, reached(softmax, attrgetter("readers")))
     if pattern not in after:
         pattern, v = v, pattern
     sites = {
@@ -525,6 +555,13 @@ def _around_softmax(call: RecordedCall, softmax: Operation) -> dict[str, Operati
         "z": z,
     }
     return {site: operation for site, operation in sites.items() if operation.name}
+
+
+def _first_product(
+    start: Operation, neighbours: Callable[[Operation], Sequence[Operation]]
+) -> Operation | None:
+    """The nearest product that the neighbours of an operation lead to."""
+    return next((other for other in reached(start, neighbours) if other.is_product), None)
 
 
 def _letter(operand: Operation) -> str:
