@@ -52,34 +52,53 @@ def names_within(
     """
     text = ast.unparse(function)
     shape = _UNPACKED.search(text)
-    unpacked = zip(("batch", "length", "d_model"), shape.groups() if shape else (), strict=False)
-    names = {plain: name for plain, name in unpacked if name != "_"}
-    first, *others = [argument.arg for argument in function.args.args] or [""]
-    if function.name not in ("forward", "__call__"):
-        names |= {
-            read_name(name)[0]: name
-            for name in (first, *others)
-            if read_name(name)[0] in ("q", "k", "v")
-        }
-    if first != "self" or module is None:
+    axes = zip(("batch", "length", "d_model"), shape.groups() if shape else (), strict=False)
+    names = {plain: name for plain, name in axes if name != "_"}
+    arguments = [argument.arg for argument in function.args.args]
+    is_forward = function.name in ("forward", "__call__")
+    if not is_forward:
+        letters = {read_name(name)[0]: name for name in arguments}
+        names |= {letter: letters[letter] for letter in "qkv" if letter in letters}
+    if module is None or arguments[:1] != ["self"]:
         return names
-    if others and function.name in ("forward", "__call__"):
-        names["x"] = others[0]
+    if is_forward and len(arguments) > 1:
+        names["x"] = arguments[1]
+    return names | _names_of_sizes(text, module, sizes) | _names_of_projections(text, parts)
+
+
+def _names_of_sizes(
+    text: str, module: nn.Module, sizes: Mapping[str, int | None]
+) -> dict[str, str]:
+    """The attribute that holds the size of each role."""
     numbers = {name: value for name, value in vars(module).items() if type(value) is int}
+    roles = {name: role_of(name) for name in numbers}
+    names = {}
     for role, size in sizes.items():
-        same = [name for name, value in numbers.items() if value == size and f"self.{name}" in text]
-        unnamed = [name for name in same if role_of(name) is None]
-        names |= {role: f"self.{unnamed[0]}"} if len(unnamed) == 1 else {}
-    names |= {known: f"self.{name}" for name in numbers if (known := role_of(name)) is not None}
-    owners = {
-        part.rpartition(".")[0] for part in parts if f"self.{part.rpartition('.')[2]}(" in text
-    }
-    for part in parts:
-        (owner, _, name), letters = part.rpartition("."), read_name(part)[0]
+        unnamed = [
+            name
+            for name, value in numbers.items()
+            if value == size and roles[name] is None and f"self.{name}" in text
+        ]
+        if len(unnamed) == 1:
+            names[role] = f"self.{unnamed[0]}"
+    return names | {role: f"self.{name}" for name, role in roles.items() if role is not None}
+
+
+_PLAIN = {"qkv": "self.qkv", "o": "self.out_proj"}
+"""The names in corrected expressions of projections that are not called `self.q_proj`."""
+
+
+def _names_of_projections(text: str, parts: Sequence[str]) -> dict[str, str]:
+    """The attribute of each projection, by its name in corrected expressions. The path starts at
+    the part that the function belongs to, if it calls a projection of that name.
+    """
+    steps = {part: part.rpartition(".") for part in parts}
+    owners = {owner for owner, _, name in steps.values() if f"self.{name}(" in text}
+    names = {}
+    for part, (owner, _, name) in steps.items():
         path = name if owner in owners else re.sub(r"\.(\d+)", r"[\1]", part)
-        names[{"qkv": "self.qkv", "o": "self.out_proj"}.get(letters, f"self.{letters}_proj")] = (
-            f"self.{path}"
-        )
+        letters = read_name(part)[0]
+        names[_PLAIN.get(letters, f"self.{letters}_proj")] = f"self.{path}"
     return names
 
 
@@ -122,7 +141,9 @@ def never_read(call: Callable[..., object]) -> set[str]:
         for node in ast.walk(ast.parse(source_of(called_function(call))))
         if isinstance(node, ast.Name)
     }
-    return {each.name for each in signature_of(call) if names and "locals" not in names} - names
+    if not names or "locals" in names:
+        return set()
+    return {parameter.name for parameter in signature_of(call)} - names
 
 
 def is_read_only_with(
@@ -133,11 +154,11 @@ def is_read_only_with(
     """
     tree = ast.parse(source_of(function))
     conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    conditions = [
-        node for node in conditions if {*re.findall(r"\w+", ast.unparse(node.test))} & {*others}
+    bodies = [
+        node.body
+        for node in conditions
+        if not {*others}.isdisjoint(re.findall(r"\w+", ast.unparse(node.test)))
     ]
-    inside = [
-        part for node in conditions for statement in node.body for part in ast.walk(statement)
-    ]
+    inside = [part for body in bodies for statement in body for part in ast.walk(statement)]
     reads = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == parameter]
     return bool(reads) and all(node in inside for node in reads)
