@@ -99,6 +99,14 @@ def test_attention_that_overwrites_its_input_is_right(tmp_path) -> None:
     assert check(tmp_path, {"merged": doubling}).verdict == "right"
 
 
+def test_where_unknown_attention_departs_is_named_though_its_queries_are_scaled_first(
+    tmp_path,
+) -> None:
+    product = {"product": "(a / math.sqrt(self.hd)) @ b.transpose(-2, -1)", "divisor": "1.0"}
+    examination = check(tmp_path, {**product, "pattern": "s.sin()"})
+    assert (examination.verdict, examination.departure.site) == ("unknown", "pattern")
+
+
 def test_the_probe_distinguishes_a_token_that_does_not_see_itself(tmp_path) -> None:
     masked = "s.masked_fill(torch.ones(steps, steps).tril(-1) == 0, float('-inf'))"
     examination = check(tmp_path, {"masked": masked, "pattern": "s.softmax(-1).nan_to_num(0.0)"})

@@ -381,8 +381,7 @@ BEGINNINGS = {
 """What the tokenizer puts around a text, the chat template, and what the check says of them."""
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("name", some(BEGINNINGS, default=["tokenizer"]))
+@pytest.mark.parametrize("name", some(BEGINNINGS, default=["once"]))
 def test_a_beginning_that_is_doubled_fails(name: str, mha: Any, tmp_path: Path) -> None:
     from tokenizers import processors
 

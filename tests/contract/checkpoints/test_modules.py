@@ -465,6 +465,20 @@ def test_a_z_that_the_pattern_does_not_give_fails_the_check_of_its_layer(
         assert (layer["self_check"]["max_abs_error"] > layer["self_check"]["tolerance"]) != is_right
 
 
+def test_the_self_check_has_the_error_of_the_layer_that_fails(
+    monkeypatch: pytest.MonkeyPatch, mha: Any
+) -> None:
+    def larger(original: Any, module: Any, *given: Any, **keywords: Any) -> Any:
+        z, pattern = original(module, *given, **keywords)
+        return z * (1.001 if module.layer_idx == 1 else 1), pattern
+
+    with registered(monkeypatch, larger):
+        words = ("run", TEXT, "--model", checkpoints.folder("llama"), "--json")
+        document = mha(*words, code=3).json
+    check = document["layers"][1]["self_check"]
+    assert document["self_check"]["max_abs_error"] == check["max_abs_error"] > check["tolerance"]
+
+
 class HalvedAttention(nn.Module):
     """Its weights are halved in place before they meet the values."""
 

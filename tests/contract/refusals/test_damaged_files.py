@@ -170,6 +170,11 @@ def test_a_name_that_occurs_twice_is_why_a_file_is_refused(mha: Mha, tmp_path: P
         require_bad_file(mha, words, "made.safetensors", "twin", "twice")
 
 
+def test_a_word_that_is_no_number_in_json_is_named(mha: Mha, tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text('{"schema": "mha.vocab/1", "tokens": NaN}')
+    require_bad_file(mha, ["run", "a", "--vocab"], "words.json", "NaN")
+
+
 def test_an_error_in_the_json_of_a_header_has_the_path_of_its_file(
     mha: Mha, tmp_path: Path
 ) -> None:

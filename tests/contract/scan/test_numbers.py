@@ -245,6 +245,24 @@ def test_weights_between_spans_are_means_over_the_documents_that_have_them(
     )
 
 
+def test_a_token_is_a_sink_in_as_many_documents_as_have_it_among_the_sinks_of_the_head(
+    mha: Any, tmp_path: Path
+) -> None:
+    def sharpen(tensors: dict[str, Any]) -> None:
+        tensors["transformer.h.1.attn.c_attn.weight"][:, : 2 * 48] *= 6  # of queries and keys
+
+    checkpoints.change(checkpoints.copy_of("gpt2", tmp_path / "m"), sharpen)
+    texts = ["a dog ran and ran and ran over the old mill by the sea while it rained"] * 2
+    corpus_file(tmp_path / "c.jsonl", texts)
+    words = ("--model", "m", "--layer", "1", "--json")
+    heads = mha("scan", "c.jsonl", "--out", "out", *words).json["corpus"]["heads"]
+    alone = mha("heads", texts[0], *words).json
+    tokens = alone["sequences"][0]["tokens"]
+    expected = [{tokens[sink["key"]] for sink in head["sinks"]} for head in alone["heads"]]
+    assert [{sink["token"] for sink in head["sinks"]} for head in heads] == expected
+    assert {sink["documents"] for head in heads for sink in head["sinks"]} == {2}  # there are some
+
+
 def test_documents_are_cut_to_their_first_tokens(mha: Any, tmp_path: Path) -> None:
     scan = scanned(tmp_path, "gpt2", "--max-tokens", "4", "--layer", "2", texts=TEXTS[:3])
     assert {row["n_tokens"] for row in scan.rows} == {4}

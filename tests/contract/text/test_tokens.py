@@ -121,12 +121,6 @@ def test_characters_are_tokens_with_white_space(tmp_path: Path) -> None:
     assert sequence["offsets"] == [[0, 1], [1, 2], [2, 3], [3, 4]]
 
 
-def test_a_line_end_is_one_character_and_a_lone_cr_stays(mha: Any, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(b"a\r\nb\rc\r")
-    (sequence,) = mha("run", "--file", "text.txt", "--tokenizer", "char", *SMALL).json["sequences"]
-    assert sequence["tokens"] == [*"a\nb\rc\r"]
-
-
 def test_bytes_spell_the_text_and_lie_at_their_characters(tmp_path: Path) -> None:
     for sequence in sequences(tmp_path, random_texts(2, 12), "--tokenizer", "byte"):
         values = [
