@@ -172,7 +172,7 @@ def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
         num_hidden_layers=1,
         num_attention_heads=3,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(3)  # an answer of three tokens
     model = getattr(transformers, kind)(
         config
         if "Answering" not in kind
@@ -196,6 +196,10 @@ def test_a_score_and_an_answer_change_as_their_logits(kind: str) -> None:
         hook.remove()
     assert record.effects[1].d_logit == pytest.approx(float(after - before), abs=1e-6)
     assert record.effect.measured == ("span" if "Answering" in kind else "score")
+    if "Answering" in kind:
+        start, end = divmod(record.effect.target_id, 5)
+        assert record.effect.target == " ".join(record.sequences[0].tokens[start : end + 1])
+        assert end == start + 2
 
 
 def test_a_classifier_without_an_id_for_padding_is_measured_text_by_text() -> None:
