@@ -321,3 +321,9 @@ def test_edges_of_an_encoder_are_refused(mha: Any, words: str) -> None:
 def test_it_takes_one_text(mha: Any) -> None:
     effect(mha, "another", code=2)
     mha("effect", TEXT, "another", code=2)
+
+
+def test_edges_are_verified_where_the_mask_of_a_layer_is_true_and_false(mha: Any) -> None:
+    words = ("--model", checkpoints.folder("mistral"), "--edges", "--head", "1.2", "--json")
+    document = mha("effect", "the cat sat on the mat and ran", *words).json
+    assert document["effect"]["verified"]["n"] > 0
