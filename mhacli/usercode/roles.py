@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -131,6 +131,8 @@ _FILLERS = (
 )
 """Words that say nothing beside others: `query_states` is a query."""
 _OF_NUMBERS = ("n_heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
+_OF_CACHES = {"past", "cache", "cached", "incremental", "prev", "present"}
+_OF_OTHER_MASKS = ("head", "q", "query", "drop", "dropout", "loss")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
 _LETTERS = "q|k|v|o|out|qkv|kv|query|key|value|output|in|proj"
 _WEIGHT = re.compile(
@@ -173,24 +175,30 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
     """The parameters of a module's `forward`, of an instance's `__call__`, or of a function, in
     order: all, or those with some roles.
     """
-    found = []
-    for each in signature(called_function(call)).parameters.values():
-        is_varied = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        role = call_role(each.name, each.default, each.annotation)
-        if is_varied:
-            role = "rest" if each.kind is each.VAR_POSITIONAL else "any"
-        elif role in ("off", "unknown") and _RESULT.fullmatch(each.name.lower()):
+    parameters = []
+    for parameter in signature(called_function(call)).parameters.values():
+        role = call_role(parameter.name, parameter.default, parameter.annotation)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            role = "rest"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            role = "any"
+        elif role in ("off", "unknown") and _RESULT.fullmatch(parameter.name.lower()):
             role = "result"
-        required, positional_only = (
-            each.default is each.empty,
-            each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL),
-        )
-        default = None if required else each.default
-        found.append(
-            CallParameter(each.name, role, required and not is_varied, positional_only, default)
+        lacks_default = parameter.default is parameter.empty
+        parameters.append(
+            CallParameter(
+                parameter.name,
+                role,
+                required=lacks_default and role not in ("rest", "any"),
+                positional_only=parameter.kind
+                in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL),
+                default=None if lacks_default else parameter.default,
+            )
         )
     return tuple(
-        parameter for parameter in _distinguished(found) if not roles or parameter.role in roles
+        parameter
+        for parameter in _distinguished(parameters)
+        if not roles or parameter.role in roles
     )
 
 
@@ -219,32 +227,40 @@ def call_role(
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
     telling = [word for word in words if word not in _FILLERS.split()] or words
     known = [
-        role for each in (words, telling) for role in _roles_of("".join(each), _OF_CALLS | _OF_BOTH)
+        role
+        for plain in ("".join(words), "".join(telling))
+        for role in _roles_of(plain, _OF_CALLS | _OF_BOTH)
     ]
     if _CACHING.fullmatch(name):
         return "caching"
     if isinstance(default, bool) or annotation in (bool, "bool"):
-        return next((role for role in known if role in ("causal", "training")), "off")
+        return _first(known, ("causal", "training"), otherwise="off")
     if isinstance(default, int | float) or annotation in (int, float, "int", "float"):
-        return next((role for role in known if role in _OF_NUMBERS), "unknown")
+        return _first(known, _OF_NUMBERS, otherwise="unknown")
     if words[-1] in ("mask", "masks"):
-        if {*words} & {"head", "q", "query", "drop", "dropout", "loss"} and "key" not in words:
-            return "other mask"
-        return "padding" if {*words} & {*_OF_TOKENS.split()} else "mask"
-    if {"past", "cache", "cached", "incremental", "prev", "present"} & {*words} and words[
-        -1
-    ] != "position":
+        return _mask_role({*words})
+    if words[-1] != "position" and not _OF_CACHES.isdisjoint(words):
         return "cache"
-    if _WEIGHT_BIAS.fullmatch("_".join(words)):
+    joined = "_".join(words)
+    if _WEIGHT_BIAS.fullmatch(joined):
         return "weight bias"
-    if _WEIGHT.fullmatch("_".join(words)):
+    if _WEIGHT.fullmatch(joined):
         return "weight"
     if known:
         return known[0]
-    return next(
-        (role for role in _roles_of(telling[0], _OF_CALLS) if role in ("context", "rope")),
-        "unknown",
-    )
+    return _first(_roles_of(telling[0], _OF_CALLS), ("context", "rope"), otherwise="unknown")
+
+
+def _first(roles: Iterable[str], possible: Sequence[str], *, otherwise: str) -> str:
+    """The first role that is possible."""
+    return next((role for role in roles if role in possible), otherwise)
+
+
+def _mask_role(words: set[str]) -> str:
+    """The role of a mask by the words of its name."""
+    if "key" not in words and not words.isdisjoint(_OF_OTHER_MASKS):
+        return "other mask"
+    return "mask" if words.isdisjoint(_OF_TOKENS.split()) else "padding"
 
 
 def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
@@ -254,11 +270,11 @@ def _distinguished(parameters: list[CallParameter]) -> list[CallParameter]:
     """
     roles = [parameter.role for parameter in parameters]
     if not {*roles} & {*ROWS}:
-        is_other = [
-            not parameter.required or parameter.role not in ("unknown", "n_heads")
+        may_be_inputs = [
+            parameter.required and parameter.role in ("unknown", "n_heads")
             for parameter in parameters
         ]
-        in_order = IN_ORDER.get([*is_other, True].index(True), ())
+        in_order = IN_ORDER.get([*may_be_inputs, False].index(False), ())
         roles[: len(in_order)] = in_order
     inputs = [n for n, role in enumerate(roles) if role == "x"]
     targets = [n for n in inputs if re.match(r"tgt|trg|target|dec", parameters[n].name.lower())]
