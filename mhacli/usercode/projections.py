@@ -117,29 +117,34 @@ def projection_readings(
         named = [part.name for _, group in groups for part in group]
         order = next((part.letters for _, (part, *_) in groups if len(part.letters) == 3), None)
         outputs = list(_outputs([part for part in parts if part.name not in named]))
-        for combination in product(
-            *(list(_of_group(letters, group, widths)) for letters, group in groups)
-        ):
-            q, k, v = (
-                next(roles[letter] for roles, _ in combination if letter in roles)
-                for letter in "qkv"
-            )
-            n_heads, d_head = widths.n_heads, len(q.rows) // widths.n_heads
-            n_kv_heads = len(k.rows) // max(1, d_head)
-            if not n_kv_heads or [len(q.rows), len(k.rows)] != [
-                n_heads * d_head,
-                n_kv_heads * d_head,
-            ]:
-                continue
-            if n_heads % n_kv_heads or len(v.rows) % n_kv_heads:
+        of_groups = [list(_of_group(letters, group, widths)) for letters, group in groups]
+        for combination in product(*of_groups):
+            roles = {
+                letter: rows for held, _ in reversed(combination) for letter, rows in held.items()
+            }
+            qkv = tuple(roles[letter] for letter in "qkv")
+            n_kv_heads = _n_kv_heads([len(role.rows) for role in qkv], widths.n_heads)
+            if n_kv_heads == 0:
                 continue
             choices = dict.fromkeys(choice for _, chosen in combination for choice in chosen)
             for out, out_names in outputs:
                 used = tuple(dict.fromkeys((*named, *out_names, *makers)))
                 unused = tuple(part.name for part in parts if part.name not in used)
                 yield ProjectionReading(
-                    (q, k, v), out, n_heads, n_kv_heads, tuple(choices), order, used, unused
+                    qkv, out, widths.n_heads, n_kv_heads, tuple(choices), order, used, unused
                 )
+
+
+def _n_kv_heads(rows: Sequence[int], n_heads: int) -> int:
+    """The number of kv heads of queries, keys and values with these numbers of rows; 0 if they do
+    not fit to each other.
+    """
+    of_q, of_k, of_v = rows
+    d_head = of_q // n_heads
+    n_kv_heads = of_k // max(1, d_head)
+    if n_kv_heads == 0 or (of_q, of_k) != (n_heads * d_head, n_kv_heads * d_head):
+        return 0
+    return n_kv_heads if n_heads % n_kv_heads == of_v % n_kv_heads == 0 else 0
 
 
 def _through_latents(
@@ -148,33 +153,30 @@ def _through_latents(
     """The parts, with each that reads a latent as its product with the matrix that makes the
     latent, and the names of those.
     """
-    d_ins, makers = (widths.d_in, widths.d_context), dict[str, WeightMatrix]()
-    for part in parts:
-        for other in (
-            parts if part.orientation == "out-in" and part.weight.shape[1] not in d_ins else ()
-        ):
-            is_fitting = (
-                other.weight.shape[1] in d_ins and len(other.weight) == part.weight.shape[1]
-            )
-            if (
-                other.orientation == "out-in"
-                and is_fitting
-                and {*part.letters} <= {*(other.letters or "qkv")}
-            ):
-                makers[part.name] = other
-    names, found = [maker.name for maker in makers.values()], []
-    for part in [part for part in parts if part.name not in names]:
-        if (maker := makers.get(part.name)) is not None:
-            bias = None if maker.bias is None else part.weight @ maker.bias
-            biases = [
-                each
-                for each in (part.bias, bias)
-                if each is not None and len(each) == len(part.weight)
-            ]
-            summed = torch.stack(biases).sum(dim=0) if biases else None
-            part = replace(part, weight=part.weight @ maker.weight, bias=summed)
-        found.append(part)
-    return found, names
+    d_ins = (widths.d_in, widths.d_context)
+    linear = [part for part in parts if part.orientation == "out-in"]
+    first = [part for part in linear if part.weight.shape[1] in d_ins]
+    makers = {
+        part.name: maker
+        for part in linear
+        for maker in first
+        if part.weight.shape[1] not in d_ins
+        and part.weight.shape[1] == len(maker.weight)
+        and {*part.letters} <= {*(maker.letters or "qkv")}
+    }
+    names = [maker.name for maker in makers.values()]
+    rest = [part for part in parts if part.name not in names]
+    return [_with_maker(part, makers.get(part.name)) for part in rest], names
+
+
+def _with_maker(part: WeightMatrix, maker: WeightMatrix | None) -> WeightMatrix:
+    """A part as its product with the matrix that makes what it reads."""
+    if maker is None:
+        return part
+    biases = [part.bias, None if maker.bias is None else part.weight @ maker.bias]
+    fitting = [bias for bias in biases if bias is not None and len(bias) == len(part.weight)]
+    bias = torch.stack(fitting).sum(dim=0) if fitting else None
+    return replace(part, weight=part.weight @ maker.weight, bias=bias)
 
 
 def _groups(
@@ -193,8 +195,9 @@ def _groups(
         if all(letters in by_letters for letters in combination):
             yield [(letters, by_letters[letters]) for letters in combination]
     unnamed = by_letters.get("", [])
-    for trio in permutations(unnamed, 3) if len(unnamed) in (3, 4) else ():
-        yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
+    if len(unnamed) in (3, 4):
+        for trio in permutations(unnamed, 3):
+            yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
     for part in [part for part in unnamed if len(unnamed) < 3 or part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
 
@@ -209,11 +212,9 @@ def _of_group(letters: str, group: Sequence[WeightMatrix], widths: Widths) -> It
     part = group[0]
     if len(group) > 1:  # the matrices of all heads as one with an axis for heads
         ordered = sorted(group, key=lambda part: part.number or 0)
-        bias = (
-            None
-            if part.bias is None
-            else torch.cat([each.bias for each in ordered if each.bias is not None])
-        )
+        bias = part.bias
+        if bias is not None:
+            bias = torch.cat([each.bias for each in ordered if each.bias is not None])
         weight = torch.stack([each.weight for each in ordered])
         part = replace(part, weight=weight, bias=bias, number=0, orientation="free")
     words = f"{part.name} holds {', '.join(letters)}, which its name does not say"
@@ -248,10 +249,8 @@ def _matrices(
             words = f"{part.name} projects a slice of the row for each head, the same for all"
             yield torch.block_diag(*[matrix] * n_heads), (Choice("shared-projections", words),)
         if matrix.shape[1] == d_in:
-            yield (
-                matrix,
-                (Choice("orientation", f"{part.name} is applied as x W"),) if is_swapped else (),
-            )
+            orientation = Choice("orientation", f"{part.name} is applied as x W")
+            yield matrix, (orientation,) if is_swapped else ()
 
 
 def _oriented(part: WeightMatrix) -> Iterator[Tensor]:
@@ -280,39 +279,41 @@ def _pieces(
     if len(letters) == 1:
         yield (), [rows]
         return
-    in_turn = Choice(
-        "fused-per-head", "the fused projection holds queries, keys and values of each head in turn"
-    )
-    n_heads, d_in = widths.n_heads, widths.d_in
-    known = [widths.n_kv_heads or n_heads]
+    n_heads = widths.n_heads
+    counts = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
-        divisors = [n for n in range(1, n_heads) if n_heads % n == 0]
-        known = [*(n for n in divisors if (len(rows) - d_in) * n_heads == 2 * n * d_in), n_heads]
-    for n_kv_heads in known:
-        counts = [n_heads if letter == "q" else n_kv_heads for letter in letters]
-        shares = [count // min(counts) for count in counts]
+        n_more, d_in = len(rows) - widths.d_in, widths.d_in
+        implied = [n for n in range(1, n_heads) if n_more * n_heads == 2 * n * d_in]
+        counts = [*(n for n in implied if n_heads % n == 0), n_heads]
+    for n_kv_heads in counts:
+        heads = [n_heads if letter == "q" else n_kv_heads for letter in letters]
         for layout in _LAYOUTS:
-            n_groups = 1 if layout == "3hd" else min(counts)
-            unit, remainder = divmod(len(rows), n_groups * sum(shares))
-            if remainder:
-                continue
-            if layout in (
-                "3hd",
-                "h3d",
-            ):  # each of the groups holds its queries, its keys and its values
-                groups = rows.unflatten(0, (n_groups, -1)).split(
-                    [share * unit for share in shares], dim=1
-                )
-                yield (in_turn,) * (layout == "h3d"), [group.flatten(0, 1) for group in groups]
-            elif len(set(counts)) == 1:
-                sizes = {"3": len(letters), "h": n_groups, "d": unit}
-                numbered = rows.unflatten(0, [sizes[axis] for axis in layout])
-                axes = [layout.index(axis) for axis in "3hd"]
-                words = f"the fused projection's rows are numbered ({' '.join(layout)})"
-                yield (
-                    (Choice("fused-layout", words),),
-                    [piece.flatten(0, 1) for piece in numbered.permute(*axes)],
-                )
+            yield from _pieces_of_layout(rows, heads, layout)
+
+
+def _pieces_of_layout(
+    rows: Tensor, heads: Sequence[int], layout: str
+) -> Iterator[tuple[tuple[Choice, ...], Sequence[Tensor]]]:
+    """The rows of a matrix cut into a piece for each number of heads; nothing if they do not fit
+    the layout.
+    """
+    shares = [count // min(heads) for count in heads]
+    n_groups = 1 if layout == "3hd" else min(heads)
+    unit, remainder = divmod(len(rows), n_groups * sum(shares))
+    if remainder:
+        return
+    if layout in ("3hd", "h3d"):  # each of the groups holds its queries, its keys and its values
+        sizes = [share * unit for share in shares]
+        groups = rows.unflatten(0, (n_groups, -1)).split(sizes, dim=1)
+        words = "the fused projection holds queries, keys and values of each head in turn"
+        in_turn = Choice("fused-per-head", words)
+        yield (in_turn,) if layout == "h3d" else (), [group.flatten(0, 1) for group in groups]
+    elif len(set(heads)) == 1:
+        lengths = {"3": len(heads), "h": n_groups, "d": unit}
+        numbered = rows.unflatten(0, [lengths[axis] for axis in layout])
+        pieces = numbered.permute(*(layout.index(axis) for axis in "3hd"))
+        words = f"the fused projection's rows are numbered ({' '.join(layout)})"
+        yield (Choice("fused-layout", words),), [piece.flatten(0, 1) for piece in pieces]
 
 
 # --------------------------------------------------------------------------------------- the output
@@ -328,10 +329,13 @@ def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, 
     if not candidates:
         yield None, ()
     for part in candidates:
-        planes = [*_oriented(part)] if part.weight.ndim == 2 else []
-        for axis in range(3) if part.weight.ndim == 3 else ():
-            output_first = part.weight.movedim(axis, 0)
-            planes += [output_first.flatten(1), output_first.transpose(1, 2).flatten(1)]
+        planes: list[Tensor] = []
+        if part.weight.ndim == 2:
+            planes += _oriented(part)
+        elif part.weight.ndim == 3:
+            for axis in range(3):
+                output_first = part.weight.movedim(axis, 0)
+                planes += [output_first.flatten(1), output_first.transpose(1, 2).flatten(1)]
         for weight in planes:
             yield Projection(weight, part.bias_of("o", len(weight))), (part.name,)
 
@@ -401,12 +405,8 @@ def read_name(name: str) -> tuple[str, int | None]:
     """
     steps = [step for step in reversed(name.split(".")) if step not in ("weight", "bias", "kernel")]
     index = next((int(step) for step in steps if step.isdigit()), None)
-    return (
-        next(
-            (letters for step in steps if not step.isdigit() and (letters := _letters_of(step))), ""
-        ),
-        index,
-    )
+    letters = (_letters_of(step) for step in steps if not step.isdigit())
+    return next(filter(None, letters), ""), index
 
 
 def _letters_of(step: str) -> str:
@@ -418,9 +418,14 @@ def _letters_of(step: str) -> str:
     whole, words = plain.replace("_", ""), re.findall("[a-z]+", plain)
     if whole in ("inproj", "inprojection"):
         return "qkv"
-    is_whole = _ROLE.fullmatch(whole) is not None
-    named = [
-        match[1] for word in ([whole] if is_whole else words) if (match := _ROLE.fullmatch(word))
-    ]
-    roles = dict.fromkeys(re.findall("[qkv]", "".join(named)))
-    return "".join(roles) or "o" * bool({whole, *words} & {*_OUTPUT.split()})
+    if _ROLE.fullmatch(whole):
+        words = [whole]
+    roles = dict.fromkeys(
+        letter
+        for match in map(_ROLE.fullmatch, words)
+        if match is not None
+        for letter in re.findall("[qkv]", match[1])
+    )
+    if roles:
+        return "".join(roles)
+    return "" if {*_OUTPUT.split()}.isdisjoint((whole, *words)) else "o"
