@@ -152,7 +152,8 @@ def find_target(target: str) -> Any:
     if target in _objects:
         return _objects[target]
     location, name = split_target(target)
-    module, problem = _import(location), ""
+    module = _import(location)
+    problem = ""
     try:
         thing = call_user(attrgetter(name), module)
     except UserRaised as raised:
@@ -205,9 +206,11 @@ def _import(location: str) -> ModuleType:
     except UserRaised as raised:
         fault = raised.fault
         missing = (fault.name or "") if isinstance(fault, ModuleNotFoundError) else ""
-        code, advice = "import", None
+        code = "import"
+        advice = None
         if f"{location}.".startswith(f"{missing}."):
-            code, advice = "no-target", "a file is named by its path, such as folder/file.py:NAME"
+            code = "no-target"
+            advice = "a file is named by its path, such as folder/file.py:NAME"
         elif missing:
             install = f"{sys.executable} -m pip install {missing.partition('.')[0]}"
             advice = (
@@ -226,9 +229,8 @@ def _import_file(location: str, source: bytes) -> ModuleType:
     packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
     names = [*reversed([folder.name for folder in packages]), path.stem.replace(".", "_")]
     sys.path.insert(0, str(path.parents[len(names) - 1]))
-    sys.path.append(
-        str(path.parent)
-    )  # a file of a package may import its siblings as top-level modules
+    # a file of a package may import its siblings as top-level modules
+    sys.path.append(str(path.parent))
     if len(names) > 1:
         call_user(importlib.import_module, ".".join(names[:-1]))
     name = ".".join(names)

@@ -53,22 +53,17 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]
     target = decode(TargetRequest, request["target"], "request")
     subject = find_modes(load_built(target, stage), target)[-1]
     plain = subject.with_call(copied(subject.built.call))
-    inputs, mask = (
-        subject.drawer(target.seed).inputs(
-            with_context=subject.takes_context and not target.causal
-        ),
-        None,
-    )
+    with_context = subject.takes_context and not target.causal
+    inputs = subject.drawer(target.seed).inputs(with_context=with_context)
+    mask = None
     if target.causal and subject.causal_by is None and subject.mask_forms:
         mask = subject.mask_forms[0]
-        inputs = inputs._replace(
-            allowed=torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool).tril()
-        )
+        pairs = torch.ones(1, 1, *inputs.lengths[1:], dtype=torch.bool)
+        inputs = inputs._replace(allowed=pairs.tril())
     call = recorded(subject, inputs, target.seed, mask=mask)
     unrecorded = plain(inputs, mask=mask, seed=target.seed)
-    largest, error = (
-        float(each.abs().nan_to_num().amax()) for each in (unrecorded, call.out - unrecorded)
-    )
+    largest = float(unrecorded.abs().nan_to_num().amax())
+    error = float((call.out - unrecorded).abs().nan_to_num().amax())
     are_finite = torch.equal(call.out.isfinite(), unrecorded.isfinite())
     sizes = _sizes(call, subject)
     queries, keys = places(sizes["query"]), places(sizes["key"])
@@ -108,11 +103,10 @@ def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:
     batch, n_queries, n_keys = call.inputs.lengths
     width, keys = call.inputs.queries.shape[-1], call.inputs.keys
     sizes = {"batch": batch, "query": n_queries, "key": n_keys}
-    sizes |= (
-        {"head": call.inputs.queries.shape[1], "d_head": width}
-        if subject.is_function
-        else {"d_model": width}
-    )
+    if subject.is_function:
+        sizes |= {"head": call.inputs.queries.shape[1], "d_head": width}
+    else:
+        sizes["d_model"] = width
     if keys is not None and keys.shape[-1] != width:
         sizes["d_context"] = keys.shape[-1]
     if not call.attentions:
@@ -126,11 +120,8 @@ def _sizes(call: RecordedCall, subject: UserAttention) -> dict[str, int]:
     n_rows = batch * n_queries * (n_keys if "qk" in call.attentions[0] else d_v)
     sizes.setdefault("head", max(1, n_numbers // max(1, n_rows)))
     n_kv_heads = stated(subject.built.arguments, "n_kv_heads")
-    if (
-        isinstance(n_kv_heads, int)
-        and 0 < n_kv_heads < sizes["head"]
-        and sizes["head"] % n_kv_heads == 0
-    ):
+    is_fewer = isinstance(n_kv_heads, int) and 0 < n_kv_heads < sizes["head"]
+    if is_fewer and sizes["head"] % n_kv_heads == 0:
         sizes["kv_head"] = n_kv_heads
     if d_v != sizes["d_head"]:
         sizes["d_v"] = d_v
@@ -177,15 +168,10 @@ def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tup
     names.setdefault(sizes["key"] + 1, []).append("key+1")
     names.pop(0, None)
     given = [Operation("", tensor, site=name) for name, tensor in call.given.items()]
-    kept = dict[
-        Operation, None
-    ]()  # without what an example makes and mha replaces by its own inputs
+    kept: dict[Operation, None] = {}  # what an example makes and mha replaces is left out
     for operation in reversed(call.operations):
-        if (
-            operation.live
-            or operation.at.file
-            or any(reader in kept for reader in operation.readers)
-        ):
+        has_reader = any(reader in kept for reader in operation.readers)
+        if operation.live or operation.at.file or has_reader:
             kept[operation] = None
     axes: dict[Operation, tuple[str, ...]] = {}
     keys_first: set[Operation] = set()
@@ -195,15 +181,11 @@ def _steps(call: RecordedCall, sizes: Mapping[str, int], *, values: bool) -> tup
         are_first = any(source in keys_first for source in operation.sources)
         is_swapped = operation.site == "qk" and operation.live_sources[-2].site.startswith("k")
         is_turned = is_swapped or operation.transposes()
-        if (
-            are_first != is_turned
-            and {"query", "key"} <= {*axes[operation]}
-            and sizes["query"] == sizes["key"]
-        ):
+        has_both = {"query", "key"} <= {*axes[operation]} and sizes["query"] == sizes["key"]
+        if are_first != is_turned and has_both:
             keys_first.add(operation)
-            axes[operation] = tuple(
-                {"query": "key", "key": "query"}.get(axis, axis) for axis in axes[operation]
-            )
+            other = {"query": "key", "key": "query"}
+            axes[operation] = tuple(other.get(axis, axis) for axis in axes[operation])
         place = (operation.at, operation.name, operation.site, operation.output.ndim)
         groups.setdefault(place, []).append(operation)
     return tuple(
@@ -227,10 +209,8 @@ def _step(
         for source in operation.sources
         if is_in_place or address_of(source.output) == address != 0
     ]
-    remark, is_of_one_head = (
-        _remark(operation, axes_of),
-        site.endswith("_proj") and axes[-1:] == ("d_head",),
-    )
+    remark = _remark(operation, axes_of)
+    is_of_one_head = site.endswith("_proj") and axes[-1:] == ("d_head",)
     known = SITES.get(site.replace("_proj", "_per_head") if is_of_one_head else site)
     explanation = "" if known is None else known.words.explanation
     weights = [weight for each in group for weight in each.weights().items()]
@@ -300,13 +280,11 @@ def _axes_of(tensor: Tensor, names: Mapping[int, list[str]], site: str) -> tuple
 def _formula(operation: Operation) -> str:
     """The operation as a call of named inputs."""
     if not operation.name:
-        return (
-            "True where a query may see a key"
-            if operation.site == "mask"
-            else "N(0, 1) from the seed"
-        )
+        is_mask = operation.site == "mask"
+        return "True where a query may see a key" if is_mask else "N(0, 1) from the seed"
     names = [source.site for source in operation.sources]
-    names[3:] = [f"… {len(names) - 3} more"] if len(names) > 3 else []
+    if len(names) > 3:
+        names[3:] = [f"… {len(names) - 3} more"]
     arguments = {
         name: _text(value) for name, value in operation.arguments.items() if value is not None
     }
@@ -346,9 +324,8 @@ def _remark(operation: Operation, axes_of: Mapping[Operation, tuple[str, ...]]) 
         return "" if "key" in re.split("[·+]", axis) else remark
     if operation.name not in ("view", "reshape", "flatten", "unflatten"):
         return ""
-    before, after = (
-        _axes_of_words(each) for each in (axes_of.get(operation.sources[0], axes), axes)
-    )
+    before = _axes_of_words(axes_of.get(operation.sources[0], axes))
+    after = _axes_of_words(axes)
     a, b = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), ("", ""))
     if set(before) != set(after) or not a or before[a] == before[b] or after[a] == after[b]:
         return ""  # the order within a merged axis is unknown
