@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import compress, takewhile
 from operator import attrgetter
 from traceback import walk_stack
 from typing import Any, Final
@@ -85,10 +85,10 @@ class Operation:
         before it.
         """
 
-        def before(each: Operation) -> list[Operation]:
-            return (
-                [] if each.projects else [s for s in each.sources if s.name and s.live == self.live]
-            )
+        def before(operation: Operation) -> list[Operation]:
+            if operation.projects:
+                return []
+            return [other for other in operation.sources if other.name and other.live == self.live]
 
         return [*reached(self, before)]
 
@@ -335,11 +335,8 @@ class RecordedCall:
         fit scores.
         """
         batch, *lengths = self.inputs.lengths
-        if (
-            [*shape[-2:]] != lengths
-            or tensor.ndim > len(shape)
-            or math.prod(shape) % math.prod(self.inputs.lengths)
-        ):
+        is_divisible = math.prod(shape) % math.prod(self.inputs.lengths) == 0
+        if [*shape[-2:]] != lengths or tensor.ndim > len(shape) or not is_divisible:
             return None
         return as_float64(tensor).expand(shape).reshape(batch, -1, *lengths)
 
@@ -347,16 +344,10 @@ class RecordedCall:
         """Distinct finite numbers up to a bound in operations, such as the value for masked
         scores.
         """
-        numbers = [
-            value
-            for op in self.operations
-            for value in op.arguments.values()
-            if isinstance(value, int | float)
-        ]
-        made = [source.output for op in self.operations for source in op.sources]
-        numbers += [
-            tensor.item() for tensor in made if tensor.numel() == 1 and tensor.is_floating_point()
-        ]
+        values = [value for op in self.operations for value in op.arguments.values()]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        tensors = [source.output for op in self.operations for source in op.sources]
+        numbers += [x.item() for x in tensors if x.numel() == 1 and x.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value <= bound))
 
     @cached_property
@@ -385,9 +376,7 @@ class RecordedCall:
             right = sorted_numbers(numbers)[:, 0]
             largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
             is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1).tolist()
-            self._producers[key] = [
-                each for each, is_one in zip(operations, is_close, strict=True) if is_one
-            ]
+            self._producers[key] = list(compress(operations, is_close))
         return self._producers[key]
 
 

@@ -346,36 +346,39 @@ def _outputs(rest: Sequence[WeightMatrix]) -> Iterator[tuple[Projection | None, 
 def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
     """Every matrix of a module, or of tensors passed by name, in order of creation."""
     parents = {} if module is None else dict(module.named_modules(remove_duplicate=False))
-    found: dict[str, Tensor] = dict(tensors)
+    named: dict[str, Tensor] = dict(tensors)
     for path, child in parents.items():
         if not is_norm(child) and not isinstance(child, nn.Embedding):
             own = child.named_parameters(recurse=False, remove_duplicate=False)
-            found |= {f"{path}.{name}" if path else name: tensor for name, tensor in own}
-    biases = {
-        name: tensor for name, tensor in found.items() if _BIAS.fullmatch(name.rpartition(".")[2])
-    }
-    beside = {name: re.sub(r"weight$", "bias", name) for name in found if name not in biases}
+            named |= {f"{path}.{name}" if path else name: tensor for name, tensor in own}
+    biases = {name: named[name] for name in named if _BIAS.fullmatch(name.rpartition(".")[2])}
+    beside = {name: re.sub(r"weight$", "bias", name) for name in named if name not in biases}
     separate = {
         read_name(name): bias for name, bias in biases.items() if name not in beside.values()
     }
     parts = []
-    for name in beside:
-        weight, parent = found[name], parents.get(name.rpartition(".")[0])
-        orientation: Orientation = "in-out" if type(parent).__name__ == "Conv1D" else "free"
-        if isinstance(parent, nn.Linear | nn.MultiheadAttention):
-            orientation = "out-in"
-        elif isinstance(parent, nn.Conv1d | nn.Conv2d):
-            orientation = "out-in" if set(parent.kernel_size) == {1} else "free"
+    for name, bias_name in beside.items():
+        weight = named[name]
+        parent = parents.get(name.rpartition(".")[0])
+        if isinstance(parent, nn.Conv1d | nn.Conv2d):
             weight = weight.flatten(1)
         if weight.ndim < 2:
             continue
-        bias = biases.get(beside[name], separate.get(read_name(name)))
-        parts.append(
-            WeightMatrix(
-                name.removesuffix(".weight"), weight, bias, orientation, *read_name(name), separate
-            )
-        )
+        letters, number = read_name(name)
+        bias = biases.get(bias_name, separate.get((letters, number)))
+        plain = name.removesuffix(".weight")
+        orientation = _orientation(parent)
+        parts.append(WeightMatrix(plain, weight, bias, orientation, letters, number, separate))
     return tuple(parts)
+
+
+def _orientation(module: nn.Module | None) -> Orientation:
+    """How a module applies its matrix."""
+    if isinstance(module, nn.Linear | nn.MultiheadAttention):
+        return "out-in"
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return "out-in" if set(module.kernel_size) == {1} else "free"
+    return "in-out" if type(module).__name__ == "Conv1D" else "free"
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -185,16 +185,10 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
         elif role in ("off", "unknown") and _RESULT.fullmatch(parameter.name.lower()):
             role = "result"
         lacks_default = parameter.default is parameter.empty
-        parameters.append(
-            CallParameter(
-                parameter.name,
-                role,
-                required=lacks_default and role not in ("rest", "any"),
-                positional_only=parameter.kind
-                in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL),
-                default=None if lacks_default else parameter.default,
-            )
-        )
+        required = lacks_default and role not in ("rest", "any")
+        default = None if lacks_default else parameter.default
+        is_unnamed = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+        parameters.append(CallParameter(parameter.name, role, required, is_unnamed, default))
     return tuple(
         parameter
         for parameter in _distinguished(parameters)

@@ -203,7 +203,8 @@ def _step(
     """The step of operations at one line, with the tensor of the first and the costs of all."""
     operation = group[0]
     output, site, axes = operation.output, operation.site, axes_of[operation]
-    is_in_place, address = writes_into_input(operation.name), address_of(output)
+    is_in_place = writes_into_input(operation.name)
+    address = address_of(output)
     shared = [
         source
         for source in operation.sources
