@@ -280,10 +280,10 @@ def _arguments(
     known = _known_numbers((values, *fields.values(), defaults))
     required = [parameter.name for parameter in missing if parameter.default is _EMPTY]
     is_grouped = bool(fields) or "n_kv_heads" in {*known, *map(role_of, required)}
-    usual = usual_values(known, is_grouped=is_grouped, causal=request.causal, device=request.device)
+    usual = usual_values(known, request, is_grouped=is_grouped)
     guesses = {
         parameter.name: guess
-        for parameter in missing
+        for parameter in sorted(missing, key=lambda parameter: parameter.name in wide)
         if (guess := _guess_of(parameter, usual, wide, causal=request.causal)) is not None
     }
     unknown = [parameters[name] for name in required if name not in guesses]
@@ -385,12 +385,8 @@ def member_of(parameter: inspect.Parameter | None, value: Any = None) -> Any:
     annotation, or its first member for None; any other value as it is.
     """
     types = () if parameter is None else (parameter.annotation, *get_args(parameter.annotation))
-    members = [
-        member
-        for each in types
-        if inspect.isclass(each) and issubclass(each, enum.Enum)
-        for member in each
-    ]
+    enums = [cls for cls in types if inspect.isclass(cls) and issubclass(cls, enum.Enum)]
+    members = [member for cls in enums for member in cls]
     text = str(value).rpartition(".")[2]
     return next(
         (member for member in members if value is None or text in (member.name, str(member.value))),
@@ -588,7 +584,7 @@ _HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18
 
 
 def usual_values(
-    known: Mapping[str | None, Any], *, is_grouped: bool, causal: bool, device: str
+    known: Mapping[str | None, Any], request: TargetRequest, *, is_grouped: bool
 ) -> UsualValues:
     """A value for each role that can be guessed, with its meaning. They agree with the known
     values: unless given, `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads` where
@@ -621,12 +617,12 @@ def usual_values(
         ),
         "dropout": Guess(0.1, "dropout, which eval turns off"),
         "bias": Guess(True, "with biases"),
-        "causal": Guess(causal, "--causal" if causal else "no --causal"),
+        "causal": Guess(request.causal, "--causal" if request.causal else "no --causal"),
         "batch_first": Guess(True, "the batch stands first"),
         "layer": Guess(0, "the first layer"),
         "n_layers": Guess(2, "the number of layers"),
         "n_tokens": Guess(101, "the number of different tokens"),
-        "device": Guess(device, "--device"),
+        "device": Guess(request.device, "--device"),
         "dtype": Guess(torch.float32, "the usual one"),
         "eps": Guess(1e-5, "a small number"),
         "theta": Guess(10000.0, "the usual base of rotary positions"),

@@ -397,8 +397,8 @@ _ROLE = re.compile(
     rf"(?:{_NEAR})*((?:q(?:uer(?:ys?|ies)|ry)?|k(?:eys?)?|v(?:al(?:ue)?s?)?)+)s?(?:{_NEAR})*"
 )
 _OUTPUT = (
-    "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj"
-    " toout oproj project projection mix merge last"
+    "o out output outputs wo proj dense fc unify unifyheads final combine concat w0 cproj outproj "
+    "toout oproj project projection mix merge last"
 )
 
 

@@ -39,8 +39,8 @@ _OF_CALLS = {
     ),
     "positions": "positions positionids posids cacheposition",
     "segments": (
-        "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids"
-        " tokentypes tokentypeids"
+        "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids "
+        "tokentypes tokentypeids"
     ),
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
@@ -65,8 +65,8 @@ _OF_BOTH = {
         "indim d k contextdim crossattentiondim kdim vdim dimmodel"
     ),
     "n_tokens": (
-        "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize"
-        " typevocabsize"
+        "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize "
+        "typevocabsize"
     ),
     "scale": "scale scaling softmaxscale scalefactor",
     "dropout": (

@@ -244,11 +244,12 @@ def _step(
 # --------------------------------------------------------------------------------------------- axes
 
 
-_AXES = """
-    batch head kv_head query key d_head d_v d_model d_context head·d_head head·d_v kv_head·d_head
-    kv_head·d_v batch·head batch·kv_head batch·query batch·key 2·d_model 3·d_model 4·d_model
-    2·d_head 2·head·d_head 3·head·d_head 2·kv_head·d_head batch·head·query batch·head·key
-"""
+_AXES = (
+    "batch head kv_head query key d_head d_v d_model d_context head·d_head head·d_v "
+    "kv_head·d_head kv_head·d_v batch·head batch·kv_head batch·query batch·key 2·d_model "
+    "3·d_model 4·d_model 2·d_head 2·head·d_head 3·head·d_head 2·kv_head·d_head batch·head·query "
+    "batch·head·key"
+)
 """Axes, and merged ones, the usual ones first."""
 _OF_KEYS = ("k", "v", "kᵀ", "k_proj", "v_proj", "kv")
 _OF_PAIRS = ("qk", "scores", "pattern")
