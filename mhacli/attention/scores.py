@@ -275,7 +275,8 @@ class ScoredAttention(_Attention):
             k = k[keys]
         qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~plane_of(visible, batch, head)
         scaled = (qk * self.scale)[None]
-        (scores,) = self._finish(scaled, batch, range(head, head + 1), queries, keys)
+        # an index, as what unpacking gives must not be changed in place where gradients flow
+        scores = self._finish(scaled, batch, range(head, head + 1), queries, keys)[0]
         if lse is None:
             lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
         rows = lse.to(dtype)

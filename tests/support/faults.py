@@ -198,8 +198,6 @@ def _run_here(job: str, request: Mapping[str, Any], **_: Any) -> tuple[Any, str]
 
 def _outcome(target: str) -> Outcome:
     """The outcome of `mha check TARGET --json` in this process, which ends soon."""
-    from mhacli.cli.app import main
-
     with (
         tempfile.TemporaryFile() as printed,
         tempfile.TemporaryFile() as errors,
@@ -210,7 +208,7 @@ def _outcome(target: str) -> Outcome:
         os.dup2(printed.fileno(), 1)
         os.dup2(errors.fileno(), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        code = main()
+        code = sys.modules["mhacli.cli.app"].main()
         sys.stdout.flush()
         sys.stderr.flush()
         printed.seek(0)
