@@ -4,6 +4,7 @@ documents are others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -408,10 +409,11 @@ def test_a_full_disk_is_an_error_and_the_scan_goes_on_later(
 
 def descendants(pid: int) -> Iterator[tuple[int, bytes]]:
     """The processes that a process began, and those that they began, with their command lines."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child, Path(f"/proc/{child}/cmdline").read_bytes()
-            yield from descendants(child)
+    with contextlib.suppress(FileNotFoundError):  # a thread or a process that ends meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child, Path(f"/proc/{child}/cmdline").read_bytes()
+                yield from descendants(child)
 
 
 def is_alive(pid: int) -> bool:
