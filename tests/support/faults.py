@@ -81,10 +81,6 @@ class Outcome(NamedTuple):
     exit_code: int
     words: str
 
-    @property
-    def is_internal(self) -> bool:
-        return self == INTERNAL
-
 
 INTERNAL = Outcome(1, "internal error")
 
