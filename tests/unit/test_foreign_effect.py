@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mhacli.commands.effect import foreign
+from mhacli.models.foreign import replaced
 
 transformers = pytest.importorskip("transformers")
 TRANSFORMERS = f"transformers {transformers.__version__}"
@@ -62,9 +63,9 @@ def test_a_module_runs_another_function_and_its_own_again() -> None:
     module = nn.Linear(1, 1)
     x = torch.ones(1)
     before = module(x)
-    with foreign.replaced_forward(module, lambda x: -x):
+    with replaced(module, forward=lambda x: -x):
         assert module(x) == -1, f"torch {torch.__version__}"
-        with foreign.replaced_forward(module, lambda x: x - 5):
+        with replaced(module, forward=lambda x: x - 5):
             assert module(x) == -4
         assert module(x) == -1
     assert torch.equal(module(x), before)

@@ -5,12 +5,9 @@ another version lacks it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
-
+from mhacli.models.foreign import attn_implementation
 from mhacli.models.layer_names import config_of
 
 NO_CACHE = (RuntimeError, ValueError, AttributeError)
@@ -23,11 +20,8 @@ def config_value(model: Any, name: str) -> Any:
 
 
 def is_eager(model: Any) -> bool:
-    """Whether a model computes attention without fused kernels; False if its config does not tell.
-
-    transformers 5 keeps the implementation in the private field `_attn_implementation`.
-    """
-    return bool(config_value(model, "_attn_implementation") == "eager")
+    """Whether a model computes attention without fused kernels; False if nothing says so."""
+    return attn_implementation(getattr(model, "config", None)) == "eager"
 
 
 def has_padding(model: Any) -> bool:
@@ -56,19 +50,3 @@ def copied(cache: Any) -> Any:
     copy_of_cache = copy.copy(cache)
     copy_of_cache.layers = [copy.copy(layer) for layer in cache.layers]
     return copy_of_cache
-
-
-@contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """A context in which a module runs another function. `nn.Module` calls `self.forward`, which an
-    attribute of the object hides; libraries such as accelerate may have set one.
-    """
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before

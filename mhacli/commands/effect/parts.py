@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mhacli.commands.effect.foreign import replaced_forward
 from mhacli.commands.effect.metric import RowOutputs
 from mhacli.models.capture import Call, captured
+from mhacli.models.foreign import replaced
 from mhacli.models.layer_names import LayerKey, is_numbered
 
 
@@ -62,7 +62,7 @@ class Parts:
         with ExitStack() as stack:
             for block in self.blocks[:n_blocks]:
                 forward = partial(_repeated_output, block.output, n_rows)
-                stack.enter_context(replaced_forward(block.module, forward))
+                stack.enter_context(replaced(block.module, forward=forward))
             yield
 
 
