@@ -70,8 +70,10 @@ _GONE = {
     "--lengths": "mha bench --decode --lengths",
     "--reducer": "MHA_BLOCK=torch",
     "convert": "mha run TEXT --model DIR --layer N",
+    "weights convert": "mha run TEXT --model DIR --layer N",
 }
-"""Options and commands that an earlier version had, and what to type in their place."""
+"""Options and commands that an earlier version had, and what to type in their place. An option that
+only one command had stands behind the name of the command."""
 _COMPLETION = "_MHA_COMPLETE"
 """The variable with which the scripts that Typer installs ask for the words that fit."""
 
@@ -217,7 +219,8 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
     hint = f"{program} --help shows what there is"
     if option[1:2].isdigit():
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
+    typed = {option, f"{words[0]} {option}" if words else "", " ".join(words[:2])}
     for old, new in _GONE.items():
-        if old == option or f"'{old}'" in message or [*words[:2]] == ["weights", old]:
+        if old in typed or f"'{old}'" in message:
             hint = f"it is gone; {new} takes its place"
     return UsageError(message, hint=hint)
