@@ -71,6 +71,10 @@ _GONE = {
     "--reducer": "MHA_BLOCK=torch",
     "convert": "mha run TEXT --model DIR --layer N",
     "weights convert": "mha run TEXT --model DIR --layer N",
+    "check --png": "--html",
+    "check --svg": "--html",
+    "doctor --png": "--html",
+    "doctor --svg": "--html",
 }
 """Options and commands that an earlier version had, and what to type in their place. An option that
 only one command had stands behind the name of the command."""

@@ -122,11 +122,8 @@ class Output:
 SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
 """Options of `Output` that commands offer together, as `DRAWN`."""
 DRAWN = ("html", "svg", "png")
-REPORT = {
-    "html": "Write what is printed as an HTML page.",
-    "svg": "Write what is printed as an SVG picture.",
-}
-"""Options of `Output` with the help that they have in reports."""
+REPORT = {"html": "Write what is printed as an HTML page."}
+"""The option of `Output` that reports have, with its help there."""
 PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
 """Options of `ViewOptions` that commands offer together, as `TABLES` and `DRAWING`."""
 TABLES = ("tokens", "shapes", "timings", "verbose", "brief")

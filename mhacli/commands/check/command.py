@@ -30,7 +30,7 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
 )
 def check(
     request: CheckRequest,
-    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, **REPORT)],
+    output: Annotated[Output, offers("json", "force", csv=_CSV, **REPORT)],
 ) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()

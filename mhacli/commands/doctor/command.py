@@ -22,7 +22,7 @@ _TOKENIZER = "byte, or the path of a tokenizer.json."
 def doctor(
     *,
     output: Annotated[
-        Output, offers("json", "png", "force", csv="Print CSV: a line per check.", **REPORT)
+        Output, offers("json", "force", csv="Print CSV: a line per check.", **REPORT)
     ],
     typed: tuple[str, ...] = setting(
         (), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"
