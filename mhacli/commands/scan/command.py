@@ -5,6 +5,7 @@ scan resumes.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
     for words, value in needed.items():
         if not value:
             raise UsageError(f"mha scan needs {words}", hint="mha scan --help shows examples")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError(
+            "mha scan is one process, not one of several of torchrun or srun (WORLD_SIZE is set)",
+            hint="--workers N uses this machine, --ray auto a cluster",
+        )
     require_output(request.view, output, has_effects=request.effect)
     local_checkpoint(request.model)
     require_expressions(request.span)
@@ -68,15 +74,9 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
             " scan"
         )
         raise
-    if record is None or record.corpus is None:
-        note(
-            f"the other ranks have not finished their units of {request.out}; the last one writes"
-            " the summary"
-        )
-        return
     print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
-    if record.corpus.bad:
+    if record.corpus is not None and record.corpus.bad:
         bad = record.corpus.bad[0]
         note(f"left out {bad.named}: {bad.reason}")
     note(f"saved {request.out}; mha show {shlex.quote(request.out)} shows it again")

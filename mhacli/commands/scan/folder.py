@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,8 +63,6 @@ _ROWS = "rows"
 _UNITS = "units"
 _OF_DEVICE = {"device", "reducer", "build"}
 """The settings in which results of several devices may differ."""
-_TEMPORARY_S = 3600.0
-"""Seconds that no write of a file takes; older temporary files belong to killed processes."""
 
 
 class UnitFiles(NamedTuple):
@@ -171,7 +168,7 @@ class ScanFolder:
             try:
                 totals = self.totals(name)
             except MhaError as fault:
-                if name in names_here and self.has(name):
+                if name in names_here and os.path.lexists(self.paths(name).sums):
                     note(f"{fault.message}; it is computed again")
             if name in names_here:
                 if totals is not None and self.examples():
@@ -183,10 +180,6 @@ class ScanFolder:
                 for path in reversed(self.paths(name)):  # first the file that marks it as finished
                     Path(path).unlink(missing_ok=True)
         return names_here[0], None
-
-    def has(self, name: str) -> bool:
-        """Whether there is a unit of this name, intact or not."""
-        return os.path.lexists(self.paths(name).sums)
 
     def names(self) -> dict[int, list[str]]:
         """The sorted names of all units with files, finished or not, by their number."""
@@ -214,7 +207,7 @@ class ScanFolder:
     ) -> Record:
         """The record of all units, which is also written, and in the manifest its sums. Raises
         `MhaError` if no document is good. Removes unneeded examples, and temporary files of killed
-        processes. Recent ones are kept, because another rank may be writing them.
+        processes.
         """
         paths = [self.paths(name).sums for name in names]
         totals = Totals()
@@ -241,9 +234,7 @@ class ScanFolder:
         for path in self.examples()[1:]:
             Path(path).unlink(missing_ok=True)
         for temporary in [*self.path.rglob(f".*{TEMPORARY}")]:
-            with suppress(FileNotFoundError):
-                if time.time() - temporary.stat().st_mtime > _TEMPORARY_S:
-                    temporary.unlink()
+            temporary.unlink(missing_ok=True)
         return record
 
 
@@ -288,9 +279,7 @@ def _recorded_settings(path: Path) -> list[dict[str, Any]] | None:
 
 
 def _make_folders(path: Path) -> None:
-    """Makes the folder of a scan; another rank may make it too. Raises `UsageError` for a folder
-    with other files.
-    """
+    """Makes the folder of a scan. Raises `UsageError` for a folder with other files."""
     entries = [*path.iterdir()] if path.is_dir() else []
     for entry in entries:
         if entry.name not in (_ROWS, _UNITS) and entry.suffix != TEMPORARY:

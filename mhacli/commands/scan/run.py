@@ -1,8 +1,7 @@
 """The scan of a corpus: finished units are kept, workers compute the others, and all are merged
 into one record.
 
-Units are computed by this process, by ranks or by workers of Ray; the results do not depend on it.
-Ranks are processes that `torchrun` or `srun` has started; each computes every n-th unit.
+Units are computed by this process or by workers of Ray; the results do not depend on it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from mhacli.commands.scan.folder import (
 )
 from mhacli.commands.scan.progress import Progress
 from mhacli.commands.scan.settings import Scan
-from mhacli.errors import MhaError, UsageError, library
+from mhacli.errors import MhaError, library
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
@@ -73,23 +72,20 @@ def run_scan(
     report: Callable[[], None],
     is_stopped: Callable[[], bool],
     command: tuple[str, ...],
-) -> Record | None:
-    """The record of the corpus with the command, also written to the folder; None if other ranks
-    have unfinished units.
+) -> Record:
+    """The record of the corpus with the command, also written to the folder.
 
     It counts `done` documents, and then calls `report`. Once `is_stopped` returns True, no further
     unit is started, and at the end `KeyboardInterrupt` is raised. Raises `UsageError` for a folder
     with other settings or documents, and `MhaError` for documents, computations or files that fail.
     """
     corpus = documents(scan.sources, scan.form)  # a source that cannot be read leaves no folder
-    rank, n_ranks = _ranks()
     with workers_of(scan) as (settings, compute):
         folder = open_folder(scan.out, settings, mixed=scan.mixed)
         names: list[str] = []
         known_names = folder.names()
         if not any(map(is_pipe, scan.sources)):
-            every = enumerate(documents(scan.sources, scan.form))
-            done.of_documents = sum(number // UNIT_SIZE % n_ranks == rank for number, _ in every)
+            done.of_documents = sum(1 for _ in documents(scan.sources, scan.form))
         report()
         began = perf_counter()
 
@@ -100,8 +96,6 @@ def run_scan(
                 unit = Unit(number, members)
                 name, totals = folder.finished(unit, known_names.pop(number, []))
                 names.append(name)
-                if number % n_ranks != rank:
-                    continue
                 if totals is None or (scan.strict and totals.bad):
                     yield unit
                 else:
@@ -116,8 +110,6 @@ def run_scan(
         raise KeyboardInterrupt
     folder.require_no_more(known_names)
     done.of_documents = done.n_documents  # only the end of a stream shows its length
-    if not all(map(folder.has, names)):
-        return None
     return folder.record(names, spans=scan.span_names, command=command)
 
 
@@ -320,40 +312,18 @@ def _rows(good: Sequence[DocumentRecord]) -> Columns:
 # ------------------------------------------------------------------------------------------ engines
 
 
-def _ranks() -> tuple[int, int]:
-    """The number of this process and the number of all, by RANK and WORLD_SIZE. Raises `UsageError`
-    for impossible values.
-    """
-    rank, n_ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or n_ranks is None:
-        return 0, 1
-    if not (rank.isdecimal() and n_ranks.isdecimal() and int(rank) < int(n_ranks)):
-        message = (
-            f"RANK={rank} and WORLD_SIZE={n_ranks} are not a number from 0 and a larger number of"
-            " processes"
-        )
-        raise UsageError(message, hint="without these two variables the process computes all units")
-    return int(rank), int(n_ranks)
-
-
 @contextmanager
 def workers_of(scan: Scan) -> Iterator[tuple[Settings, Callable[[Iterator[Unit]], _Computed]]]:
     """The settings of the workers, and a function that computes units by them as they are done:
-    with their files and the name of the worker. The worker is this process, for a rank on its own
-    GPU; or those of Ray, which is connected to a cluster or started on this machine, and end with
-    the context. Raises `MhaError` if no cluster answers.
+    with their files and the name of the worker. The worker is this process; or there are those of
+    Ray, which is connected to a cluster or started on this machine, and they end with the context.
+    Raises `MhaError` if no cluster answers.
     """
     if scan.ray is None and scan.workers is None:
-        local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-        if scan.run.model.device in ("auto", "cuda") and local.isdecimal() and n_gpus > 1:
-            scan = replace(scan, given={**scan.given, "device": f"cuda:{int(local) % n_gpus}"})
         worker = Worker(scan)
         settings = worker.settings()
         yield settings, lambda units: ((unit, *worker.compute(unit, settings)) for unit in units)
         return
-    if _ranks() != (0, 1):
-        message = "--workers and --ray do not work in a rank (RANK and WORLD_SIZE are set)"
-        raise UsageError(message, hint="one process with --ray uses all nodes of a Ray cluster")
     ray = library("ray", "a scan with workers")
     address = scan.ray or "local"
     n_cpus = scan.workers * scan.n_cpus if scan.workers and address == "local" else None
