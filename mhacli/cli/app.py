@@ -75,6 +75,21 @@ _GONE = {
     "check --svg": "--html",
     "doctor --png": "--html",
     "doctor --svg": "--html",
+    **dict.fromkeys(
+        (
+            "decode --verbose",
+            "decode --head",
+            "decode --precision",
+            "decode --html",
+            "decode --svg",
+            "decode --png",
+            "decode --figure",
+            "decode --map-scale",
+            "decode --hide-sinks",
+            "decode --full",
+        ),
+        "--save FILE, with mha show FILE --view matrix,",
+    ),
 }
 """Options and commands that an earlier version had, and what to type in their place. An option that
 only one command had stands behind the name of the command."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.output import DRAWING, DRAWN, SAVED, Output, print_result, require_output
+from mhacli.cli.output import SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import ViewOptions
@@ -32,10 +32,8 @@ _CACHE = (
 def decode(
     what: Computation,
     reading: Annotated[Reading, offers("generate")],
-    options: Annotated[
-        ViewOptions, offers("heads", "sequences", "precision", "everything", "verbose", *DRAWING)
-    ],
-    output: Annotated[Output, offers("json", *SAVED, *DRAWN)],
+    options: Annotated[ViewOptions, offers("sequences", "everything")],
+    output: Annotated[Output, offers("json", *SAVED)],
     *,
     prompt_len: int = setting(0, _DECODING, _PROMPT_LEN, low=0, high=MAX_LENGTH, common=True),
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),

@@ -29,10 +29,10 @@ from mhacli.render.base.format import (
     token_text,
 )
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import Screen, ViewOptions, chosen, sequences_to_draw
+from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.heads.head_map import patterns, sums
+from mhacli.render.heads.head_map import sums
 from mhacli.render.run.steps import (
     axes_text,
     lines_table,
@@ -42,7 +42,7 @@ from mhacli.render.run.steps import (
     value_lines,
     weights_of,
 )
-from mhacli.render.run.view import MAX_HEADS_DRAWN, kv_heads_line, maps_of_head, self_check_line
+from mhacli.render.run.view import kv_heads_line, self_check_line
 from mhacli.settings import ROPE, Config
 from mhacli.sites import Dims, mask_rules, variants
 from mhacli.text.escape import token_label, visible
@@ -325,21 +325,16 @@ MAX_STEPS = 16
 """The most steps of decoding in a table."""
 _LEAST_TOKENS = 12
 """The least width of the column of new tokens."""
-_MORE_DETAILS = "--verbose adds shapes, FLOPs and time of each step, and the pattern"
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The complete output of `mha decode`: a line for each step; in the verbose view, and if heads,
-    sequences or decimals are chosen, also the shapes and costs of the steps and the pattern. Raises
-    `UsageError` for a head or sequence out of range.
+    """The output of `mha decode`: a line for each step. Raises `UsageError` for a sequence out of
+    range.
     """
     decoding = record.decoding
-    check = record.self_check
     assert decoding is not None, "a record of decoding has its summary"
-    has_choice = options.heads is not None or options.sequences is not None
-    has_choice = has_choice or options.precision != ViewOptions.precision
-    in_detail = has_choice or options.verbose or options.everything
-    head = header(record, screen, in_brief=not options.verbose)
+    head = header(record, screen, in_brief=True)
+    check = record.self_check
     compared = "the steps equal a full pass"
     if record.model is None:
         compared += " and the pattern gives the output"
@@ -347,33 +342,22 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         record = record.of_layer(0)
     cache = Text(f"cache: {visible(decoding.cache)}", "bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
-    heads = chosen(
-        options.heads, record.config.n_heads, MAX_HEADS_DRAWN, options.everything, "head"
-    ).shown
     most = None if options.everything else MAX_STEPS
-    steps = step_table(record.trace, sequences, most, in_detail=in_detail)
-    notes = [] if in_detail else [_MORE_DETAILS]
-    sections: list[RenderableType] = [
-        Group(head, cache, *kv_heads_line(record)),
-        Group(*table(steps, screen.width, *notes)),
-    ]
-    if in_detail and "pattern" in record.arrays:
-        maps = [titled for b in sequences for h in heads for titled in maps_of_head(record, b, h)]
-        sections.append(Group(*patterns(maps, options, screen)))
-    sections += [_costs(record, decoding, screen), self_check_line(check, compared)]
-    return spaced(sections)
+    return spaced(
+        [
+            Group(head, cache, *kv_heads_line(record)),
+            Group(*table(step_table(record.trace, sequences, most), screen.width)),
+            _costs(record, decoding, screen),
+            self_check_line(check, compared),
+        ]
+    )
 
 
 def step_table(
-    steps: Sequence[Step],
-    sequences: Sequence[int],
-    most: int | None = None,
-    *,
-    in_detail: bool = False,
+    steps: Sequence[Step], sequences: Sequence[int], most: int | None = None
 ) -> Table[int]:
     """A row for each step that has a cache: the new tokens of some sequences, the number of keys,
-    and the bytes read and added; in detail also the shapes of the new tensors `[batch, head, token,
-    width]`, the operations and the time.
+    and the bytes read and added.
     """
     caches = [step.cache for step in steps if step.cache is not None]
 
@@ -393,14 +377,6 @@ def step_table(
         column("decode", "reads", cached(lambda step: step.read_bytes), "bytes"),
         column("decode", "difference", lambda n: caches[n].max_abs_difference, "number", drop=3),
     ]
-    if in_detail:
-        columns += [
-            Column("FLOPs", lambda n: steps[n].flops, unit="count"),
-            Column("time", lambda n: steps[n].time_s, unit="seconds", drop=4),
-            Column("q shape", lambda n: list(caches[n].q_shape), drop=5),
-            Column("k shape", lambda n: list(caches[n].k_shape), drop=6),
-            Column("v shape", lambda n: list(caches[n].v_shape), drop=6),
-        ]
     return Table(columns, range(len(caches)), most=most, has_ends=True)
 
 

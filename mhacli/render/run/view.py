@@ -56,7 +56,7 @@ def record_views(record: Record, options: ViewOptions, screen: Screen) -> Iterat
         from mhacli.render.run.trace import walk
 
         yield from walk(record, screen, in_detail=options.verbose)
-    elif record.decoding is not None and options.view in ("auto", "matrix"):
+    elif record.decoding is not None and options.view == "auto" and options.heads is None:
         from mhacli.render.run.trace import decode_view
 
         yield decode_view(record, options, screen)
