@@ -14,20 +14,21 @@ Everything alternates, A B A B …, in one process; medians of ratios.
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mhacli.attention import attend, masks
 from mhacli.commands.bench.measure import seconds_of, time_in_turns
-from mhacli.commands.bench.result import Benchmark, Sweep, read_benchmark
+from mhacli.commands.bench.result import Sweep
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
@@ -109,16 +110,11 @@ def agree_twice(device: str) -> None:
     """Prints the pairs of backends whose order changed beyond what the intervals of both runs
     allow.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        runs = []
-        for name in ("first", "second"):
-            path = f"{folder}/{name}.json"
-            subprocess.run(
-                [MHA, "bench", "--device", device, "--save-baseline", path],
-                check=True,
-                capture_output=True,
-            )
-            runs.append(read_benchmark(path))
+    words = [MHA, "bench", "--device", device, "--json"]
+    runs = [
+        json.loads(subprocess.run(words, check=True, capture_output=True).stdout)["rows"]
+        for _ in range(2)
+    ]
     orders = [order(run) for run in runs]
     turned = [pair for pair, sign in orders[0].items() if sign * orders[1].get(pair, 0) < 0]
     print(
@@ -127,16 +123,19 @@ def agree_twice(device: str) -> None:
     )
 
 
-def order(run: Benchmark) -> dict[tuple[object, ...], int]:
-    """Which of two backends at one size is the faster one, for those whose intervals lie apart."""
+def order(rows: list[dict[str, Any]]) -> dict[tuple[object, ...], int]:
+    """Which of two backends at one length is the faster one, for those whose intervals lie
+    apart.
+    """
     found: dict[tuple[object, ...], int] = {}
-    rows = [row for row in run.rows if row.interval is not None]
-    for a, b in combinations(rows, 2):
-        (a_low, a_high), (b_low, b_high) = (
-            (row.ratio_low or 0, row.ratio_high or 0) for row in (a, b)
-        )
-        if a.size == b.size and (a_low > b_high or b_low > a_high):
-            found[a.size, a.backend, b.backend] = 1 if a_low > b_high else -1
+    timed = [row for row in rows if row["median_s"] is not None]
+    for a, b in combinations(timed, 2):
+        if a["k_len"] == b["k_len"]:
+            pair = a["k_len"], a["backend"], b["backend"]
+            if a["ratio_low"] > b["ratio_high"]:
+                found[pair] = 1
+            elif b["ratio_low"] > a["ratio_high"]:
+                found[pair] = -1
     return found
 
 

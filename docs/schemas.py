@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.result import TIMING, Benchmark, Comparison
+from mhacli.commands.bench.result import TIMING, Benchmark
 from mhacli.commands.check.result import Examination
 from mhacli.commands.doctor.result import CheckStatus
 from mhacli.commands.doctor.run import Report
@@ -151,7 +151,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         },
     ),
     "mha.bench/1": (
-        "What mha bench prints with --json, and saves with --save-baseline.",
+        "What mha bench prints with --json.",
         Benchmark,
         {
             "Sweep": dict.fromkeys(TIMING),
@@ -161,7 +161,6 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
                 "ceilings": list[Any],
                 "controls": list[Any],
                 "environment": dict[str, str | int | float | None],
-                "comparison?": Comparison,
             },
         },
     ),

@@ -71,6 +71,11 @@ _GONE = {
     "--reducer": "MHA_BLOCK=torch",
     "convert": "mha run TEXT --model DIR --layer N",
     "weights convert": "mha run TEXT --model DIR --layer N",
+    "bench --save-baseline": "--json",
+    **dict.fromkeys(
+        ("bench --compare", "bench --fail-if", "bench --strict"),
+        "--json of both runs, with the interval median_low_s to median_high_s of each row,",
+    ),
     "check --png": "--html",
     "check --svg": "--html",
     "doctor --png": "--html",

@@ -37,7 +37,6 @@ from mhacli.commands.bench.result import (
     Benchmark,
     BenchRow,
     Direction,
-    Interval,
     Sweep,
 )
 from mhacli.io.data import finite
@@ -45,6 +44,15 @@ from mhacli.io.long_work import Progress, no_progress
 from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
 from mhacli.settings import ITEM_BYTES
 from mhacli.text.numbers import shown
+
+
+class Interval(NamedTuple):
+    """A median, or a ratio of two medians, and the ends of its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer
@@ -91,10 +99,10 @@ Source: `triton.testing.do_bench`.
 def bench(lengths: Sequence[int] = (), **settings: Any) -> Benchmark:
     """The time of each attention backend at each size, as `mha bench` prints it.
 
-    `settings` are those of the command: lists named `backends`, `batch`, `n_heads`, `n_kv_heads`,
-    `d_head`, `dtypes` and `directions`, and `causal`, `decode`, `device`, `threads`, `repeat`,
-    `budget_s`, `call_limit_s` and `seed`. All lists are crossed; an empty list takes what suits the
-    device. `lengths` are numbers of tokens, or of keys with `decode`. Rounds of one size continue
+    `settings` are those of the command: the list `backends`, the lists of one `batch`, `n_heads`,
+    `n_kv_heads`, `d_head`, `dtypes` and `directions`, and `causal`, `decode`, `device`, `threads`,
+    `repeat`, `budget_s`, `call_limit_s` and `seed`. An empty list takes what suits the device.
+    `lengths` are numbers of tokens, or of keys with `decode`. Rounds of one size continue
     until medians are precise to 1 %, `repeat` rounds are done, or `budget_s` (3) seconds have
     passed. A backend whose single call is predicted to take longer than `call_limit_s` (5) is
     skipped. Raises `MhaError` for a missing device and for invalid sizes.

@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter, itemgetter, methodcaller
+from operator import itemgetter, methodcaller
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.bench.result import Benchmark, BenchRow, Comparison, TimeChange, longest
+from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.options import Screen
-from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
 from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
 
-_OUTCOMES = {
-    None: "bold",
-    "slower": "bold red",
-    "inconclusive": "bold yellow",
-    "passed": "bold green",
-}
-
 
 @draws(Benchmark)
 def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
-    """The complete output of `mha bench`: the answer, the times of each family of sizes, what they
-    mean, and the machine.
+    """The complete output of `mha bench`: the answer, the times, what they mean, and the
+    machine.
     """
-    parts: list[RenderableType] = []
-    for sentence in benchmark.summary:
-        parts.append(Text(visible(sentence), style="bold"))
-    for family, rows in grouped(benchmark.rows, attrgetter("family")).items():
-        parts += [Text(), *table(_times(family, rows), screen.width), *_reasons(rows)]
-    parts += [Text(), flowing(_machine(benchmark), screen.width, style="dim")]
-    if benchmark.comparison is not None:
-        parts += _changes(benchmark.comparison, screen.width)
-    return Group(*parts)
+    return Group(
+        Text(visible(benchmark.summary), style="bold"),
+        Text(),
+        *table(_times(benchmark), screen.width),
+        *_reasons(benchmark.rows),
+        Text(),
+        flowing(_machine(benchmark), screen.width, style="dim"),
+    )
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -70,16 +60,17 @@ _NUMBERS: Sequence[Column[BenchRow]] = (
 """The numbers of a row beside its time, the most important first."""
 
 
-def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
+def _times(benchmark: Benchmark) -> Table[Mapping[str, str]]:
     """The times of the backends at each size, the fastest at the longest one first, and its other
     numbers. Of sizes, a narrow screen leaves out the shortest, after these numbers.
     """
-    sizes = [*dict.fromkeys(map(_size, rows))]
+    sizes = [*dict.fromkeys(map(_size, benchmark.rows))]
     cells = {
-        row.backend: {each.heading: each.text(row) for each in _NUMBERS} for row in longest(rows)
+        row.backend: {each.heading: each.text(row) for each in _NUMBERS}
+        for row in benchmark.longest
     }
-    for row in rows:
-        if row.interval is not None:
+    for row in benchmark.rows:
+        if row.median_s is not None:
             star = "* " if row.ratio == 1 or row.is_similar else ""
             times = cells.setdefault(row.backend, {})
             times[_size(row)] = star + shown(row.median_s, "seconds")
@@ -98,9 +89,8 @@ def _times(family: str, rows: Sequence[BenchRow]) -> Table[Mapping[str, str]]:
             Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning)
         )
     legend = ["* fastest, or not certainly slower"]
-    return Table(
-        columns=columns, rows=[*cells.values()], title=visible(family), gap=1, legend=legend
-    )
+    title = visible(benchmark.rows[0].family)
+    return Table(columns=columns, rows=[*cells.values()], title=title, gap=1, legend=legend)
 
 
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
@@ -127,36 +117,6 @@ def _machine(benchmark: Benchmark) -> Iterator[str]:
     yield f"seed {benchmark.seed}"
 
 
-_CHANGES: Sequence[tuple[str, Unit]] = (
-    ("backend", "word"),
-    ("baseline_s", "seconds"),
-    ("median_s", "seconds"),
-    ("ratio", "short"),
-    ("ratio_low", "short"),
-    ("ratio_high", "short"),
-    ("verdict", "word"),
-)
-"""The fields of a change that are shown, with their units."""
-
-
-def _changes(comparison: Comparison, width: int) -> Iterator[RenderableType]:
-    """The ratio of each time to that of the baseline, the rows that cannot be compared, and the
-    outcome.
-    """
-    columns = [
-        Column[TimeChange](heading=name, value=attrgetter(name), unit=unit)
-        for name, unit in _CHANGES
-    ]
-    yield Text(f"\nagainst {visible(comparison.baseline)}", style="bold")
-    for size, changes in groupby(comparison.changes, key=attrgetter("name")):
-        yield from table(Table(columns=columns, rows=[*changes], title=size), width)
-    for line in (*comparison.warnings, *comparison.broken):
-        yield Text(visible(line), style="dim")
-    outcome = None if comparison.rule is None else comparison.rule.outcome
-    yield Text()
-    yield Text(visible(comparison.summary), style=_OUTCOMES[outcome])
-
-
 # -------------------------------------------------------------------------------------------- plots
 
 
@@ -181,25 +141,19 @@ _BOTTOM = 250.0
 
 
 def plots(benchmark: Benchmark) -> list[Piece]:
-    """Time and rate against length, for each family of sizes, and each of the requested batches."""
-    timed = [row for row in benchmark.rows if row.interval is not None]
+    """Time and rate against length."""
+    timed = [row for row in benchmark.rows if row.median_s is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
-    series = grouped(
-        timed,
-        lambda row: f"batch {row.batch} · {row.family}" if benchmark.sweep.batch else row.family,
-    )
     key, x = "", 0.0
     for backend, colour in colours.items():
         key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)
         x += svg.mono_width(backend, 10) + 35
-    body = [Piece(key, x, 14)]
-    for title, rows in series.items():
-        times = _chart(
-            rows, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours
-        )
-        rates = _chart(rows, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
-        body += [svg.lines([visible(title)]), times, rates]
-    return body
+    if not timed:
+        return [Piece(key, x, 14)]
+    batch = f"batch {timed[0].batch} · " if benchmark.sweep.batch else ""
+    times = _chart(timed, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
+    rates = _chart(timed, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
+    return [Piece(key, x, 14), svg.lines([visible(batch + timed[0].family)]), times, rates]
 
 
 def _chart(

@@ -1,6 +1,4 @@
-"""`mha bench`: its rows agree with their samples, its comparison with a saved run decides the exit
-code. No time is judged.
-"""
+"""`mha bench`: its rows agree with their samples. No time is judged."""
 
 from __future__ import annotations
 
@@ -33,30 +31,14 @@ N_HEADS, N_KV_HEADS, D_HEAD, BATCH = 6, 3, 5, 2
 SIZES = f"--heads {N_HEADS} --kv-heads {N_KV_HEADS} --d-head {D_HEAD} --batch {BATCH}".split()
 MEASURED = (
     *"--lengths 7..14 --backends explicit,sdpa,cudnn --causal".split(),
-    *("--direction", "forward,backward"),
     *SIZES,
     *ON_CPU,
 )
-FAR = 1e6
-"""A factor between two times that no busy machine makes."""
-ROW = {
-    "backend": "sdpa",
-    "status": "ok",
-    "batch": 2,
-    "n_heads": 6,
-    "n_kv_heads": 3,
-    "d_head": 5,
-    "q_len": 7,
-    "k_len": 7,
-    "dtype": "float32",
-    "causal": True,
-    "direction": "forward",
-}
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """A folder with the JSON of a run in `printed`, and its baseline, picture and page. All workers
+    """A folder with the JSON, the picture and the page of a run in each direction. All workers
     share it.
     """
     place = Path(os.environ["MHA_TESTS_SHARED"]) / "bench"
@@ -64,15 +46,19 @@ def folder() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             place.mkdir()
-            files = ("--save-baseline", "b.json", "--svg", "b.svg", "--html", "b.html")
-            done = run(place, "bench", *MEASURED, *files, "--json", writes=[".cache", ".config"])
-            (place / "printed").write_text(done.stdout)
+            for direction in DIRECTIONS:
+                files = ("--svg", f"{direction}.svg", "--html", f"{direction}.html")
+                words = ("--direction", direction, *files, "--json")
+                done = run(place, "bench", *MEASURED, *words, writes=[".cache", ".config"])
+                (place / f"{direction}.json").write_text(done.stdout)
     return place
 
 
 @pytest.fixture(scope="module")
 def document(folder: Path) -> Document:
-    return dict(json.loads((folder / "printed").read_text()))
+    """The document of the run forward, with the rows of both."""
+    forward, backward = (json.loads((folder / f"{name}.json").read_text()) for name in DIRECTIONS)
+    return {**forward, "rows": forward["rows"] + backward["rows"]}
 
 
 def ranks(n: int) -> int:
@@ -174,69 +160,20 @@ def test_ratios_are_to_the_fastest_of_a_size(document: Document) -> None:
 
 
 @pytest.mark.real
-def test_baseline_picture_and_page_are_those_of_the_run(folder: Path) -> None:
-    assert (folder / "b.json").read_text() == (folder / "printed").read_text()
-    assert ElementTree.fromstring((folder / "b.svg").read_text()).tag.endswith("}svg")
-    n_timed = sum(
-        row["median_s"] is not None for row in json.loads((folder / "printed").read_text())["rows"]
-    )
-    assert (folder / "b.html").read_text().count("<circle") == 2 * n_timed, "a time and a rate"
-
-
-def slowed(document: Document, folder: Path, factor: float) -> Document:
-    """The baseline `then.json`, which is the document with other times."""
-    then = json.loads(json.dumps(document))
-    for row in then["rows"]:
-        for name in [name for name in row if name.endswith("_s") and row[name] is not None]:
-            row[name] = (
-                [value * factor for value in row[name]]
-                if name == "samples_s"
-                else row[name] * factor
-            )
-    (folder / "then.json").write_text(json.dumps(then))
-    return dict(then)
-
-
-COMPARED = ("--compare", "then.json", "--fail-if", "slower:1.10")
-AGAIN = ("--lengths", "7", "--direction", "forward", *SIZES, *ON_CPU, *COMPARED)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_picture_and_page_are_those_of_the_run(folder: Path, direction: str) -> None:
+    picture = (folder / f"{direction}.svg").read_text()
+    assert ElementTree.fromstring(picture).tag.endswith("}svg")
+    rows = json.loads((folder / f"{direction}.json").read_text())["rows"]
+    n_timed = sum(row["median_s"] is not None for row in rows)
+    page = (folder / f"{direction}.html").read_text()
+    assert page.count("<circle") == 2 * n_timed, "a time and a rate"
 
 
 @pytest.mark.real
-def test_a_run_that_is_slower_than_its_baseline_ends_with_3(
-    mha: Mha, tmp_path: Path, document: Document
-) -> None:
-    then = slowed(document, tmp_path, 1 / FAR)
-    now = mha("bench", *AGAIN, "--backends", "sdpa", "--json", code=3).json
-    (row,), (change,) = now["rows"], now["comparison"]["changes"]
-    assert row["causal"], "what the words leave open is taken from the baseline"
-    (old,) = [
-        old
-        for old in then["rows"]
-        if (old["k_len"], old["backend"], old["direction"]) == (7, "sdpa", "forward")
-    ]
-    assert (change["backend"], change["verdict"]) == ("sdpa", "slower")
-    assert change["baseline_s"] == pytest.approx(old["median_s"])
-    assert change["ratio"] == pytest.approx(change["median_s"] / change["baseline_s"])
-    few = mha("bench", *AGAIN, "--backends", "sdpa", "--repeat", "2", "--json").json["comparison"][
-        "rule"
-    ]
-    assert (now["comparison"]["rule"]["limit"], now["comparison"]["rule"]["outcome"]) == (
-        1.1,
-        "slower",
-    )
-    assert (len(now["comparison"]["unmatched"]), few["outcome"]) == (
-        len(then["rows"]) - 1,
-        "inconclusive",
-    )
-
-
-@pytest.mark.real
-def test_a_run_that_is_faster_ends_with_0_and_csv_has_a_line_for_each_row(
-    mha: Mha, tmp_path: Path, document: Document
-) -> None:
-    slowed(document, tmp_path, FAR)
-    done = mha("bench", *AGAIN, "--backends", f"explicit,{MISSING}", "--csv")
-    ran, missing = csv.DictReader(io.StringIO(done.stdout))
+def test_csv_has_a_line_for_each_row(mha: Mha) -> None:
+    words = ("--lengths", "7", *SIZES, *ON_CPU, "--backends", f"explicit,{MISSING}", "--csv")
+    ran, missing = csv.DictReader(io.StringIO(mha("bench", *words).stdout))
     assert (ran["backend"], ran["status"], ran["k_len"], ran["n_samples"]) == (
         "explicit",
         "ok",
@@ -258,8 +195,9 @@ def test_where_no_backend_runs_the_rows_are_printed_and_the_exit_code_is_1(mha: 
 
 
 @pytest.mark.real
-def test_the_function_measures_decoding_in_every_dtype() -> None:
-    """One query against all keys, in the dtypes that are given; 16 bits are less exact."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_function_measures_decoding(dtype: str) -> None:
+    """One query against all keys; 16 bits are less exact."""
     made = mhacli.bench(
         [7, 13],
         backends=["sdpa"],
@@ -267,7 +205,7 @@ def test_the_function_measures_decoding_in_every_dtype() -> None:
         n_heads=[6],
         n_kv_heads=[3],
         d_head=[5],
-        dtypes=["float32", "bfloat16"],
+        dtypes=[dtype],
         decode=True,
         device="cpu",
         threads=1,
@@ -276,7 +214,7 @@ def test_the_function_measures_decoding_in_every_dtype() -> None:
     )
     rows = made.to_dict()["rows"]
     assert {(row["q_len"], row["k_len"], row["dtype"]) for row in rows} == {
-        (1, k_len, dtype) for k_len in (7, 13) for dtype in ("float32", "bfloat16")
+        (1, k_len, dtype) for k_len in (7, 13)
     }
     for row in rows:
         assert row["flops"] == 4 * 2 * 6 * 5 * row["k_len"]
@@ -345,11 +283,11 @@ USAGE = [
     ["--heads", "9", "--kv-heads", "2"],
     ["--strict"],
     ["--fail-if", "slower:2"],
-    *(
-        ["--fail-if", word, "--compare", "b.json"]
-        for word in ("faster:2", "slower:0", "slower:nan")
-    ),
+    ["--compare", "b.json"],
+    ["--save-baseline", "b.json"],
     ["--direction", "both", "--decode"],
+    ["--direction", "forward,backward"],
+    ["--heads", "2,4"],
     ["--svg", "out", "--html", "./out"],
 ]
 
@@ -362,47 +300,12 @@ def test_what_has_no_meaning_is_refused_by_its_option(mha: Mha, words: list[str]
     assert name in done.error["message"] or name.replace("-", "_") in done.error["message"]
 
 
-@pytest.mark.parametrize("option", ["--save-baseline", "--svg", "--html"])
+@pytest.mark.parametrize("option", ["--svg", "--html"])
 def test_a_file_that_cannot_be_written_is_refused(mha: Mha, tmp_path: Path, option: str) -> None:
     (tmp_path / "old").write_text("old")
     done = mha("bench", option, "old", "--json", code=1)
     assert (done.error["code"], done.error["path"]) == ("exists", "old")
     assert "none" in mha("bench", option, "none/new", code=1).said
-
-
-def baseline(**changes: Any) -> Document:
-    return {"schema": "mha.bench/1", "rows": [ROW], **changes}
-
-
-@pytest.mark.parametrize(
-    ("content", "mentions"),
-    [
-        (baseline(schema="mha.record/1"), "mha.record/1"),
-        (baseline(schema="mha.bench/2"), "mha.bench/2"),
-        (baseline(rows=[{**ROW, "batch": "1"}]), "then.json"),
-        (baseline(rows=7), "then.json"),
-        ([1], "then.json"),
-        (b"", "then.json"),
-        (b"time 5 ms", "then.json"),
-        (b'{"schema":NaN}', "then.json"),
-        (b"\xff\xfe{}", "then.json"),
-        (b"[" * 100_000, "then.json"),
-        (b"\x80\x04\x95", "then.json"),
-        (b"{}", "mha.bench/1"),
-        ({"schema": "mha.bench/1"}, "then.json"),
-        (baseline(rows=[{"backend": "sdpa", "direction": "forward"}]), "then.json"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_baseline_that_is_none_is_refused(
-    mha: Mha, tmp_path: Path, content: Any, mentions: str
-) -> None:
-    (tmp_path / "then.json").write_bytes(
-        content if isinstance(content, bytes) else json.dumps(content).encode()
-    )
-    done = mha("bench", "--compare", "then.json", "--json", code=1)
-    assert done.error["code"] == "bad-file"
-    assert done.missing("then.json", mentions) == []
 
 
 def test_a_number_where_the_function_takes_a_list_is_refused() -> None:

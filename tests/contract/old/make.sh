@@ -52,5 +52,4 @@ mha run "the cat sat on a mat" --positions learned --max-positions 9 --no-bias -
   --d-v 5 --causal --window 3 --view none --repeat 1 --save-weights weights-shapes.safetensors
 mha run "the cat" --dtype bfloat16 --tokenizer char --positions rope $small --save-weights weights-bfloat16.safetensors
 mha scan corpus.jsonl --model gpt2 --layer 0,1 --effect --where "k < q" --out scan.mha
-mha bench --lengths 8,16 --heads 2 --d-head 8 --budget 0.02 --backends explicit,sdpa --causal --save-baseline benchmark.json
 mha vocab "the cat sat on the mat" --save vocabulary.json

@@ -217,27 +217,6 @@ def test_a_scan_of_an_earlier_version_does_not_go_on_and_stays_as_it_is(
         assert digests(tmp_path / "scan.mha" / part) == digests(FILES / "scan.mha" / part)
 
 
-def test_a_benchmark_is_read_to_compare_with(mha: Mha) -> None:
-    """None of its lengths is measured here, so the lengths of the file are named and nothing is
-    timed.
-    """
-    words = [
-        "--compare",
-        FILES / "benchmark.json",
-        *"--fail-if slower:1.10 --lengths 512,64 --json".split(),
-    ]
-    ended = mha("bench", *words, code=1)
-    assert ended.error["code"] == "nothing-compared"
-    assert "8, 16" in ended.said
-
-
-@pytest.mark.real
-def test_a_benchmark_is_compared_with(mha: Mha) -> None:
-    words = "--lengths 8 --heads 2 --d-head 8 --budget 0.02 --backends sdpa --causal".split()
-    document = mha("bench", *words, "--compare", FILES / "benchmark.json", "--json").json
-    assert [(row["backend"], row["q_len"]) for row in document["rows"]] == [("sdpa", 8)]
-
-
 def test_a_vocabulary_gives_its_ids(mha: Mha) -> None:
     record = mha(
         "run", "the zebra sat", "--d-model", "8", "--vocab", FILES / "vocabulary.json", "--json"

@@ -154,7 +154,7 @@ def test_a_signal_while_stdin_is_read_ends_the_process(
 
 
 LONG = "heads --file long.txt --max-tokens 100000 --heads 32 --device cpu --save new".split()
-BENCH = ("bench --device cpu --lengths 16 --backends sdpa --budget 600 --save-baseline new").split()
+BENCH = "bench --device cpu --lengths 16 --backends sdpa --budget 600 --html new".split()
 PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
 """A bar of progress, which hides the cursor, and words that say what is computed."""
 

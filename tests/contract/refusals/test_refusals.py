@@ -211,14 +211,13 @@ UNREADABLE = """
     run --file absent.x, vocab --file broken, run --file loop, vocab --file fifo,
     run --file text.txt/below.x, run --file folder, run x --weights absent.x,
     trace x --vocab absent.x, vocab x --tokenizer folder/absent.json, show absent.x, show fifo,
-    show folder, diff cat.safetensors absent.x, diff cat.safetensors fifo,
-    bench --compare absent.json
+    show folder, diff cat.safetensors absent.x, diff cat.safetensors fifo
 """
 WRONG_KIND = """
     run x --weights text.txt, run x --vocab text.txt, run x --tokenizer text.txt, show text.txt,
     show chat.json, diff cat.safetensors text.txt, diff cat.safetensors layer.safetensors,
-    show layer.safetensors, run x --weights cat.safetensors, bench --compare text.txt,
-    bench --compare cat.safetensors, weights info text.txt
+    show layer.safetensors, run x --weights cat.safetensors,
+    weights info text.txt
 """
 """Words that end with the name of a file which cannot be read, or is of another kind than the
 command reads."""
@@ -293,7 +292,7 @@ NEEDY = {
 """Options that only a checkpoint can follow, by command."""
 WORDS_OF_BENCH = {
     "--lengths": ["''", "12x", "0", "16..8", "9999999k"],
-    "--batch": ["x"],
+    "--batch": ["x", "1,2"],
     "--heads": ["0"],
     "--kv-heads": ["two"],
     "--d-head": ["1..0"],
@@ -305,7 +304,6 @@ WORDS_OF_BENCH = {
     "--repeat": ["0"],
     "--budget": ["0", "86401", "nan"],
     "--call-limit": ["-1"],
-    "--compare b.json --fail-if": ["''", "1.10", "faster:2", "slower:0", "slower:nan"],
 }
 """Values that options of `mha bench` cannot have."""
 
@@ -446,7 +444,6 @@ def test_a_file_without_permission_to_read_is_named(
         (["show", "text.txt"], "text.txt"),
         (["run", "x", "--save", "old.txt"], "old.txt"),
         (["run", "text.txt"], "text.txt"),
-        (["bench", "--compare", "absent.json"], "absent.json"),
         (["diff", "cat.safetensors", "text.txt"], "text.txt"),
         (["heads", "x", "--context", "folder"], "folder"),
         (["run", "x", "--heads", "5"], None),
