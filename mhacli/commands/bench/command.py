@@ -13,10 +13,6 @@ from mhacli.cli.source import record_command
 from mhacli.commands.bench.result import Sweep
 from mhacli.errors import MhaError
 
-_CSV = "Print CSV: a line per row, without samples."
-_SVG = "Write what is printed and plots of time and rate as an SVG picture."
-_HTML = "Write what is printed and the plots as an HTML page."
-
 
 @command(
     "mha bench --lengths 512,1k,2k",
@@ -25,7 +21,16 @@ _HTML = "Write what is printed and the plots as an HTML page."
 )
 def bench(
     given: Annotated[Mapping[str, Any], Sweep],
-    output: Annotated[Output, offers("json", "force", csv=_CSV, svg=_SVG, html=_HTML)],
+    output: Annotated[
+        Output,
+        offers(
+            "json",
+            "force",
+            csv="Print CSV: a line per row, without samples.",
+            svg="Write what is printed and plots of time and rate as an SVG picture.",
+            html="Write what is printed and the plots as an HTML page.",
+        ),
+    ],
 ) -> None:
     """Times the backends and prints the report."""
     sweep = Sweep(**given).checked()
@@ -41,7 +46,6 @@ def bench(
         view=benchmark.view,
         json=benchmark.to_json,
         csv=benchmark.without_samples,
-        command=benchmark.command,
         figures=lambda: plots(benchmark),
     )
     if not any(row.status == "ok" for row in benchmark.rows):

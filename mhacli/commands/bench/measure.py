@@ -172,7 +172,6 @@ class _Work(NamedTuple):
 
 _WORK: Mapping[Direction, _Work] = {
     "forward": _Work(2, 1, 1),
-    "backward": _Work(5, 2, 1),
     "both": _Work(7, 3, 2),
 }
 
@@ -287,13 +286,6 @@ def _first_calls(
         row = replace(
             row, max_error=largest, mean_error=mean, n_error_queries=row.q_len, reason=reason
         )
-    if row.direction == "backward":
-
-        def backward_seconds() -> float:
-            out = call()
-            return seconds_of(lambda: grad(out, leaves, out.detach()), 1, device)
-
-        return replace(row, n_calls=1), backward_seconds
     n_calls = (
         1
         if device.type == "cuda"

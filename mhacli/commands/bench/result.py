@@ -27,7 +27,8 @@ from mhacli.settings import (
 )
 from mhacli.text.numbers import shown
 
-Direction = Literal["forward", "backward", "both"]
+Direction = Literal["forward", "both"]
+"""A pass forward, or one forward and backward."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
 BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
 """`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported`
@@ -132,9 +133,6 @@ def _count(n: int, noun: str) -> str:
 _COMPUTED = "Computation"
 _SIZES = "Sizes"
 _TIMING = "Timing"
-_BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or all."
-_CALL_LIMIT = "Skip a backend whose single call is predicted to take longer."
-_REPEAT = "until each median is accurate to 1 %, or --budget is spent"
 _list: Any = partial(setting, (), metavar="LIST", common=True)
 _like: Any = partial(like, Config, value=(), low=None, high=None, common=True)
 
@@ -147,7 +145,7 @@ class Sweep:
 
     backends: tuple[str, ...] = _list(
         _COMPUTED,
-        _BACKENDS,
+        f"Backends to measure: {', '.join(BACKENDS)}; or all.",
         default="those that suit the device",
         parse=word_list(*BACKENDS, "all"),
         words=(*BACKENDS, "all"),
@@ -155,7 +153,7 @@ class Sweep:
     directions: tuple[Direction, ...] = setting(
         ("forward",),
         _COMPUTED,
-        "Pass to time: forward, backward, or both.",
+        "Pass to time: forward, or both forward and backward.",
         "--direction",
         default="forward",
         parse=word_list(*get_args(Direction)),
@@ -197,7 +195,12 @@ class Sweep:
     device: str = like(Config, "device", _TIMING, default="", common=True)
     threads: int | None = like(Config, "threads", _TIMING)
     repeat: int | None = setting(
-        None, _TIMING, "Number of timed runs.", low=1, high=100_000, default=_REPEAT
+        None,
+        _TIMING,
+        "Number of timed runs.",
+        low=1,
+        high=100_000,
+        default="until each median is accurate to 1 %, or --budget is spent",
     )
     budget: float = setting(
         3.0,
@@ -208,7 +211,12 @@ class Sweep:
         metavar="SECONDS",
     )
     call_limit: float = setting(
-        5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS"
+        5.0,
+        _TIMING,
+        "Skip a backend whose single call is predicted to take longer.",
+        above=0,
+        high=MAX_SECONDS,
+        metavar="SECONDS",
     )
     seed: int = like(Config, "seed", _TIMING)
 

@@ -26,7 +26,7 @@ Document = dict[str, Any]
 ON_CPU = ("--device", "cpu", "--threads", "1", "--repeat", "12", "--budget", "0.01")
 LENGTHS = (7, 14)
 BACKENDS, MISSING = ("explicit", "sdpa"), "cudnn"
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "both")
 N_HEADS, N_KV_HEADS, D_HEAD, BATCH = 6, 3, 5, 2
 SIZES = f"--heads {N_HEADS} --kv-heads {N_KV_HEADS} --d-head {D_HEAD} --batch {BATCH}".split()
 MEASURED = (
@@ -57,8 +57,8 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def document(folder: Path) -> Document:
     """The document of the run forward, with the rows of both."""
-    forward, backward = (json.loads((folder / f"{name}.json").read_text()) for name in DIRECTIONS)
-    return {**forward, "rows": forward["rows"] + backward["rows"]}
+    forward, both = (json.loads((folder / f"{name}.json").read_text()) for name in DIRECTIONS)
+    return {**forward, "rows": forward["rows"] + both["rows"]}
 
 
 def ranks(n: int) -> int:
@@ -119,15 +119,15 @@ def test_the_numbers_of_a_row_follow_from_its_samples(document: Document) -> Non
 def test_work_and_bytes_are_those_of_the_visible_cells_and_of_the_tensors(
     document: Document,
 ) -> None:
-    """Two products for each visible cell. A pass backward has five of them, and reads and writes as
-    much again.
+    """Two products for each visible cell. A pass backward has five more of them, and reads and
+    writes twice as much.
     """
     for row in document["rows"]:
         n, is_forward = row["k_len"], row["direction"] == "forward"
-        n_products = 2 if is_forward else 5
+        n_products = 2 if is_forward else 7
         assert row["flops"] == n_products * 2 * BATCH * N_HEADS * D_HEAD * (n * (n + 1) // 2)
         tensors = 4 * BATCH * n * D_HEAD * (2 * N_HEADS + 2 * N_KV_HEADS)
-        assert row["bytes"] == tensors * (1 if is_forward else 2)
+        assert row["bytes"] == tensors * (1 if is_forward else 3)
 
 
 @pytest.mark.real
@@ -286,7 +286,8 @@ USAGE = [
     ["--compare", "b.json"],
     ["--save-baseline", "b.json"],
     ["--direction", "both", "--decode"],
-    ["--direction", "forward,backward"],
+    ["--direction", "forward,both"],
+    ["--direction", "backward"],
     ["--heads", "2,4"],
     ["--svg", "out", "--html", "./out"],
 ]
