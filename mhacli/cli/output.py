@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from json import dumps
@@ -25,6 +25,7 @@ from mhacli.cli.console import (
     wants_colour,
     write,
 )
+from mhacli.cli.source import record_command
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.record.heads import OF_REMOVAL, require_order
@@ -47,14 +48,7 @@ if TYPE_CHECKING:
     from mhacli.render.figures.svg import Piece
     from mhacli.run import Run
 
-_SAVE = "Save the record in this file, for mha show, view and diff."
-_SAVE_WEIGHTS = "Save the weights in this file, for --weights."
-_KEEP = "Arrays in the saved record and in --json, such as pattern,z."
-_KEPT = "qk,scores,pattern,z,out, as far as they fit"
-_LIMIT = "Limit the size of these arrays."
-_WIDTH = "Columns of the output, in place of COLUMNS."
 _RUN: tuple[Mode, ...] = ("layer", "model")
-_COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +61,34 @@ class Output:
         False, OUTPUT, "Print the result as one JSON document.", common=True, excludes=("csv",)
     )
     csv: bool = setting(False, OUTPUT, "Print CSV: a line per sequence, head, query and key.")
-    save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
+    save: str | None = setting(
+        None,
+        OUTPUT,
+        "Save the record in this file, for mha show, view and diff.",
+        metavar="FILE",
+        common=True,
+    )
     save_weights: str | None = setting(
-        None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",)
+        None,
+        OUTPUT,
+        "Save the weights in this file, for --weights.",
+        metavar="FILE",
+        modes=("layer",),
     )
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
     keep: tuple[str, ...] | None = setting(
-        None, OUTPUT, _KEEP, parse=word_list(), metavar="SITES", default=_KEPT, modes=_RUN
+        None,
+        OUTPUT,
+        "Arrays in the saved record and in --json, such as pattern,z.",
+        parse=word_list(),
+        metavar="SITES",
+        default="qk,scores,pattern,z,out, as far as they fit",
+        modes=_RUN,
     )
     keep_limit: int = setting(
         DEFAULT_KEEP_LIMIT,
         OUTPUT,
-        _LIMIT,
+        "Limit the size of these arrays.",
         parse=parse_bytes,
         metavar="SIZE",
         default=shown(DEFAULT_KEEP_LIMIT, "bytes"),
@@ -95,9 +105,19 @@ class Output:
     png: str | None = setting(
         None, PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE"
     )
-    color: ColourChoice = setting("auto", OUTPUT, _COLOUR, "--color --colour")
+    color: ColourChoice = setting(
+        "auto",
+        OUTPUT,
+        "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides.",
+        "--color --colour",
+    )
     width: int | None = setting(
-        None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True
+        None,
+        OUTPUT,
+        "Columns of the output, in place of COLUMNS.",
+        low=SCREEN_WIDTHS[0],
+        high=SCREEN_WIDTHS[1],
+        hidden=True,
     )
 
     @property
@@ -263,13 +283,11 @@ def print_report(
     view: Callable[[Screen], RenderableType],
     json: Callable[[], Any],
     csv: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
-    command: Sequence[str] = (),
     figures: Callable[[], Sequence[Piece]] = tuple,
-    saved: Iterable[str] = (),
 ) -> None:
     """Prints a report that is no record: its document, which may be text, the rows of its table, or
-    the view of the terminal; and the names of the files, those of `saved` among them. One with its
-    `command` is also written as a page and as pictures, with `figures` below what is printed.
+    the view of the terminal; and the names of the files. The page and the pictures that are
+    requested show `figures` below what is printed.
     """
     if output.json:
         document = json()
@@ -282,16 +300,17 @@ def print_report(
         sys.stdout.writelines(rows_csv(csv()))
     else:
         draw(view(output.screen), output.screen)
-    if command and output.files:
+    if not output.files.keys().isdisjoint(DRAWN):
         from mhacli.render.notebook import report_figure, report_page
 
+        command = record_command()
         name, pictures = " ".join(command[:2]), figures()
         write_pictures(
             output,
             lambda: report_page(view, name, command, pictures),
             lambda: report_figure(view, name, command, pictures),
         )
-    note_written(output, *saved)
+    note_written(output)
 
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
@@ -314,12 +333,12 @@ def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[],
         write_whole(path, content, force=output.force)
 
 
-def note_written(output: Output, *also: str) -> None:
+def note_written(output: Output) -> None:
     """Prints the names and sizes of the written files on stderr, unless stdout is a format for
     programs.
     """
     if output.format is None:
-        for path in (*also, *output.files.values()):
+        for path in output.files.values():
             with suppress(OSError):
                 note(f"saved {path}, {shown(os.path.getsize(path), 'bytes')}")
 

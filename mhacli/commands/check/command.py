@@ -52,7 +52,6 @@ def check(
         view=examination.view,
         json=examination.to_dict,
         csv=examination.rows,
-        command=examination.command,
     )
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

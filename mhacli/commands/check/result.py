@@ -53,7 +53,7 @@ class CheckRequest:
         _CODE,
         MODEL,
         "--model --checkpoint",
-        metavar="DIR",
+        metavar="DIR|ID",
         common=True,
         excludes=("target", "arg", "other"),
     )
@@ -72,7 +72,13 @@ class CheckRequest:
         default="as --call-arg",
         needs=("other",),
     )
-    causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
+    causal: bool = like(
+        Config,
+        "causal",
+        _MEANT,
+        names=("--causal", "--is-causal"),
+        help="State that tokens must not see later ones.",
+    )
     not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal", excludes=("causal",))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")

@@ -87,7 +87,6 @@ def diff(
         view=lambda screen: result.view(screen, replace(options, view=view)),
         json=lambda: result.to_dict(record_command()),
         csv=lambda: [*result.rows()],
-        command=record_command(),
     )
     if result.verdict == "nothing":
         message = "the two records have nothing in common that could be compared"

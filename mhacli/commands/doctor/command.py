@@ -14,9 +14,6 @@ from mhacli.cli.source import local_checkpoint, read_texts, record_command, requ
 from mhacli.errors import EXIT_CHECK
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 
-_TYPED = "Texts for the checkpoint to read, preferably of different lengths."
-_TOKENIZER = "byte, or the path of a tokenizer.json."
-
 
 @command("mha doctor", "mha doctor --model MiniLM", modes=layer_or_model)
 def doctor(
@@ -25,12 +22,22 @@ def doctor(
         Output, offers("json", "force", csv="Print CSV: a line per check.", **REPORT)
     ],
     typed: tuple[str, ...] = setting(
-        (), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"
+        (),
+        "",
+        "Texts for the checkpoint to read, preferably of different lengths.",
+        argument=True,
+        metavar="[TEXT]...",
+        default="three sentences",
     ),
     text: tuple[str, ...] = like(Source, "text", CHECKPOINT),
     model: Annotated[ModelSettings, offers("path", "revision")],
     tokenizer: str | None = setting(
-        None, CHECKPOINT, _TOKENIZER, metavar="NAME", default="its own", modes=("model",)
+        None,
+        CHECKPOINT,
+        "byte, or the path of a tokenizer.json.",
+        metavar="NAME",
+        default="its own",
+        modes=("model",),
     ),
     device: str = like(Config, "device", DEVICE, default="every device; with --model, the fastest"),
     dtype: Dtype | None = like(
@@ -66,7 +73,6 @@ def doctor(
         view=report.view,
         json=report.to_dict,
         csv=lambda: report.to_dict()["checks"],
-        command=report.command,
     )
     if report.failed:
         raise typer.Exit(EXIT_CHECK)
