@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 import typer
@@ -28,7 +27,6 @@ EXAMPLES = (
     "mha check my_attention.py:MultiHeadAttention",
 )
 """The examples of the help of mha itself."""
-_MIN_WIDTH, _MAX_WIDTH = 40, 100
 _NAME_WIDTH = 26
 """Columns of the longest name that has its text beside it, and not below it."""
 
@@ -49,18 +47,6 @@ _PROGRAM_OPTIONS = [
     ),
 ]
 """The options of mha itself. Typer adds the last two."""
-
-
-@dataclass(frozen=True)
-class HelpPage:
-    """The content of a help. `usage` follows the name of the program; `tables` are by title."""
-
-    program: str
-    usage: str
-    sentence: str
-    examples: tuple[str, ...]
-    tables: Mapping[str, list[HelpRow]]
-    last_line: str | None
 
 
 # ------------------------------------------------------------------------------------------ asking
@@ -108,7 +94,7 @@ def program_help(commands: Mapping[str, str]) -> str:
     rows = [HelpRow(name, text) for name, text in commands.items()]
     tables = {"Commands": rows, "Options": _PROGRAM_OPTIONS}
     end = "mha COMMAND --help shows the examples and options of a command."
-    return _drawn(HelpPage("mha", "[OPTIONS] COMMAND [ARGS]...", PROGRAM, EXAMPLES, tables, end))
+    return _drawn("mha", "[OPTIONS] COMMAND [ARGS]...", PROGRAM, EXAMPLES, tables, end)
 
 
 def command_help(name: str, sentence: str, command: Command, *, everything: bool) -> str:
@@ -124,7 +110,7 @@ def command_help(name: str, sentence: str, command: Command, *, everything: bool
             tables.setdefault(panel, []).append(_option_row(each))
     end = f"mha {name} --help-all lists all {len(options)} options." if is_short else None
     usage = " ".join(["[OPTIONS]", *map(_usage_word, arguments)])
-    return _drawn(HelpPage(f"mha {name}", usage, sentence, command.examples, tables, end))
+    return _drawn(f"mha {name}", usage, sentence, command.examples, tables, end)
 
 
 def _option_row(declared: Declaration) -> HelpRow:
@@ -159,26 +145,33 @@ def _metavar(declared: Declaration) -> str:
 # ----------------------------------------------------------------------------------------- drawing
 
 
-def _drawn(page: HelpPage) -> str:
-    """A help as wide as stdout, in colour if stdout has colour."""
-    width = max(_MIN_WIDTH, min(_MAX_WIDTH, stdout_width()))
+def _drawn(
+    program: str,
+    usage: str,
+    sentence: str,
+    examples: Sequence[str],
+    tables: Mapping[str, Sequence[HelpRow]],
+    last_line: str | None,
+) -> str:
+    """A help as wide as stdout, in colour if stdout has colour. `usage` follows the name of the
+    program; `tables` are by title.
+    """
+    width = max(40, min(100, stdout_width()))
     title = "\x1b[1m{}\x1b[0m" if wants_colour("auto", sys.stdout) else "{}"
-    before = f"Usage: {page.program} "
-    usage = textwrap.fill(
-        page.usage, width, initial_indent=before, subsequent_indent=" " * len(before)
-    )
-    lines = [usage.replace("Usage:", title.format("Usage:"), 1)]
-    lines += ["", textwrap.fill(page.sentence, width)]
-    lines += ["", title.format("Examples") + ":", *(f"  {example}" for example in page.examples)]
-    for name, rows in page.tables.items():
+    before = f"Usage: {program} "
+    filled = textwrap.fill(usage, width, initial_indent=before, subsequent_indent=" " * len(before))
+    lines = [filled.replace("Usage:", title.format("Usage:"), 1)]
+    lines += ["", textwrap.fill(sentence, width)]
+    lines += ["", title.format("Examples") + ":", *(f"  {example}" for example in examples)]
+    for name, rows in tables.items():
         if rows:
             lines += ["", title.format(name) + ":", *_table_lines(rows, width)]
-    if page.last_line is not None:
-        lines += ["", page.last_line]
+    if last_line is not None:
+        lines += ["", last_line]
     return "\n".join(lines) + "\n"
 
 
-def _table_lines(rows: list[HelpRow], width: int) -> list[str]:
+def _table_lines(rows: Sequence[HelpRow], width: int) -> list[str]:
     """Lines with names in the first column and texts in the second; the text of a long name begins
     on the next line."""
     names_width = min(_NAME_WIDTH, max(len(row.name) for row in rows))

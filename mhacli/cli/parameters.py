@@ -112,34 +112,19 @@ def _place_of_panel(declared: Declaration) -> int:
     return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
 
 
-class _Group(NamedTuple):
-    """A function, or a group, whose settings are options: what takes them as arguments, whether as
-    a mapping of only those that are given, and the names of those that the command has, with
-    another help, None for all.
-    """
-
-    taker: Any
-    is_mapping: bool
-    offered: Mapping[str, str | None] | None
-
-
-def _group_of(annotation: Any) -> _Group:
-    """The group of an annotation: `Group`, `Annotated[Group, offers(…)]` or `Annotated[Mapping[str,
-    Any], Group, offers(…)]`.
-    """
-    taker, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
-    if extras and is_dataclass(extras[0]):
-        return _Group(extras[0], True, offered)
-    return _Group(taker, False, offered)
-
-
 def _spread(annotation: Any, declared: list[Declaration]) -> _Caller:
     """Adds the settings of a function or a group, and of the groups that it takes, to `declared`.
     Returns what calls it with the settings that are given: others have their defaults, or are left
     out of a mapping.
+
+    A group is annotated as `Group`, `Annotated[Group, offers(…)]` or `Annotated[Mapping[str, Any],
+    Group, offers(…)]`.
     """
-    taker, is_mapping, offered = _group_of(annotation)
+    taker, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
+    is_mapping = bool(extras) and is_dataclass(extras[0])
+    if is_mapping:
+        taker = extras[0]
     settings = _settings_of(taker)
     defaults: dict[str, Any] = {}
     groups: dict[str, _Caller] = {}
@@ -189,20 +174,16 @@ def _require_fitting(
     another, or that needs one.
     """
     for field_name, value in given.items():
-        option, name = (
-            options[field_name],
-            options[field_name].name(field_name, is_off=value is False),
-        )
+        option = options[field_name]
+        name = option.name(field_name, is_off=value is False)
         if field_name != "typed" and "" in (value if option.many else (value,)):
             raise UsageError(f"{name} is empty")
         if mode is not None and mode not in option.modes:
             if mode in _OBSTACLES:
                 raise UsageError(f"{name} does not work with {_OBSTACLES[mode]}")
-            needed = (
-                "--model"
-                if "model" in option.modes
-                else "code of your own, such as my.py:Attention"
-            )
+            needed = "code of your own, such as my.py:Attention"
+            if "model" in option.modes:
+                needed = "--model"
             raise UsageError(f"{name} needs {needed}")
         for other in option.excludes:
             if other in given:
@@ -265,7 +246,8 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 def _parameter(declared: Declaration, *, with_other_names: bool) -> inspect.Parameter:
     """Typer's parameter of a setting. Its default is None, which means that it is not given."""
-    option, kinds = declared.option, {declared.hint, *get_args(declared.hint)}
+    option = declared.option
+    kinds = {declared.hint, *get_args(declared.hint)}
     how: dict[str, Any] = {
         "help": help_of(declared),
         "metavar": option.metavar,
@@ -276,10 +258,8 @@ def _parameter(declared: Declaration, *, with_other_names: bool) -> inspect.Para
         annotation = list[str] | None
     choices = choices_of(declared.hint)
     if option.is_number or option.parse is not None:
-        name, parse = option.name(declared.field), option.parse
-        how["parser"] = partial(
-            _parsed, name, parse or partial(_number, option, is_real=float in kinds)
-        )
+        parse = option.parse or partial(_number, option, is_real=float in kinds)
+        how["parser"] = partial(_parsed, option.name(declared.field), parse)
     elif choices:
         how["parser"] = partial(_choice, choices)
     if option.words or choices:
