@@ -21,7 +21,7 @@ from mhacli.render.figures.heads import heads_figure
 from mhacli.render.figures.svg import document, printed
 from mhacli.render.page.elements import WIDE
 from mhacli.render.run.steps import steps_table
-from mhacli.render.run.trace import closing, header, step_table
+from mhacli.render.run.trace import closing, header
 
 _MOST_STEPS = 64
 """The most steps of a picture."""
@@ -64,16 +64,9 @@ def _walk(record: Record, metadata: Mapping[str, object]) -> str:
     if not record.trace:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
     screen = Screen(_COLUMNS, colour=False)
-    if record.decoding is not None:
-        title = "decoding, step by step"
-        steps = step_table(record.trace, range(len(record.sequences)), _MOST_STEPS)
-        parts = [bare(steps, screen.width)]
-    else:
-        title = "attention, site by site"
-        steps = replace(steps_table(record), most=_MOST_STEPS, has_ends=True)
-        parts = [bare(steps, screen.width), closing(record, screen)]
-    view = Group(header(record, screen), "", *parts)
-    return document(title, [printed(view, screen.width)], metadata)
+    steps = bare(replace(steps_table(record), most=_MOST_STEPS, has_ends=True), screen.width)
+    view = Group(header(record, screen), "", steps, closing(record, screen))
+    return document("attention, site by site", [printed(view, screen.width)], metadata)
 
 
 _SIDE = 720.0
