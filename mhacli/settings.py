@@ -208,31 +208,10 @@ LAYER = "Attention"
 POSITIONS = "Positions"
 MASK = "Mask and scores"
 DEVICE = "Device"
-D_MODEL = "--d-model --hidden-size --embed-dim --n-embd"
-N_HEADS = "--heads --n-heads --num-heads --num-attention-heads"
-N_KV_HEADS = "--kv-heads --n-kv-heads --num-kv-heads --num-key-value-heads"
-D_HEAD = "--d-head --head-dim --d-k"
-MAX_TOKENS = "--max-tokens --max-length"
 TOP = "--top --top-k"
-CAUSAL_NAMES = "--causal/--no-causal --is-causal/--bidirectional"
-"""Names of options; the help shows the first."""
-CAUSAL = "Mask later tokens: no token attends to a later one."
-KV_HEADS = "Number of key/value heads; query heads share them in groups."
-HEAD_WIDTH = "Width of the queries and keys of a head."
-INPUT_WIDTH = "Width of the token vectors before projection."
-OUT_PROJ = "Apply the output projection, or only concatenate the heads."
-WINDOW = (
-    "Attend only to LEFT keys before and RIGHT after the query; none removes a saved window."
-    " (default of RIGHT: 0)"
-)
-SINK_WINDOW = "The first N tokens stay visible outside --window; 0 for none."
-DOCUMENTS = "Split each text at SEPARATOR into documents that do not attend to each other."
-DROPOUT = "Dropout probability of attention weights, with --train."
-DEVICES = "Device: auto, cpu, cuda, cuda:N or mps."
+"""Names of an option; the help shows the first."""
 TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra hf)."
-TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
-RANDOM = "Use random token vectors instead of a text."
-_DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
+TOKENIZERS = ("word", "char", "byte")
 _TEXT_ONLY = (
     "typed",
     "text",
@@ -245,7 +224,6 @@ _TEXT_ONLY = (
     "documents",
 )
 _VECTORS = numbers("BATCH,LENGTH", "2,5")
-BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
 _layer = partial(setting, modes=("layer",))
 _run = partial(setting, modes=("layer", "model"))
 
@@ -269,27 +247,68 @@ class Config:
     """
 
     d_model: int = _layer(
-        64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True
+        64,
+        LAYER,
+        "Width of the model.",
+        "--d-model --hidden-size --embed-dim --n-embd",
+        low=1,
+        high=MAX_WIDTH,
+        common=True,
     )
     n_heads: int = _layer(
-        4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True
+        4,
+        LAYER,
+        "Number of query heads.",
+        "--heads --n-heads --num-heads --num-attention-heads",
+        low=1,
+        high=MAX_HEADS,
+        common=True,
     )
     n_kv_heads: int | None = _layer(
-        None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads"
+        None,
+        LAYER,
+        "Number of key/value heads; query heads share them in groups.",
+        "--kv-heads --n-kv-heads --num-kv-heads --num-key-value-heads",
+        low=1,
+        high=MAX_HEADS,
+        default="heads",
     )
     d_head: int | None = _layer(
-        None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads"
+        None,
+        LAYER,
+        "Width of the queries and keys of a head.",
+        "--d-head --head-dim --d-k",
+        low=1,
+        high=MAX_WIDTH,
+        default="d_model / heads",
     )
     d_v: int | None = _layer(
         None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head"
     )
-    d_input: int | None = _layer(None, LAYER, INPUT_WIDTH, low=1, high=MAX_WIDTH, default="d_model")
+    d_input: int | None = _layer(
+        None,
+        LAYER,
+        "Width of the token vectors before projection.",
+        low=1,
+        high=MAX_WIDTH,
+        default="d_model",
+    )
     bias: bool = _layer(
         True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias"
     )
-    out_proj: bool = _layer(True, LAYER, OUT_PROJ, "--out-proj/--no-out-proj", default="--out-proj")
+    out_proj: bool = _layer(
+        True,
+        LAYER,
+        "Apply the output projection, or only concatenate the heads.",
+        "--out-proj/--no-out-proj",
+        default="--out-proj",
+    )
     positions: Positions = _layer(
-        "sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True
+        "sinusoidal",
+        POSITIONS,
+        "Position encoding.",
+        default="sinusoidal; with --random, none",
+        common=True,
     )
     rope_theta: float = _layer(
         1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000"
@@ -298,10 +317,22 @@ class Config:
         1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH
     )
     causal: bool = setting(
-        False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code")
+        False,
+        MASK,
+        "Mask later tokens: no token attends to a later one.",
+        "--causal/--no-causal --is-causal/--bidirectional",
+        default="",
+        common=True,
+        modes=("layer", "code"),
     )
     window: tuple[int, int] | None = _layer(
-        None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]"
+        None,
+        MASK,
+        "Attend only to LEFT keys before and RIGHT after the query; none removes a saved window."
+        " (default of RIGHT: 0)",
+        "--window --sliding-window",
+        parse=_reach,
+        metavar="LEFT[,RIGHT]",
     )
     prefix: int | None = _layer(
         None,
@@ -311,9 +342,19 @@ class Config:
         high=MAX_LENGTH,
     )
     sink: int | None = _layer(
-        None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH
+        None,
+        MASK,
+        "The first N tokens stay visible outside --window; 0 for none.",
+        "--sink-window --sink",
+        low=0,
+        high=MAX_LENGTH,
     )
-    documents: str | None = _layer(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
+    documents: str | None = _layer(
+        None,
+        TEXT,
+        "Split each text at SEPARATOR into documents that do not attend to each other.",
+        metavar="SEPARATOR",
+    )
     padding: PaddingSide = _run("right", MASK, "Side on which shorter sequences are padded.")
     scale: float | None = _layer(
         None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head"
@@ -324,7 +365,15 @@ class Config:
     score_bias: str | None = _layer(
         None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]"
     )
-    dropout: float = _layer(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
+    dropout: float = _layer(
+        0.0,
+        LAYER,
+        "Dropout probability of attention weights, with --train.",
+        low=0,
+        below=1,
+        metavar="P",
+        default="0",
+    )
     train: bool = _layer(
         False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default=""
     )
@@ -338,7 +387,11 @@ class Config:
         default="float32; with --model, its own",
     )
     device: str = setting(
-        "auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code")
+        "auto",
+        DEVICE,
+        "Device: auto, cpu, cuda, cuda:N or mps.",
+        words=("auto", "cpu", "cuda", "mps"),
+        modes=("layer", "model", "code"),
     )
     threads: int | None = _run(
         None, DEVICE, "Number of CPU threads.", low=1, high=1024, default="chosen by torch"
@@ -346,7 +399,14 @@ class Config:
     seed: int = setting(
         0, LAYER, "Seed of random numbers.", low=0, high=2**64 - 1, modes=("layer", "code")
     )
-    tokenizer: str = _run("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
+    tokenizer: str = _run(
+        "word",
+        TEXT,
+        TOKENIZER,
+        words=TOKENIZERS,
+        default="word; with --model, its own",
+        common=True,
+    )
     keep_case: bool = _layer(
         False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case"
     )
@@ -355,10 +415,18 @@ class Config:
     )
     inner_marks: bool = True
     random: tuple[int, int] | None = _layer(
-        None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY
+        None,
+        TEXT,
+        "Use random token vectors instead of a text.",
+        parse=_VECTORS,
+        metavar="BATCH,LENGTH",
+        excludes=_TEXT_ONLY,
     )
     distribution: Literal["normal", "uniform"] = _layer(
-        "normal", TEXT, _DISTRIBUTION, needs=("random",)
+        "normal",
+        TEXT,
+        "Distribution of --random: N(0, 1), or uniform from 0 to 1.",
+        needs=("random",),
     )
 
     @property
@@ -517,45 +585,11 @@ SINK_TOKENS = 4
 SINK_SHARE = 0.1
 """The least fraction of all attention of a sink, by default."""
 FILE = "Read a text file; repeatable, and - reads stdin."
-MAX_TEXT, MOST_TOKENS = "64.0 MiB; vocab: 100 MiB", f"all, at most {DEFAULT_MAX_TOKENS:,}"
-_TYPED = "The text to inspect, or - for stdin; several texts form a batch."
-LITERAL_TEXT = (
-    "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also"
-    " texts."
-)
-_CONTEXT = "Text for the keys and values (cross-attention): one for all sequences, or one for each."
-_MAX_TOKENS = "Use only the first N tokens of each sequence."
 LAYERS = (
     "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or"
     " cross.5."
 )
 MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf)."
-_DEVICE_MAP = (
-    "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra"
-    " device-map)"
-)
-_ARG = (
-    "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default:"
-    " guessed)"
-)
-_CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
-_EXAMPLE = (
-    "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'."
-    " (default: guessed)"
-)
-_GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
-_CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
-_PAIR = (
-    "Second text of a pair, read with the token types of a pair: one for all texts, or one for"
-    " each."
-)
-_SPANS = (
-    "Report attention between spans: name=START:END, name=/REGEX/, or roles of a chat, a,b;"
-    " repeatable."
-)
-_WHERE = f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable."
-_FIRST = "Number of first tokens whose attention is reported together."
-_SINK = "Smallest fraction of all attention that makes a key a sink."
 _model = partial(setting, modes=("model",))
 
 
@@ -662,8 +696,19 @@ def layer_list(word: str) -> tuple[LayerChoice, ...]:
 class Source:
     """The source of the text and its decoding."""
 
-    typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True)
-    text: tuple[str, ...] = _run((), TEXT, LITERAL_TEXT)
+    typed: tuple[str, ...] = setting(
+        (),
+        TEXT,
+        "The text to inspect, or - for stdin; several texts form a batch.",
+        metavar="[TEXT]...",
+        argument=True,
+    )
+    text: tuple[str, ...] = _run(
+        (),
+        TEXT,
+        "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also"
+        " texts.",
+    )
     file: tuple[str, ...] = _run((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
     lines: bool = _run(False, TEXT, "Treat each line of a file as a sequence.")
     encoding: str = _run(
@@ -678,7 +723,12 @@ class Source:
         "strict", TEXT, "How to treat bytes that are invalid in the encoding."
     )
     max_bytes: int | None = _run(
-        None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT
+        None,
+        TEXT,
+        "Refuse larger texts.",
+        parse=parse_bytes,
+        metavar="SIZE",
+        default="64.0 MiB; vocab: 100 MiB",
     )
     max_token_len: int = _layer(
         1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH
@@ -705,13 +755,19 @@ class ModelSettings:
         modes=("model", "record"),
     )
     path: str | None = _model(
-        None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True
+        None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR|ID", common=True
     )
     revision: str | None = _model(
         None, CHECKPOINT, "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME"
     )
     device_map: DeviceMap | None = _model(
-        None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP", excludes=("device",)
+        None,
+        CHECKPOINT,
+        "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra"
+        " device-map)",
+        parse=read_device_map,
+        metavar="MAP",
+        excludes=("device",),
     )
     verify_outputs: bool = _model(
         False, CHECKPOINT, "Run again without inspection, and compare the outputs bit by bit."
@@ -735,14 +791,34 @@ class Reading:
     """
 
     generate: int | None = _model(
-        None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000
+        None,
+        CHECKPOINT,
+        "Generate N tokens greedily, then inspect prompt and continuation together.",
+        "--generate --max-new-tokens",
+        low=1,
+        high=100_000,
     )
-    span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN")
+    span: tuple[str, ...] = _model(
+        (),
+        CHECKPOINT,
+        "Report attention between spans: name=START:END, name=/REGEX/, or roles of a chat, a,b;"
+        " repeatable.",
+        metavar="SPAN",
+    )
     chat: str | None = _model(
-        None, CHECKPOINT, _CHAT, metavar="FILE", excludes=("typed", "text", "file")
+        None,
+        CHECKPOINT,
+        "Read the messages of a chat instead of a text: a JSON list of role and content.",
+        metavar="FILE",
+        excludes=("typed", "text", "file"),
     )
     pair: tuple[str, ...] = _model(
-        (), CHECKPOINT, _PAIR, metavar="TEXT", excludes=("chat", "context", "generate")
+        (),
+        CHECKPOINT,
+        "Second text of a pair, read with the token types of a pair: one for all texts, or one for"
+        " each.",
+        metavar="TEXT",
+        excludes=("chat", "context", "generate"),
     )
 
 
@@ -753,10 +829,20 @@ class Computation(Source):
     what a weights file says about the others stays.
     """
 
-    context: tuple[str, ...] = _run((), TEXT, _CONTEXT)
+    context: tuple[str, ...] = _run(
+        (),
+        TEXT,
+        "Text for the keys and values (cross-attention): one for all sequences, or one for each.",
+    )
     vocab: str | None = _layer(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
     max_tokens: int | None = _run(
-        None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS
+        None,
+        TEXT,
+        "Use only the first N tokens of each sequence.",
+        "--max-tokens --max-length",
+        low=1,
+        high=MAX_LENGTH,
+        default=f"all, at most {DEFAULT_MAX_TOKENS:,}",
     )
     given: Annotated[Mapping[str, Any], Config]
     weights: str | None = _layer(
@@ -778,7 +864,7 @@ class Statistics:
     conditions: tuple[Condition, ...] = setting(
         (),
         HEADS,
-        _WHERE,
+        f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
         "--where --pattern",
         parse=parse_condition,
         metavar="CONDITION",
@@ -786,10 +872,21 @@ class Statistics:
         common=True,
     )
     first_tokens: int = setting(
-        SINK_TOKENS, HEADS, _FIRST, "--first-tokens --sink-tokens", low=1, high=MAX_LENGTH
+        SINK_TOKENS,
+        HEADS,
+        "Number of first tokens whose attention is reported together.",
+        "--first-tokens --sink-tokens",
+        low=1,
+        high=MAX_LENGTH,
     )
     sink_weight: float = setting(
-        SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P"
+        SINK_SHARE,
+        HEADS,
+        "Smallest fraction of all attention that makes a key a sink.",
+        "--sink-weight --sink-share",
+        above=0,
+        high=1,
+        metavar="P",
     )
 
     heads: tuple[int, ...] | None = None
@@ -800,15 +897,26 @@ class OwnCode:
     """How code of the user's own is built and called, and for how many seconds at most."""
 
     arg: tuple[str, ...] = setting(
-        (), OWN_CODE, _ARG, metavar="NAME=VALUE", common=True, modes=("code",)
+        (),
+        OWN_CODE,
+        "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default:"
+        " guessed)",
+        metavar="NAME=VALUE",
+        common=True,
+        modes=("code",),
     )
     call_arg: tuple[str, ...] = setting(
-        (), OWN_CODE, _CALL_ARG, metavar="NAME=VALUE", modes=("code",)
+        (),
+        OWN_CODE,
+        "Argument of every call, such as start_pos=0; repeatable.",
+        metavar="NAME=VALUE",
+        modes=("code",),
     )
     example: str | None = setting(
         None,
         OWN_CODE,
-        _EXAMPLE,
+        "A call that works, at every length T, such as 'lambda m, T: m(torch.randn(2, T, 64))'."
+        " (default: guessed)",
         parse=example_call,
         metavar="LAMBDA",
         default="",
@@ -828,4 +936,5 @@ class OwnCode:
 
 # -------------------------------------------------------------------------------------------- views
 
-VIEW, PICTURES = "View", "Pictures"
+VIEW = "View"
+PICTURES = "Pictures"

@@ -16,11 +16,6 @@ from mhacli.sites import CacheKind
 from mhacli.text.tokens import Sequences, places_in
 
 _DECODING = "Decoding"
-_PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
-_CACHE = (
-    "How a step keeps keys and values: not at all, copied into new tensors, or in memory allocated"
-    " at the beginning."
-)
 
 
 @command(
@@ -35,8 +30,22 @@ def decode(
     options: Annotated[ViewOptions, offers("sequences", "everything")],
     output: Annotated[Output, offers("json", *SAVED)],
     *,
-    prompt_len: int = setting(0, _DECODING, _PROMPT_LEN, low=0, high=MAX_LENGTH, common=True),
-    cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
+    prompt_len: int = setting(
+        0,
+        _DECODING,
+        "Read the first N tokens in one pass (prefill), then decode.",
+        low=0,
+        high=MAX_LENGTH,
+        common=True,
+    ),
+    cache: CacheKind = setting(
+        "preallocated",
+        _DECODING,
+        "How a step keeps keys and values: not at all, copied into new tensors, or in memory"
+        " allocated at the beginning.",
+        common=True,
+        modes=("layer",),
+    ),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
     from mhacli.cli.source import make_run, recorded, require_one_layer, start

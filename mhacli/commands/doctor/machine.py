@@ -22,9 +22,6 @@ from mhacli.settings import Dtype
 from mhacli.text.numbers import shown
 
 _SIZE = (2, 6, 97, 48)
-_UNUSED = (
-    "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its driver"
-)
 
 
 def find_devices(requested: str) -> Iterator[Mapping[str, Any]]:
@@ -53,8 +50,13 @@ def check_machine(
         f"{each['name']}: {each['what']}, {shown(each['free_bytes'], 'bytes')} free"
         for each in devices
     )
-    is_unused = driver() is not None and not torch.cuda.is_available()
-    yield _row("devices", descriptions, _UNUSED if is_unused else "")
+    advice = ""
+    if driver() is not None and not torch.cuda.is_available():
+        advice = (
+            "this torch cannot use the NVIDIA GPU that is here: pytorch.org lists the build for its"
+            " driver"
+        )
+    yield _row("devices", descriptions, advice)
     yield _check_threads()
     reducer = "torch" if c_block() is None else "the compiled block"
     yield _row("statistics", f"{reducer} computes statistics of heads")

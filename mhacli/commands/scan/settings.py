@@ -24,29 +24,6 @@ from mhacli.settings import (
 from mhacli.text.reading import CORPUS, CorpusFormat
 
 _WORKERS = "Workers"
-_SOURCES = "Text files, JSON lines, Parquet, CSV or globs; - reads stdin."
-_FIRST = (
-    "Use only the first N tokens of each sequence. (default: all; sequences too long for the model"
-    " are left out)"
-)
-_SPANS = (
-    "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
-)
-_EFFECT = (
-    "Also remove each head in turn, and report what changes at the first [MASK], else the last"
-    " token."
-)
-_DTYPE = "Number format of the computation. (default: that of the checkpoint)"
-_THREADS = "Number of CPU threads. (default: 1; another number changes the rounding)"
-_N_WORKERS = (
-    "Number of workers, each with the model in its memory (needs the extra scan). "
-    "(default: this process alone; with --ray, as many as there is room for)"
-)
-_RAY = (
-    "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to;"
-    " local: a new one here."
-)
-_CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +35,76 @@ class Scan:
     and loads the model.
     """
 
-    sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True)
+    sources: tuple[str, ...] = setting(
+        (),
+        CORPUS,
+        "Text files, JSON lines, Parquet, CSV or globs; - reads stdin.",
+        metavar="CORPUS...",
+        argument=True,
+    )
     form: CorpusFormat
     max_tokens: int | None = like(
-        Computation, "max_tokens", CORPUS, help=_FIRST, default=None, common=True
+        Computation,
+        "max_tokens",
+        CORPUS,
+        help="Use only the first N tokens of each sequence. (default: all; sequences too long for"
+        " the model are left out)",
+        default=None,
+        common=True,
     )
     strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
     tokenizer: str | None = like(
         Config, "tokenizer", CHECKPOINT, value=None, default="the checkpoint's own", common=False
     )
-    span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN")
-    effect: bool = setting(False, HEADS, _EFFECT, common=True)
+    span: tuple[str, ...] = setting(
+        (),
+        HEADS,
+        "Report the attention between parts of the documents that have them: name=/REGEX/;"
+        " repeatable.",
+        metavar="SPAN",
+    )
+    effect: bool = setting(
+        False,
+        HEADS,
+        "Also remove each head in turn, and report what changes at the first [MASK], else the last"
+        " token.",
+        common=True,
+    )
     allow_nonfinite: bool = like(Computation, "allow_nonfinite", CHECKPOINT)
     statistics: Statistics = Statistics()
-    given: Annotated[Mapping[str, Any], Config, offers("device", dtype=_DTYPE, threads=_THREADS)]
-    workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
-    ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
+    given: Annotated[
+        Mapping[str, Any],
+        Config,
+        offers(
+            "device",
+            dtype="Number format of the computation. (default: that of the checkpoint)",
+            threads="Number of CPU threads. (default: 1; another number changes the rounding)",
+        ),
+    ]
+    workers: int | None = setting(
+        None,
+        _WORKERS,
+        "Number of workers, each with the model in its memory (needs the extra scan). "
+        "(default: this process alone; with --ray, as many as there is room for)",
+        low=1,
+        high=100_000,
+        common=True,
+    )
+    ray: str | None = setting(
+        None,
+        _WORKERS,
+        "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs"
+        " to; local: a new one here.",
+        metavar="ADDRESS",
+    )
     cpus_per_worker: int | None = setting(
-        None, _WORKERS, _CPUS, low=1, high=100_000, needs=("workers", "ray")
+        None,
+        _WORKERS,
+        "CPUs that Ray reserves for each worker. (default: as many as --threads)",
+        low=1,
+        high=100_000,
+        needs=("workers", "ray"),
     )
     out: str = setting(
         "",
