@@ -369,16 +369,8 @@ def require_self_check(record: Record) -> None:
 def after_run(record: Record, options: ViewOptions) -> None:
     """Names the tables that can be added, and suggests what `after_trace` does."""
     if record.model is None and not options.verbose:
-        _write_filled(
-            "more:",
-            "--tokens,",
-            "--shapes,",
-            "--timings",
-            "or",
-            "--verbose;",
-            "every word:",
-            "mha explain",
-        )
+        more = "more: --tokens, --shapes, --timings or --verbose;"
+        _write_filled(*more.split(), "every word:", "mha explain")
     after_trace(record, options)
 
 

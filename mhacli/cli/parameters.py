@@ -121,8 +121,10 @@ def _spread(annotation: Any, declared: list[Declaration]) -> _Caller:
     Group, offers(…)]`.
     """
     taker, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
-    is_mapping = bool(extras) and is_dataclass(extras[0])
+    offered: Mapping[str, str | None] = next(
+        (extra for extra in extras if isinstance(extra, dict)), {}
+    )
+    is_mapping = get_origin(taker) is Mapping
     if is_mapping:
         taker = extras[0]
     settings = _settings_of(taker)
@@ -133,9 +135,9 @@ def _spread(annotation: Any, declared: list[Declaration]) -> _Caller:
         if setting is None:
             if is_dataclass(hint) or get_origin(hint) is Annotated:
                 groups[name] = _spread(hint, declared)
-        elif offered is None or name in offered:
+        elif not offered or name in offered:
             option: Option = setting.metadata["option"]
-            text = None if offered is None else offered[name]
+            text = offered.get(name)
             if text is not None:
                 option = replace(option, help=text, default="")
             declared.append(Declaration(name, option, hint, setting.default))

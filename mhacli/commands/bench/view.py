@@ -77,17 +77,11 @@ def _times(benchmark: Benchmark) -> Table[Mapping[str, str]]:
             is_known = row.ran == row.backend or row.backend == "torch-mha-weights"
             times["backend"] = row.backend if is_known else f"{row.backend} → {row.ran}"
     columns = [Column[Mapping[str, str]](heading="backend", value=itemgetter("backend"))]
-    for drop, size in enumerate(sizes):
-        columns.append(
-            Column(
-                heading=size, value=methodcaller("get", size), unit="id", drop=len(sizes) - 1 - drop
-            )
-        )
-    for drop, each in enumerate(_NUMBERS, len(sizes)):
-        value = methodcaller("get", each.heading)
-        columns.append(
-            Column(heading=each.heading, value=value, unit="id", drop=drop, meaning=each.meaning)
-        )
+    meanings = dict.fromkeys(sizes, "") | {each.heading: each.meaning for each in _NUMBERS}
+    drops = [*reversed(range(len(sizes))), *range(len(sizes), len(meanings))]
+    for (heading, meaning), drop in zip(meanings.items(), drops, strict=True):
+        value = methodcaller("get", heading)
+        columns.append(Column(heading, value, unit="id", drop=drop, meaning=meaning))
     legend = ["* fastest, or not certainly slower"]
     title = visible(benchmark.rows[0].family)
     return Table(columns=columns, rows=[*cells.values()], title=title, gap=1, legend=legend)
