@@ -40,7 +40,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OBSTACLES: Mapping[Mode, str] = {
     "model": "--model, which brings its own",
     "record": "a record, which is already computed",
-    "code": "code of your own, of which --arg and --call-arg set the arguments",
+    "code": "code of your own, whose arguments --arg and --call-arg set",
 }
 """By mode, why it lacks an option."""
 _REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"

@@ -55,8 +55,7 @@ class Interval(NamedTuple):
 
 
 Leaves = tuple[Tensor, ...]
-"""The tensors to which gradients go: q, k and v split into heads, or the rows that a layer
-reads."""
+"""The tensors that get gradients: q, k and v split into heads, or the rows that a layer reads."""
 Clock = Callable[[], float | None]
 """Gives the seconds of a call, the mean of some in succession, or None if a call fails."""
 _COMPILED = ("flex", "compiled")
@@ -147,8 +146,8 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
 
 
 def _flops_per_s(dtypes: Iterable[str], device: torch.device) -> float:
-    """The rate of a square matrix product in the fastest of some dtypes, or in float32, to which a
-    kernel may widen.
+    """The rate of a square matrix product in the fastest of some dtypes and float32, since a kernel
+    may widen its inputs.
     """
     n = 512 if device.type == "cpu" else 4096
     rate = 0.0
@@ -181,7 +180,7 @@ def _admitted(row: BenchRow, most_flops: float, available: int) -> BenchRow:
     call, with its test, needs too much memory or time.
 
     Forward has two products of visible cells and backward five, recomputed scores included. A layer
-    has four projections too, of which backward computes the gradient of the input alone. Source:
+    has four projections too; backward computes only the gradients of their inputs. Source:
     Dao 2023, "FlashAttention-2", section 4.1.
     """
     item_bytes = ITEM_BYTES[row.dtype]

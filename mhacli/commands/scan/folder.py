@@ -327,8 +327,8 @@ EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 
 @dataclass
 class Totals:
-    """Sums over documents: of a document, a unit or a corpus, to which others are merged in their
-    order.
+    """Sums over the documents of a unit or a corpus, or of one document. Others are merged into
+    them in their order.
 
     `bad` has the first of the `n_bad` bad documents. `layers` are those of the longest document,
     with the worst result of each check over all; `identical` says whether the model's outputs were
@@ -503,7 +503,7 @@ def summary(
     assert example.model, "a scan is of a checkpoint"
     assert example.corpus, "an example names its document"
     heads = [*_heads(totals, paths)]
-    # with the sizes of the example's arrays, of which only the profiles are of all documents
+    # the sizes are those of the example's arrays; only its profiles become those of all documents
     layers = tuple(
         replace(
             longest,

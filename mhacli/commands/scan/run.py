@@ -52,8 +52,7 @@ from mhacli.text.reading import Document, documents, is_pipe
 FORMAT = 5
 """The version of the files of units."""
 EXAMPLE_LEN = 64
-"""The number of tokens up to which a longer document is a better example; of longer ones, the
-shortest is."""
+"""The best length of an example in tokens: the longest document up to it, else the shortest."""
 N_VERIFIED = 4
 """The number of removals of a document that are repeated by a second method."""
 MAX_ATTEMPTS = 4
@@ -389,7 +388,7 @@ def _room(ray: Any, scan: Scan) -> tuple[dict[str, int], int]:
 def _computed(
     ray: Any, scan: Scan, units: Iterator[Unit], *, settings: Settings, idle: list[Any]
 ) -> _Computed:
-    """The units as workers of Ray compute them, of which there are as many as there is room for;
+    """The units as workers of Ray compute them. There are as many workers as there is room for, and
     nodes may join at any time. Raises `MhaError` also for a unit during which too many processes
     end.
     """
