@@ -16,9 +16,9 @@ The second line draws mutants of the checkout and adds them to a set, until it h
 seed. A mutant that nobody can notice gets the field `struck` with the reason: it is neither run nor
 counted, and the second line draws another.
 
-The third line is the fault test of `mha check` (`support/faults.py`): each function that examines
-raises in turn, and no such fault of mha may become a verdict. It takes hours too; CI tries a
-sample.
+The third line is the fault test (`support/faults.py`): each function that examines, or runs inside
+of a user's call, raises in turn, and no such fault of mha may become a verdict or a missing layer.
+It takes hours too; CI tries a sample.
 """
 
 from __future__ import annotations
@@ -452,7 +452,7 @@ def main() -> int:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--set", help="the mutants that are run, or added to")
-    what.add_argument("--faults", action="store_true", help="run the fault test of mha check")
+    what.add_argument("--faults", action="store_true", help="run the fault test")
     parser.add_argument("--tier", choices=TIERS, default="all", help="the last tests that run")
     parser.add_argument("--seed", type=int, help="draw mutants, and run nothing")
     parser.add_argument("--mutants", type=int, default=30, help="how many of that seed")

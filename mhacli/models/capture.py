@@ -23,6 +23,8 @@ from mhacli.errors import MhaError
 from mhacli.models import foreign
 from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
 from mhacli.text.tokens import AttentionKind
+from mhacli.usercode.door import on_behalf, ours, plainly
+from mhacli.usercode.foreign import attention_within
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was captured, the most reliable first: by the function in transformers' registry; by
@@ -338,6 +340,7 @@ class Watch(TorchFunctionMode):
 
     # -------------------------------------------------------------------------- the running modules
 
+    @ours()
     def enter(self, module: nn.Module, _: Any) -> None:
         """The hook before any module."""
         if module is self._model:
@@ -349,6 +352,7 @@ class Watch(TorchFunctionMode):
         if id(module) in self._attentions:
             self._open.append(module)
 
+    @ours()
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         """The hook after any module, also if it raised."""
         if not self._running or self._running[-1].module is not module:
@@ -401,6 +405,7 @@ class Watch(TorchFunctionMode):
         with foreign.replaced(Watch, is_taking=True):
             return self._take(call)
 
+    @ours(instead=lambda _self, _level, original: original)
     def watching(
         self, level: InterceptionLevel, original: Callable[..., Any]
     ) -> Callable[..., Any]:
@@ -408,11 +413,12 @@ class Watch(TorchFunctionMode):
         model is captured.
         """
 
+        @ours(instead=original)
         def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_of_model(module):
-                return original(module, *args, **kwargs)
+                return on_behalf(original, module, *args, **kwargs)
             with foreign.replaced(self, _is_inside=True):
-                result = original(module, *args, **kwargs)
+                result = on_behalf(original, module, *args, **kwargs)
             arguments = dict(zip(_UNNAMED, args, strict=False)) | kwargs
             seen = _arguments(module, arguments, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
@@ -426,19 +432,24 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs a function of torch, and captures it if it is part of an attention."""
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
-                # what is traced allows a message of fixed words alone
-                message = "a function made by torch.compile hides the attention within it"
-                raise MhaError(message, code="hidden")
-            return func(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            return self._watched(func, types, args, kwargs)
+        if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
+            # what is traced allows a message of fixed words alone
+            message = "a function made by torch.compile hides the attention within it"
+            raise MhaError(message, code="hidden")
+        return func(*args, **(kwargs or {}))
+
+    @ours(instead=plainly)
+    def _watched(self, func: Any, _types: Any, args: Any, given: Mapping[str, Any] | None) -> Any:
+        """The result of a function of torch, which is captured if it is part of an attention."""
+        kwargs = given or {}
         module = self._caller_of(func)
-        if module is None:
-            return func(*args, **kwargs)
-        if func is _MULTI_HEAD:
+        if module is not None and func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
-        result = func(*args, **kwargs)
+        result = on_behalf(func, *args, **kwargs)
+        if module is None:
+            return result
         if func is _SDPA:
             arguments = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
             return self._sdpa(module, arguments, result)
@@ -476,15 +487,14 @@ class Watch(TorchFunctionMode):
         return z if changed is None else changed.reshape(z.shape)
 
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would
-        hand itself over to this mode as a whole; told that there is none, it runs, and its
-        operators are seen one by one.
+        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis, so that
+        its operators are seen one by one.
         """
         query = args[0] if args else kwargs["query"]
         batch = query.shape[1] if query.ndim == 3 else 1
         state = foreign.replaced(self, batch=batch, may_lack_batch=False)
-        with state, foreign.without_dispatch(), self:
-            return _MULTI_HEAD(*args, **kwargs)
+        with state:
+            return on_behalf(attention_within, self, *args, **kwargs)
 
     # ------------------------------------------------------------------------ attention written out
 

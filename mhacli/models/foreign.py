@@ -58,28 +58,12 @@ def sdpa_kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **argum
     return backend.name.removesuffix("_ATTENTION").lower()
 
 
-def without_dispatch() -> AbstractContextManager[None]:
-    """A context in which the functions of `torch.nn.functional` run themselves, and are not handed
-    over to a mode as a whole: the mode sees the operators within them one by one.
-    """
-    if not hasattr(nn.functional, "has_torch_function"):
-        return nullcontext()
-    return replaced(nn.functional, has_torch_function=lambda _: False)
-
-
 def is_in_backward() -> bool:
     """Whether a backward pass is running, which computes layers again with activation
     checkpointing.
     """
     task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
     return task_id() != -1
-
-
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor is one of a transform of torch.func, whose numbers cannot be read."""
-    functorch = getattr(torch._C, "_functorch", None)
-    test = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    return test is not None and bool(test(tensor))
 
 
 def is_compiled(module: nn.Module) -> bool:

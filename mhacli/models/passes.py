@@ -20,6 +20,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.models import foreign
 from mhacli.models.capture import FORBIDDING, Call, Watch, captured
 from mhacli.models.layer_names import is_pair
+from mhacli.usercode.door import UserCall, calls_of_user, for_user, on_behalf, ours
+from mhacli.usercode.foreign import is_transformed
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of ids."""
@@ -65,7 +67,11 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
     when editing in a backward pass.
     """
     passes = _Passes(model, listener, by, edits)
-    with captured(model, passes.take) as passes.watch, ExitStack() as hooks:
+    with (
+        calls_of_user() as passes.calls,
+        captured(model, passes.take) as passes.watch,
+        ExitStack() as hooks,
+    ):
         hooks.callback(passes.interrupt)
         for name, part in model.named_modules():
             if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
@@ -87,6 +93,7 @@ class _Passes:
     """Separates passes by the outermost running module."""
 
     watch: Watch
+    calls: UserCall
 
     def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
         self._model, self._listener, self._by, self._edits = model, listener, by, edits
@@ -99,15 +106,18 @@ class _Passes:
         self._pass = ModelPass(1)
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
-        """The hook before a module that users may call; a copy of the model is another one."""
-        if id(module) not in self.watch.names:
-            return
-        if torch.compiler.is_compiling():
+        """The hook before a module that users may call."""
+        if id(module) in self.watch.names and torch.compiler.is_compiling():
             message = (
                 f"{self._name} is called through torch.compile, whose kernels hide its attention"
             )
             raise MhaError(message, hint=f"call the module itself within {self._by}", code="hidden")
-        if foreign.is_in_backward():
+        self._enter(module, args, keywords)
+
+    @ours()
+    def _enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
+        """Begins a run of such a module; a copy of the model is another one."""
+        if id(module) not in self.watch.names or foreign.is_in_backward():
             return
         if threading.get_ident() != self._thread:
             message = (
@@ -139,12 +149,23 @@ class _Passes:
         self.watch.enter(module, args)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The hook after such a module, also if it raised."""
+        """The hook after such a module, also if it raised. After the outermost, it raises the first
+        fault of mha in the pass.
+        """
+        self._leave(module, output)
+        is_outermost = not self._running or self._running[0] is module
+        if is_outermost and self.calls.fault is not None and _is_whole(output):
+            self.interrupt()
+            self.calls.end()
+
+    @ours()
+    def _leave(self, module: nn.Module, output: Any) -> None:
+        """Ends a run of such a module."""
         if not self._running or self._running[-1] is not module:
             return
         self._running.pop()
         if not self._running:
-            self._listener.end(is_whole=output is not None or sys.exception() is None)
+            self._listener.end(is_whole=_is_whole(output))
 
     def interrupt(self) -> None:
         """Ends a pass that was interrupted."""
@@ -197,7 +218,7 @@ class _Passes:
         several tensors inside.
         """
         tensors = [value for value in values if isinstance(value, Tensor)]
-        if any(each.is_meta or each.is_nested or foreign.is_transformed(each) for each in tensors):
+        if any(each.is_meta or each.is_nested or is_transformed(each) for each in tensors):
             message = (
                 f"{self._name} is called with tensors whose numbers cannot be read: on the device"
                 " meta, nested, or in a transform of torch.func"
@@ -213,10 +234,11 @@ class _Passes:
                     f"{self._by} does not work with activation checkpointing: a backward pass"
                     f" computes {call.name} again"
                 )
-                raise MhaError(message, hint="switch activation checkpointing off", code="backward")
+                hint = "switch activation checkpointing off"
+                raise for_user(MhaError(message, hint=hint, code="backward"))
             return None
         if not self._running:
-            self._listener.stray(call.name)
+            on_behalf(self._listener.stray, call.name)  # no end of a pass would raise it
             return None
         if self._edits:
             edited: Tensor | None = self._listener.take(call)
@@ -241,6 +263,11 @@ def _detached(call: Call, *, is_autocast: bool) -> Call:
         for name, tensor in zip("qkv", call.qkv, strict=True):
             tensors[name] = tensor.detach().to(call.z.dtype)
     return replace(call, **tensors)
+
+
+def _is_whole(output: Any) -> bool:
+    """Whether a module that gave an output, in a hook behind it, did not raise."""
+    return output is not None or sys.exception() is None
 
 
 def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:

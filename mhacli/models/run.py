@@ -52,6 +52,7 @@ from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
 from mhacli.text.tokens import AttentionKind, TokenSequence
+from mhacli.usercode.door import UserRaised, call_user, lacks_memory, ours
 
 
 @torch.no_grad()
@@ -455,9 +456,6 @@ class CheckpointRun(PassInspection):
 # ------------------------------------------------------------------------------------------- a pass
 
 
-_NO_MEMORY = ("allocate memory", "out of memory")
-
-
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     """The outputs of one pass of a model without a KV cache. Raises `MhaError` as `run_model`
     does.
@@ -532,12 +530,11 @@ def run_model(model: Any, run: Callable[[], Any]) -> Any:
     raised it.
     """
     try:
-        return run()
-    except (MhaError, MemoryError):
-        raise
-    except Exception as fault:
-        if any(word in str(fault) for word in _NO_MEMORY):
-            raise
+        return call_user(run)
+    except UserRaised as raised:
+        fault = raised.fault
+        if isinstance(fault, MhaError) or lacks_memory(fault):
+            raise fault from None
         names = {id(module): name for name, module in model.named_modules() if name}
         where = ""
         for frame, _ in walk_tb(fault.__traceback__):  # the innermost module comes last
@@ -576,6 +573,7 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(seed)
     eps = max(torch.finfo(dtype_of(model)).eps, torch.finfo(torch.float32).eps)
 
+    @ours()
     def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.is_nested:
             return None

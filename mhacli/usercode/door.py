@@ -3,7 +3,8 @@
 What they raise leaves as `UserRaised`, and nothing else about a call may be caught elsewhere. What
 mha itself runs inside such a call (a mode of torch, a hook, an object that it passes) is wrapped by
 `ours`: its first fault is kept, the call goes on as if mha did not watch, and `call_user` raises
-the fault when the call ends, whatever the user's code did meanwhile. Nothing here loads torch.
+the fault when the call ends, whatever the user's code did meanwhile. Where users call their own
+code, `calls_of_user` is the context that keeps it. Nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -83,13 +85,33 @@ def first_that_works(
 # ----------------------------------------------------------------------------------------- the call
 
 
-class _Call:
+class UserCall:
     """A running call of the user's code, with the first fault of mha inside it."""
 
     fault: BaseException | None = None
 
+    def end(self) -> None:
+        """Raises the fault, if there is one: what users can mend, and missing memory, as it is, and
+        any other as `InternalError`.
+        """
+        fault, self.fault = self.fault, None
+        try:
+            if fault is None:
+                return
+            if isinstance(fault, (*NO_ANSWER, InternalError)) or lacks_memory(fault):
+                raise fault
+            raise InternalError(fault) from fault
+        finally:
+            del fault  # it holds this frame
 
-_running: list[_Call] = []
+
+def lacks_memory(fault: BaseException) -> bool:
+    """Whether memory is missing; torch says so in words."""
+    words = ("allocate memory", "out of memory")
+    return isinstance(fault, MemoryError) or any(word in str(fault) for word in words)
+
+
+_running: list[UserCall] = []
 """The running calls, the innermost last. One list for all threads: hooks may run in the user's."""
 
 
@@ -99,7 +121,7 @@ def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     Raises `UserRaised` for what it raises, except for an interrupt, and `InternalError` for the
     first fault of mha inside the call; what mha refuses there is raised as `MhaError`.
     """
-    call, raised = _Call(), None
+    call, raised = UserCall(), None
     _running.append(call)
     try:
         result = function(*args, **kwargs)
@@ -112,10 +134,7 @@ def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     if call.fault is None and raised is not None and _is_of_mha(raised):
         call.fault = raised
     try:
-        if isinstance(call.fault, (*NO_ANSWER, InternalError)):
-            raise call.fault
-        if call.fault is not None:
-            raise InternalError(call.fault) from call.fault
+        call.end()
         if raised is not None:
             raise UserRaised(raised) from raised
         return result
@@ -123,8 +142,23 @@ def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         del call, raised  # they hold this frame, and with it the tensors of the call
 
 
+@contextmanager
+def calls_of_user() -> Iterator[UserCall]:
+    """A context in which users call their own code, while mha watches. It raises the first fault of
+    mha, as `call_user` does, at its end, or before by `UserCall.end`.
+    """
+    call = UserCall()
+    _running.append(call)
+    try:
+        yield call
+    finally:
+        _running.remove(call)
+        call.end()
+
+
 _ROOMS: Final = tuple(
-    os.path.join(str(Path(__file__).parents[1] / room), "") for room in ("usercode", "commands")
+    os.path.join(str(Path(__file__).parents[1] / room), "")
+    for room in ("usercode", "models", "commands")
 )
 
 

@@ -1,6 +1,7 @@
-"""Faults put into mha's own code of `mha check`: none may become a verdict about the user's code.
+"""Faults put into mha's own code: none may become a verdict of `mha check` about the user's code,
+nor a pass or a layer that is missing in the results of `inspecting`, `removed` and `effects`.
 
-Each function of `commands/check` and `usercode` can raise when it is entered. The functions are
+Each function of some packages can raise when it is entered. The functions are
 changed as syntax trees when they are imported, so that generators, properties and what torch calls
 count too. An examination runs in a fork of this process, which has imported everything already.
 """
@@ -29,10 +30,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("mhacli.commands.check", "mhacli.usercode")
+PACKAGES = (
+    "mhacli.commands.check",
+    "mhacli.commands.effect",
+    "mhacli.models",
+    "mhacli.usercode",
+)
 EXCEPTIONS: Mapping[str, type[Exception]] = {"TypeError": TypeError, "KeyError": KeyError}
-GUARDS = ("usercode.door.ours.wrapped.guarded",)
-"""Functions that are left out: what keeps a fault of mha inside of a call cannot keep its own."""
+GUARDS = (
+    "usercode.door.ours.wrapped.guarded",
+    "models.capture.Watch.__torch_function__",
+    "models.passes._Passes.leave",
+    "models.passes._function",
+    "models.inspecting._numbers",
+)
+"""Functions that are left out: what keeps a fault of mha inside of a call cannot keep its own, and
+what reads an argument refuses it by raising."""
 PATIENCE_S = 300
 """Seconds after which an examination counts as hanging."""
 _HOOK = "mha_fault_enters"
@@ -65,6 +78,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 }
 """Targets and options of `mha check`. `swallowing` has `except Exception: pass` around its call of
 torch."""
+IN_MEMORY = ("inspecting", "removed", "effects")
+"""What users call with a model of theirs, which here goes on whatever its attention raises."""
 
 
 class Fault(NamedTuple):
@@ -192,8 +207,43 @@ def _run_here(job: str, request: Mapping[str, Any], **_: Any) -> tuple[Any, str]
 # ------------------------------------------------------------------------------------- examinations
 
 
+def _in_memory(name: str) -> Outcome:
+    """The outcome of a function of Python over a model that swallows exceptions."""
+    import torch
+    from torch import nn
+
+    import mhacli
+
+    torch.manual_seed(1)
+    of_file: dict[str, Any] = {}
+    exec((ROOT / TARGETS["swallowing"][0].partition(":")[0]).read_text(), of_file)
+    model = nn.Sequential()
+    model.add_module("embed", nn.Embedding(20, 24))
+    model.add_module("attention", of_file["Swallowing"]())
+    model.eval()
+    ids = torch.arange(5)[None]
+    try:
+        if name == "inspecting":
+            with mhacli.inspecting(model) as seen:
+                model(ids)
+            results: Any = [(layer.name, layer.verified) for layer in seen.record.layers]
+        elif name == "removed":
+            with mhacli.removed(model, heads=[(0, 1)], edges=[(0, 0, 3, 1)]):
+                results = model(ids).tolist()
+        else:
+            record = mhacli.effects(model, ids, edges=True, metric=lambda out: out[0, -1].sum())
+            results = [len(record.effects), record.self_check.ok]
+    except mhacli.MhaError as fault:
+        return Outcome(1, str(fault))
+    except Exception as fault:
+        return INTERNAL if "injected" in str(fault) else Outcome(1, repr(fault))
+    return Outcome(0, json.dumps(results))
+
+
 def _outcome(target: str) -> Outcome:
     """The outcome of `mha check TARGET --json` in this process, which ends soon."""
+    if target in IN_MEMORY:
+        return _in_memory(target)
     with (
         tempfile.TemporaryFile() as printed,
         tempfile.TemporaryFile() as errors,
@@ -289,10 +339,15 @@ class Report(NamedTuple):
     wrong: list[tuple[Fault, Outcome, Outcome]]
 
 
-def report(*, n: int | None = None, seed: int = 1, n_workers: int = 2) -> Report:
-    """Tries all faults, or a sample of n of those in functions that are reached."""
+def report(
+    names: Sequence[str] = (*TARGETS, *IN_MEMORY),
+    *,
+    n: int | None = None,
+    seed: int = 1,
+    n_workers: int = 2,
+) -> Report:
+    """Tries all faults on some targets, or a sample of n of those in functions that are reached."""
     functions = load()
-    names = [*TARGETS]
     jobs: list[Callable[[], object]] = [lambda name=name: baseline(name) for name in names]
     known: dict[str, Outcome] = {}
     reached: dict[str, list[str]] = {}
@@ -325,12 +380,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="how many faults (default: all)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--in-memory", action="store_true", help="only what is called in Python")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
-    result = report(n=options.sample, seed=options.seed, n_workers=options.workers)
+    names = IN_MEMORY if options.in_memory else (*TARGETS, *IN_MEMORY)
+    result = report(names, n=options.sample, seed=options.seed, n_workers=options.workers)
     if options.json:
         print(json.dumps(result._asdict()))
         return 0
@@ -339,9 +396,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"    gave     {outcome.exit_code} {outcome.words}")
         print(f"    expected {expected.exit_code} {expected.words}, or an internal error")
     n, n_unreached = len(_FUNCTIONS), len(result.unreached)
-    print(
-        f"{result.n_tried} faults in {n - n_unreached} of {n} functions, on {len(TARGETS)} targets"
-    )
+    print(f"{result.n_tried} faults in {n - n_unreached} of {n} functions, on {len(names)} targets")
     print(f"{len(result.wrong)} became something else than an internal error")
     print(f"not reached: {', '.join(result.unreached)}")
     return int(bool(result.wrong))

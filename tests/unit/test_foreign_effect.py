@@ -10,6 +10,7 @@ from torch import nn
 
 from mhacli.commands.effect import foreign
 from mhacli.models.foreign import replaced
+from mhacli.usercode.door import UserRaised
 
 transformers = pytest.importorskip("transformers")
 TRANSFORMERS = f"transformers {transformers.__version__}"
@@ -35,9 +36,9 @@ def test_a_copy_of_a_cache_grows_alone() -> None:
 
 @pytest.mark.parametrize("cache", [None, ((torch.zeros(1), torch.zeros(1)),)])
 def test_another_kind_of_cache_is_not_continued(cache: object) -> None:
-    with pytest.raises(foreign.NO_CACHE):
+    with pytest.raises(UserRaised):
         foreign.crop(cache, 1)
-    with pytest.raises(foreign.NO_CACHE):
+    with pytest.raises(UserRaised):
         foreign.copied(cache)
 
 

@@ -27,10 +27,8 @@ NAMES = {
     "torch": (
         "torch._fused_sdp_choice",
         "torch._C._current_graph_task_id",
-        "torch._C._functorch.is_functorch_wrapped_tensor",
         "torch.Tensor._version",
         "torch.nn.Module._compiled_call_impl",
-        "torch.nn.functional.has_torch_function",
     ),
     "transformers": (
         "transformers.modeling_utils.AttentionInterface.__getitem__",
@@ -106,18 +104,6 @@ def test_a_backward_pass_is_noticed() -> None:
     (x * 2).sum().backward()
     assert noticed == [True]
     assert not foreign.is_in_backward()
-
-
-def test_a_transform_of_torch_func_is_noticed() -> None:
-    noticed = []
-
-    def of(x: torch.Tensor) -> torch.Tensor:
-        noticed.append(foreign.is_transformed(x))
-        return x * 2
-
-    torch.func.vmap(of)(torch.ones(2, 3))
-    of(torch.ones(3))
-    assert noticed == [True, False]
 
 
 def test_a_compiled_module_is_noticed() -> None:

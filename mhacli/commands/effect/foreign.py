@@ -5,13 +5,12 @@ another version lacks it.
 from __future__ import annotations
 
 import copy
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from mhacli.models.foreign import attn_implementation
 from mhacli.models.layer_names import config_of
-
-NO_CACHE = (RuntimeError, ValueError, AttributeError)
-"""What is raised where passes cannot continue from a cache; then they compute the whole text."""
+from mhacli.usercode.door import call_user
 
 
 def config_value(model: Any, name: str) -> Any:
@@ -33,20 +32,21 @@ def has_padding(model: Any) -> bool:
 
 
 def crop(cache: Any, n_tokens: int) -> None:
-    """Cuts `n_tokens` at the end of a cache of keys and values. Raises one of `NO_CACHE` where that
-    is not possible.
+    """Cuts `n_tokens` at the end of a cache of keys and values. Raises `UserRaised` where that is
+    not possible.
 
     transformers 5 has `Cache.crop`, for which a negative number counts from the end.
     """
-    cache.crop(-n_tokens)
+    call_user(methodcaller("crop", -n_tokens), cache)
 
 
 def copied(cache: Any) -> Any:
-    """A copy of a cache, which a pass may extend without changing the original. Raises one of
-    `NO_CACHE` for a cache that cannot be copied.
+    """A copy of a cache, which a pass may extend without changing the original. Raises `UserRaised`
+    for a cache that cannot be copied.
 
     transformers 5 keeps the keys and values of each layer in `Cache.layers`.
     """
+    layers = call_user(attrgetter("layers"), cache)
     copy_of_cache = copy.copy(cache)
-    copy_of_cache.layers = [copy.copy(layer) for layer in cache.layers]
+    copy_of_cache.layers = [copy.copy(layer) for layer in layers]
     return copy_of_cache

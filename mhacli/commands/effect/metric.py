@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mhacli.errors import UsageError
 from mhacli.models.run import first_tensor, run_model
 from mhacli.record.effect import Measured
+from mhacli.usercode.door import ours
 
 
 class Target(NamedTuple):
@@ -70,6 +71,7 @@ def read(
         language_head = model.get_output_embeddings()
     hidden: list[Tensor] = []
 
+    @ours()
     def crop(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden.append(args[0][:, at])
         return (hidden[-1], *args[1:])

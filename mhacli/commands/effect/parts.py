@@ -18,6 +18,7 @@ from mhacli.commands.effect.metric import RowOutputs
 from mhacli.models.capture import Call, captured
 from mhacli.models.foreign import replaced
 from mhacli.models.layer_names import LayerKey, is_numbered
+from mhacli.usercode.door import ours
 
 
 class Block(NamedTuple):
@@ -66,6 +67,7 @@ class Parts:
             yield
 
 
+@ours()
 def _repeated_output(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
     """The output of a block that does not run, whatever its arguments are."""
     return repeated(output, n_rows)
@@ -116,6 +118,7 @@ def find_parts(model: nn.Module, run_pass: Callable[[], RowOutputs]) -> Parts:
 def _keep_blocks(modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStack) -> None:
     """Keeps the outputs of the outermost modules in lists of modules, until the stack is closed."""
 
+    @ours()
     def keep(module: nn.Module, _: Any, output: Any) -> None:
         parts.blocks.append(Block(module, output))
 
@@ -128,6 +131,7 @@ def _keep_blocks(modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStac
 def _keep_projections(modules: Mapping[str, nn.Module], parts: Parts, stack: ExitStack) -> None:
     """Keeps the output projections, until the stack is closed."""
 
+    @ours()
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
         key = next(reversed(parts.z), None)  # of the attention before
         if key is None or key in parts.projections or not (args and isinstance(args[0], Tensor)):

@@ -21,6 +21,7 @@ from mhacli.attention.core import Allowed, four_axes
 from mhacli.commands.effect.parts import Parts
 from mhacli.commands.effect.removal import Removal, stand_in
 from mhacli.models.layer_names import LayerKey
+from mhacli.usercode.door import ours
 
 
 class Arguments(NamedTuple):
@@ -66,6 +67,7 @@ def _edited(modules: Mapping[LayerKey, nn.Module], layer: LayerKey, edit: Edit) 
     sharing = [key for key, other in modules.items() if other is module]
     runs = count()
 
+    @ours()
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         if len(sharing) > 1 and next(runs) != sharing.index(layer):
             return None

@@ -14,14 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.commands.effect.foreign import (
-    NO_CACHE,
-    config_value,
-    copied,
-    crop,
-    has_padding,
-    is_eager,
-)
+from mhacli.commands.effect.foreign import config_value, copied, crop, has_padding, is_eager
 from mhacli.commands.effect.metric import GivenMetric, RowOutputs, Target, changes, read, values
 from mhacli.commands.effect.parts import Parts, find_parts, repeated
 from mhacli.commands.effect.plan import AttentionSize, Item, RemovalPlan
@@ -43,6 +36,7 @@ from mhacli.record.exports import EffectTable
 from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.text.tokens import Texts
+from mhacli.usercode.door import NO_ANSWER
 
 MIN_ROWS = 2
 """The rows of the smallest batch: one removal and an untouched row."""
@@ -263,7 +257,7 @@ class EffectStudy:
         try:
             crop(cache, self.inputs["input_ids"].shape[1] - start)
             outputs = self._read_packed(start, MIN_ROWS)
-        except (MhaError, *NO_CACHE):  # it needs other positions, or cannot be cut
+        except NO_ANSWER:  # it needs other positions, or cannot be cut
             return 0
         if len(outputs.vector) != MIN_ROWS:
             return 0
