@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
 from mhacli.models import foreign
-from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
+from mhacli.models.layer_names import LayerKey, LayerNumbers, is_attention, is_numbered
 from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.foreign import attention_within
@@ -115,6 +115,11 @@ class Call:
     pattern: Float[Tensor, "batch head query key"] | None = None
     unknown: tuple[str, ...] = ()
     is_token_first: bool = False
+
+    @property
+    def place(self) -> LayerKey:
+        """Its kind and the number of its layer."""
+        return self.kind, self.layer
 
     @property
     def title(self) -> str:

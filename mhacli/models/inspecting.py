@@ -16,7 +16,6 @@ from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import (
     ModelInputs,
-    PassInspection,
     layer_words,
     nothing_seen,
     unfit_words,
@@ -50,7 +49,7 @@ def inspecting(
 
     You call the model as usual, with or without gradients, in any dtype, on any devices, in
     training or evaluation. Outputs, gradients and random numbers are the same, bit for bit, as
-    without inspection. `seen.record` is the record of the last pass, `seen.passes` has the records
+    without chain. `seen.record` is the record of the last pass, `seen.passes` has the records
     of all passes (only the last without `keep_passes`), and `seen.statistics()` the means over
     them.
 
@@ -195,27 +194,33 @@ class Seen:
             self._chain.passes.append(began)
             return
         self.finish()
-        inspection = PassInspection(self._model, ModelInputs(), self._request, any_length=True)
-        self._chain = TextPasses([began], self._tokenizer, inspection, began.n_past)
+        self._chain = TextPasses(
+            self._model,
+            ModelInputs(),
+            self._request,
+            any_length=True,
+            passes=[began],
+            tokenizer=self._tokenizer,
+            n_tokens=began.n_past,
+        )
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass."""
         chain = self._chain
         assert chain is not None
-        place = (call.kind, call.layer)
         last_head = max(self._request.statistics.heads or (0,))
         is_requested = self._request.model.includes(call.layer, call.kind)
         if 0 in call.shape:
-            chain.inspection.unfit[place] = "attention without a token"
+            chain.unfit[call.place] = "attention without a token"
         elif is_requested and last_head >= call.shape[1]:
             words = out_of_range("head", last_head, call.shape[1])
-            chain.inspection.unfit[place] = f"attention in which {words}"
+            chain.unfit[call.place] = f"attention in which {words}"
         elif call.kind == "encoder" or not chain.last.is_cached:
             chain.inspect(call)
         elif is_requested:
             chain.keep_part(call)
         else:
-            chain.inspection.found.append(place)
+            chain.found.append(call.place)
 
     def end(self, *, is_whole: bool) -> None:
         """A pass is over. With a cache, another pass may continue its text; after an encoder, a
@@ -234,20 +239,19 @@ class Seen:
         chain, self._chain = self._chain, None
         if chain is None:
             return
-        inspection = chain.inspection
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for name in [*chain.parts]:
                 chain.inspect(joined(chain.parts.pop(name)))
         self._notes |= dict.fromkeys(chain.notes)
-        self._unfit |= inspection.unfit
-        self._met |= {*inspection.found, *inspection.unfit}
-        if inspection.results:
+        self._unfit |= chain.unfit
+        self._met |= {*chain.found, *chain.unfit}
+        if chain.results:
             seconds = {"pass and statistics": perf_counter() - chain.began}
-            record = inspection.record_of(self._entry, seconds)
+            record = chain.record_of(self._entry, seconds)
             self._sums.add(record)
             self.passes = (*self.passes, record) if self._keeps_passes else (record,)
-        elif inspection.unfit:
-            self._notes[f"a pass is in no record: {unfit_words(inspection.unfit)}"] = None
+        elif chain.unfit:
+            self._notes[f"a pass is in no record: {unfit_words(chain.unfit)}"] = None
 
     def stray(self, name: str) -> None:
         """Notes an attention outside any pass."""

@@ -101,7 +101,6 @@ class PassInspection:
 
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
-        place = (call.kind, call.layer)
         positions = _positions_of_axes(call, self.inputs)
         reason = call.unread_mask
         if positions is not None and not self._shows_positions(call):
@@ -111,9 +110,9 @@ class PassInspection:
                 " the tokens of the texts"
             )
         if reason is not None:
-            self.unfit.setdefault(place, reason)
+            self.unfit.setdefault(call.place, reason)
             return
-        self.found.append(place)
+        self.found.append(call.place)
         if not self.request.model.includes(call.layer, call.kind):
             return
         axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)

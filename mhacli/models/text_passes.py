@@ -26,19 +26,18 @@ from mhacli.text.tokens import TokenSequence, named_by_ids, places
 
 
 @dataclass
-class TextPasses:
-    """The passes over one text: a single one, or those that fill a cache, including the encoder's.
-    `notes` explains the substitutes for unknown tokens.
+class TextPasses(PassInspection):
+    """The inspection of the passes over one text: a single one, or those that fill a cache,
+    including the encoder's. `notes` explains the substitutes for unknown tokens.
 
     The texts of each half become known with the first attention that reads them. `n_tokens` are in
     the cache now. `parts` are copies of each attention, pass by pass, together not above the limit
     for kept matrices.
     """
 
-    passes: list[ModelPass]
-    tokenizer: ModelTokenizer | None
-    inspection: PassInspection
-    n_tokens: int
+    passes: list[ModelPass] = field(kw_only=True)
+    tokenizer: ModelTokenizer | None = None
+    n_tokens: int = 0
     parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
@@ -70,11 +69,11 @@ class TextPasses:
         n_tokens = n_past + call.shape[2]
         if call.kind != "cross":
             self.n_tokens = n_tokens
-        place, name = (call.kind, call.layer), (call.title, call.layer)
-        if place in self.inspection.unfit:
+        name = (call.title, call.layer)
+        if call.place in self.unfit:
             return
         parts = self.parts.setdefault(name, [])
-        limit = self.inspection.request.keep_limit
+        limit = self.request.keep_limit
         reason = call.unread_mask
         if reason is None:
             call = _without_free_places(call, n_tokens)
@@ -87,7 +86,7 @@ class TextPasses:
                 reason = f"attention whose queries and keys take more than the limit of {size}"
         if reason is not None:
             self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(name))
-            self.inspection.unfit[place] = reason
+            self.unfit[call.place] = reason
 
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the
@@ -107,13 +106,13 @@ class TextPasses:
             columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
         context = self._texts.get("encoder")
         sequences = self._texts.get("decoder", context or ())
-        self.inspection.inputs = ModelInputs(sequences, context, self._side)
+        self.inputs = ModelInputs(sequences, context, self._side)
         try:
             is_whole = columns == [slice(0, n) for n in call.shape[2:]]
-            self.inspection.take(call if is_whole else call.cropped(*columns))
+            self.take(call if is_whole else call.cropped(*columns))
         except (MhaError, torch.OutOfMemoryError) as fault:
             reason = f"attention that could not be inspected: {fault}"
-            self.inspection.unfit[call.kind, call.layer] = reason
+            self.unfit[call.place] = reason
 
     @property
     def _side(self) -> PaddingSide:

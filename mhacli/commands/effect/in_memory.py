@@ -80,6 +80,8 @@ def effects(
     verification fails.
     """
     require_open(model, _EFFECTS)
+    # what is no list is refused like a wrong head
+    listed = heads if isinstance(heads, Iterable) else [heads]
     settings = EffectSettings(
         at=_optional_number("at", at),
         position=_optional_number("position", position),
@@ -87,7 +89,7 @@ def effects(
         versus=versus if isinstance(versus, str) else _optional_number("versus", versus),
         screen=_optional_number("screen", screen),
         verify=_whole_number("n_verified", n_verified),
-        heads=None if heads is None else _given_heads(heads),
+        heads=None if heads is None else tuple(map(given_head, listed)),
         edges=edges,
         replace=None if replace == "zero" else replace,
         target_first=target_first,
@@ -123,12 +125,6 @@ def _whole_number(name: str, value: Any) -> int:
 
 def _optional_number(name: str, value: Any) -> int | None:
     return None if value is None else _whole_number(name, value)
-
-
-def _given_heads(heads: Any) -> tuple[Any, ...]:
-    """The heads of a list; one that is no list is refused like a wrong head."""
-    listed = heads if isinstance(heads, Iterable) else [heads]
-    return tuple(map(given_head, listed))
 
 
 def _require_evaluation(model: Any) -> None:

@@ -21,6 +21,14 @@ from mhacli.models.layer_names import LayerKey, is_numbered
 from mhacli.usercode.door import ours
 
 
+class AttentionSize(NamedTuple):
+    """The number of heads, queries and keys of an attention."""
+
+    n_heads: int
+    n_queries: int
+    n_keys: int
+
+
 class Block(NamedTuple):
     """A block of a model, and its output for one text."""
 
@@ -33,9 +41,9 @@ class Parts:
     """The parts of a model.
 
     `output` is that of the pass. Of each attention: its module, its output projection, the outputs
-    z of its heads, in `later` those of other calls for these heads, the visible cells if no mask
-    shows them, and the number of `blocks` that finished `before` it. These are in the order in
-    which they ran; a model that runs a block twice has none before its attentions.
+    z of its heads, in `later` those of other calls for these heads, its size, the visible cells if
+    no mask shows them, and the number of `blocks` that finished `before` it. These are in the order
+    in which they ran; a model that runs a block twice has none before its attentions.
     """
 
     later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(
@@ -44,6 +52,7 @@ class Parts:
     modules: dict[LayerKey, nn.Module] = field(default_factory=dict)
     projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
     z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
+    sizes: dict[LayerKey, AttentionSize] = field(default_factory=dict)
     visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
     before: dict[LayerKey, int] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
@@ -51,8 +60,7 @@ class Parts:
 
     def z_of(self, call: Call) -> Tensor | None:
         """The outputs of the heads in the text, None if they were not captured."""
-        key: LayerKey = (call.kind, call.layer)
-        return self.later.get((key, call.part)) if call.part else self.z.get(key)
+        return self.later.get((call.place, call.part)) if call.part else self.z.get(call.place)
 
     @contextmanager
     def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:
@@ -153,7 +161,7 @@ def _keep_attentions(
 
     def keep(call: Call) -> Tensor | None:
         nonlocal calls
-        key: LayerKey = (call.kind, call.layer)
+        key = call.place
         parts.before.setdefault(key, len(parts.blocks))
         same = same_heads(call, calls)
         if same is not None:
@@ -163,6 +171,7 @@ def _keep_attentions(
         if call.part == 0:
             parts.modules[key] = modules.get(call.name, model)
             parts.z[key] = call.z.clone()
+            parts.sizes[key] = AttentionSize(*call.shape[1:])
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
         elif same is not None and key in parts.z:

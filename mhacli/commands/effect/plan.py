@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from mhacli.commands.effect.parts import AttentionSize
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError, out_of_range
@@ -16,14 +16,6 @@ from mhacli.text.tokens import AttentionKind
 
 Item = tuple[Removal, ...]
 """Parts that are removed together."""
-
-
-class AttentionSize(NamedTuple):
-    """The number of heads, queries and keys of an attention."""
-
-    n_heads: int
-    n_queries: int
-    n_keys: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,9 @@ class RemovalPlan:
         if self.settings.heads is None:
             shown = self.request.statistics.heads
             return [(layer, head) for layer, head in every if shown is None or head in shown]
-        usual = self._usual_kind()
+        kinds = {kind for kind, _ in self.sizes}
+        preferred: tuple[AttentionKind, ...] = ("self", "decoder", "cross", "encoder")
+        usual = next(kind for kind in preferred if kind in kinds)
         chosen: list[tuple[LayerKey, int]] = []
         for choice in self.settings.heads:
             place = (choice.kind or usual, choice.layer or 0), choice.head
@@ -92,12 +86,6 @@ class RemovalPlan:
                 raise self._unknown("heads", choice)
             chosen.append(place)
         return [place for place in every if place in chosen]
-
-    def _usual_kind(self) -> AttentionKind:
-        """The kind of a head that is named without one."""
-        kinds = {kind for kind, _ in self.sizes}
-        preferred: tuple[AttentionKind, ...] = ("self", "decoder", "cross", "encoder")
-        return next(kind for kind in preferred if kind in kinds)
 
     def _whole_heads(
         self, heads: Sequence[tuple[LayerKey, int]], layers: Sequence[LayerKey]

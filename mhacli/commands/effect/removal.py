@@ -42,11 +42,6 @@ class Removal:
         return "renormalise" if self.keys else self.replace
 
     @property
-    def only_head(self) -> int | None:
-        """The head, None for all or several heads."""
-        return self.heads[0] if len(self.heads) == 1 else None
-
-    @property
     def at(self) -> int | None:
         """The only position at which whole heads are removed; None for edges and all positions."""
         return self.queries[0] if self.queries and not self.keys else None
@@ -95,7 +90,7 @@ def without(
     """
     assert call.z is not None
     of_layer = {
-        row: [removal for removal in removals if removal.layer == (call.kind, call.layer)]
+        row: [removal for removal in removals if removal.layer == call.place]
         for row, removals in rows.items()
     }
     placed = _placed(call, of_layer, start, width)

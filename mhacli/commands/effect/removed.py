@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mhacli.commands.effect.parts import same_heads
 from mhacli.commands.effect.removal import Removal, without
-from mhacli.commands.effect.settings import given_edge, given_head, require_replacement
+from mhacli.commands.effect.settings import given_head, kind_and_numbers, require_replacement
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, is_pair
@@ -60,10 +60,7 @@ def removed(
     removals: list[Removal] = []
     for kind, layer, head in map(given_head, heads):
         removals.append(Removal((kind or usual, layer or 0), (head,), replace=replace))
-    for edge in map(given_edge, edges):
-        chosen = () if edge.head is None else (edge.head,)
-        layer_key: LayerKey = (edge.kind or usual, edge.layer)
-        removals.append(Removal(layer_key, chosen, (edge.query,), (edge.key,)))
+    removals += [_edge(given, usual) for given in edges]
     removing = _Removing(model, removals)
     with followed(model, removing, by=_REMOVED, edits=True), ExitStack() as stack:
         _require_unshared(model)
@@ -71,6 +68,21 @@ def removed(
         _OPEN.append(removing)
         yield
     removing.require_done()
+
+
+def _edge(given: Any, usual: AttentionKind) -> Removal:
+    """The removal of an edge that a user named, of the `usual` kind if without one; the head None
+    means all heads. Raises `UsageError` with the form.
+    """
+    kind, numbers = kind_and_numbers(given)
+    match numbers:
+        case (int(layer), int() | None as head, int(query), int(key)) if (
+            min(layer, query, key, head or 0) >= 0
+        ):
+            heads = () if head is None else (head,)
+            return Removal((kind or usual, layer), heads, (query,), (key,))
+    hint = "(5, 1, 8, 2), or (5, None, 8, 2) of all heads"
+    raise UsageError(f"edges: {given!r} is not (layer, head, query, key)", hint=hint)
 
 
 def _require_unshared(model: nn.Module) -> None:
@@ -140,17 +152,16 @@ class _Removing:
         if calls is None:
             return None
         self._calls = calls
-        key: LayerKey = (call.kind, call.layer)
         n_past = self._pass.n_past
         here: list[Removal] = []
         for removing in together:
             for removal in removing._removals:
-                if removal.layer == key:
+                if removal.layer == call.place:
                     _require_removable(removal, call)
                     if _is_within(removal, call, n_past):
                         here.append(removal)
         for removing in together:
-            removing._layers.setdefault(key)
+            removing._layers.setdefault(call.place)
             removing._done.update(here)
         if not here:
             return None

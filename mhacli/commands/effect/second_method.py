@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -36,9 +36,9 @@ Edit = Callable[[Arguments], Arguments]
 
 def removed_otherwise(
     removals: Sequence[Removal], parts: Parts
-) -> AbstractContextManager[None] | None:
-    """A context in which the model runs with the removals; None if one of them has no second
-    method.
+) -> list[AbstractContextManager[None]] | None:
+    """The contexts in which, together, the model runs with the removals; None if one of them has no
+    second method.
     """
     contexts: list[AbstractContextManager[None]] = []
     for removal in removals:
@@ -46,16 +46,7 @@ def removed_otherwise(
         if context is None:
             return None
         contexts.append(context)
-    return _all_of(contexts)
-
-
-@contextmanager
-def _all_of(contexts: Sequence[AbstractContextManager[None]]) -> Iterator[None]:
-    """All of the contexts, opened in their order."""
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+    return contexts
 
 
 @contextmanager

@@ -71,21 +71,11 @@ def head_choices(word: str) -> tuple[HeadChoice, ...]:
     return tuple(choices)
 
 
-class EdgeChoice(NamedTuple):
-    """An edge that a user names, as `HeadChoice`; the head None means all heads."""
-
-    kind: AttentionKind | None
-    layer: int
-    head: int | None
-    query: int
-    key: int
-
-
 def given_head(given: Any) -> HeadChoice:
     """A head that a user of Python named: `(5, 1)`, or `("cross", 5, 1)`. Raises `UsageError` with
     the form.
     """
-    kind, numbers = _kind_and_numbers(given)
+    kind, numbers = kind_and_numbers(given)
     match numbers:
         case (int(layer), int(head)) if min(layer, head) >= 0:
             return HeadChoice(kind, layer, head)
@@ -93,19 +83,7 @@ def given_head(given: Any) -> HeadChoice:
     raise UsageError(f"heads: {given!r} is not (layer, head)", hint=hint)
 
 
-def given_edge(given: Any) -> EdgeChoice:
-    """An edge that a user of Python named, as `given_head`."""
-    kind, numbers = _kind_and_numbers(given)
-    match numbers:
-        case (int(layer), int() | None as head, int(query), int(key)) if (
-            min(layer, query, key, head or 0) >= 0
-        ):
-            return EdgeChoice(kind, layer, head, query, key)
-    hint = "(5, 1, 8, 2), or (5, None, 8, 2) of all heads"
-    raise UsageError(f"edges: {given!r} is not (layer, head, query, key)", hint=hint)
-
-
-def _kind_and_numbers(given: Any) -> tuple[AttentionKind | None, tuple[Any, ...]]:
+def kind_and_numbers(given: Any) -> tuple[AttentionKind | None, tuple[Any, ...]]:
     """The kind in front of a place, None without one, and what follows. A bool is no number."""
     numbers = tuple(given) if isinstance(given, (tuple, list)) else ()
     kind = None

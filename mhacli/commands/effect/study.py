@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from mhacli.commands.effect.foreign import config_value, copied, crop, has_padding, is_eager
 from mhacli.commands.effect.metric import GivenMetric, RowOutputs, Target, changes, read, values
 from mhacli.commands.effect.parts import Parts, find_parts, repeated
-from mhacli.commands.effect.plan import AttentionSize, Item, RemovalPlan
+from mhacli.commands.effect.plan import Item, RemovalPlan
 from mhacli.commands.effect.removal import stand_in, without
 from mhacli.commands.effect.second_method import removed_otherwise
 from mhacli.commands.effect.settings import EffectSettings
@@ -204,10 +205,7 @@ class EffectStudy:
         self.untouched = self._read()
         self.target = self._outcomes.target()
         self.parts = self._find_parts()
-        sizes = {
-            layer: AttentionSize(z.shape[1], z.shape[2], self.parts.visible[layer].shape[1])
-            for layer, z in self.parts.z.items()
-        }
+        sizes = self.parts.sizes
         plan = RemovalPlan(self.settings, self.request, self.record, sizes, self.position)
         self.plan = plan.items()
         self.start = self._first_position()
@@ -361,7 +359,7 @@ class EffectStudy:
 
         def remove(call: Call) -> Tensor | None:
             of_text = self.parts.z_of(call)
-            if (call.kind, call.layer) not in layers or of_text is None:
+            if call.place not in layers or of_text is None:
                 return None
             removed = without(call, removals, start=self.start, width=width, of_text=of_text)
             visible.update(removed.visible)
@@ -387,7 +385,7 @@ class EffectStudy:
             if z is None or call.z is None:
                 return None
             change = torch.zeros_like(z, requires_grad=True)
-            added.append(_AddedChange((call.kind, call.layer), z, change))
+            added.append(_AddedChange(call.place, z, change))
             return call.z + change
 
         with torch.enable_grad(), captured(self.model, add, batch=1):
@@ -419,7 +417,9 @@ class EffectStudy:
         for item in _largest_and_others(sizes, self.settings.verify):
             second_method = removed_otherwise(self.plan[item], self.parts)
             if second_method is not None:
-                with second_method:
+                with ExitStack() as stack:
+                    for context in second_method:
+                        stack.enter_context(context)
                     vector = self._read().vector[0]
                 errors.append(_largest(vector - self.results[item].vector))
         is_same = torch.equal(self.parts.output.vector, self.untouched.vector)
@@ -490,7 +490,7 @@ class EffectStudy:
         return Effect(
             layer=first.layer[1] if is_single else None,
             kind=first.layer[0],
-            head=first.only_head if is_single else None,
+            head=first.heads[0] if is_single and len(first.heads) == 1 else None,
             query=None if edge is None else edge.queries[0],
             key=None if edge is None else edge.keys[0],
             removed=kind,
