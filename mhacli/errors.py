@@ -121,8 +121,11 @@ def missing_library(fault: ModuleNotFoundError) -> MhaError | None:
     if name not in needed:
         return None
     missing = [library for library in needed if library == name or find_spec(library) is None]
-    hint = f"{installing(*missing)} installs what is missing"
-    return MhaError(f"mha needs {name}, which is not installed", hint=hint, code="missing-library")
+    return MhaError(
+        f"mha needs {name}, which is not installed",
+        hint=f"{installing(*missing)} installs what is missing",
+        code="missing-library",
+    )
 
 
 class _Requirement(NamedTuple):

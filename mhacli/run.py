@@ -99,11 +99,14 @@ class Run:
         total = sum(kept.values())
         if total > self.keep_limit:
             limit = shown(self.keep_limit, "bytes")
-            message = (
-                f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of {limit}"
+            raise MhaError(
+                (
+                    f"--keep {','.join(kept)} takes {shown(total, 'bytes')}, above the limit of"
+                    f" {limit}"
+                ),
+                hint=f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less",
+                code="too-large",
             )
-            hint = f"--keep-limit {-(-total >> 20)}M raises the limit; --keep pattern takes less"
-            raise MhaError(message, hint=hint, code="too-large")
         return kept, tuple(name for name in names if name not in kept)
 
 

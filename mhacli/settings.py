@@ -482,9 +482,13 @@ class Config:
                 MAX_WIDTH // self.n_heads,
             )
             nearest = as_option("n_heads", _nearest_divisor(self.d_model, self.n_heads))
-            message = f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}"
-            hint = f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set --d-head"
-            raise UsageError(message, hint=hint)
+            raise UsageError(
+                f"{as_option('n_heads', self.n_heads)} does not divide d_model {self.d_model}",
+                hint=(
+                    f"try {nearest} or {as_option('d_model', width * self.n_heads)}, or set"
+                    " --d-head"
+                ),
+            )
         derived = {
             "d_v": d_head,
             "d_input": self.d_model,
@@ -533,8 +537,9 @@ def _require_rules(full: Config) -> None:
     if full.n_heads % n_kv_heads:
         typed = as_option("n_kv_heads", n_kv_heads)
         nearest = as_option("n_kv_heads", _nearest_divisor(full.n_heads, n_kv_heads))
-        message = f"{typed} does not divide the {full.n_heads} query heads"
-        raise UsageError(message, hint=f"try {nearest}")
+        raise UsageError(
+            f"{typed} does not divide the {full.n_heads} query heads", hint=f"try {nearest}"
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
         raise UsageError(
             f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps"
@@ -544,11 +549,13 @@ def _require_rules(full: Config) -> None:
             "--train changes nothing without dropout", hint="try --train --dropout 0.1"
         )
     if full.positions in ROPE and d_head % 2:
-        message = (
-            f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head"
-            f" {d_head} is odd"
+        raise UsageError(
+            (
+                f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head"
+                f" {d_head} is odd"
+            ),
+            hint=f"try {as_option('d_head', d_head + 1)}",
         )
-        raise UsageError(message, hint=f"try {as_option('d_head', d_head + 1)}")
     if min(full.window or (0,)) < 0:
         raise UsageError(f"{as_option('window', full.window)} counts fewer than 0 keys")
     if full.sink is not None and full.window is None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from mhacli.attention.core import Allowed
 from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
+from mhacli.run import CellIndex
 from mhacli.settings import PaddingSide, Statistics
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
@@ -106,6 +107,11 @@ class Axes:
     is_self: bool
     id_of: Callable[[str], int]
     dtype: str
+
+    def cell(self, place: CellIndex) -> tuple[int, int]:
+        """The row and the column of a cell in matrices with padding."""
+        sequence, _, query, key = place
+        return query + self.queries.first(sequence), key + self.keys.first(sequence)
 
     def ahead(self, sequence: int) -> int:
         """How many columns the queries of a text begin after its keys, in whose distances they do

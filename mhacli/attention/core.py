@@ -66,11 +66,11 @@ def attention_pattern(
     q: Float[Tensor, "batch head query d_head"],
     k: Float[Tensor, "batch kv_head key d_head"],
     *,
-    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
-    bias: Float[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    tap: Tap = no_tap,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None,
+    bias: Float[Tensor, "..."] | None,
+    scale: float | None,
+    softcap: float | None,
+    tap: Tap,
 ) -> Float[Tensor, "batch head query key"]:
     """The first half of `attend`: the weight that each query gives each key. `keep` is
     `visible_cells` of the mask.
@@ -105,8 +105,8 @@ def weighted_sum(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch kv_head key d_v"],
     *,
-    keep: Bool[Tensor, "#batch #head #query #key"] | None = None,
-    tap: Tap = no_tap,
+    keep: Bool[Tensor, "#batch #head #query #key"] | None,
+    tap: Tap,
 ) -> Float[Tensor, "batch head query d_v"]:
     """The second half of `attend`: the values, weighted by the pattern.
 
@@ -168,6 +168,11 @@ def visible_cells(
 def four_axes(tensor: Tensor) -> Tensor:
     """The tensor with axes of 1 before its own, as many as `[batch, head, query, key]` has."""
     return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as options and records have it: `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def is_finite(tensor: Float[Tensor, "..."]) -> bool:

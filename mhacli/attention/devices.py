@@ -33,8 +33,11 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
             raise RuntimeError("this machine, or this build of torch, has no MPS")
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as fault:
-        message = f"{option} {name} is not available: " + str(fault).partition("\n")[0]
-        raise MhaError(message, hint="--device cpu works everywhere", code="no-device") from None
+        raise MhaError(
+            f"{option} {name} is not available: " + str(fault).partition("\n")[0],
+            hint="--device cpu works everywhere",
+            code="no-device",
+        ) from None
     return torch.device(name)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention.axes import Axes, StatisticsRequest
+from mhacli.attention.core import dtype_name
 from mhacli.attention.devices import one_thread, shared_out
 from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
 from mhacli.attention.statistics import (
@@ -382,11 +383,13 @@ def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _SomeHeads:
     if not run.allow_nonfinite and bool(is_lost.any()):
         are_lost = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
         named = ", ".join(str(head) for head, is_bad in zip(heads, are_lost, strict=True) if is_bad)
-        message = (
-            f"the scores of head {named} are too large for {dtype}: some rows of weights do not sum"
-            " to 1"
+        raise not_finite(
+            (
+                f"the scores of head {named} are too large for {dtype}: some rows of weights do"
+                " not sum to 1"
+            ),
+            dtype,
         )
-        raise not_finite(message, dtype)
     arrays = _arrays(reduced) | _cells(reduced, run.kept)
     if run.kept.z and reduced.z is not None:
         arrays["z"] = reduced.z
@@ -526,7 +529,7 @@ def _rounding(dtype: torch.dtype, largest: float, n_keys: int) -> float:
     """How far weights of so many keys may be off in a dtype whose scores, the largest of this size,
     are rounded in it.
     """
-    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output * growth(n_keys)
+    of_weights = TOLERANCES[dtype_name(dtype)].output * growth(n_keys)
     return min(_MAX_SUM_TOLERANCE, of_weights + 16 * torch.finfo(dtype).eps * largest)
 
 

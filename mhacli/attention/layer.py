@@ -641,12 +641,12 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
                     f"{weight} does not give the stored probe outputs: they differ by"
                     f" {max(differences):.3g}"
                 )
-                hint = (
-                    "the weights were changed after saving; a transposed square matrix causes this"
-                )
                 raise MhaError(
                     f"{file.path}: {fault}",
-                    hint=hint,
+                    hint=(
+                        "the weights were changed after saving; a transposed square matrix"
+                        " causes this"
+                    ),
                     code="probe-mismatch",
                     exit_code=EXIT_CHECK,
                     path=file.path,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.block import IN_C, CompiledHeads, c_block
+from mhacli.attention.core import dtype_name
 from mhacli.attention.masks import Band, keys_seen, mask_of
 from mhacli.attention.scores import (
     HIDDEN,
@@ -495,7 +496,7 @@ def torch_because(attention: Attention, request: StatisticsRequest) -> str | Non
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
     if not is_compiled(attention.like.device, attention.dtype):
-        dtype = str(attention.dtype).removeprefix("torch.")
+        dtype = dtype_name(attention.dtype)
         return f"the compiled block computes in float32 on a CPU, not in {dtype} on {device}"
     if any(map(request.axes.ahead, range(attention.shape[0]))):
         return "texts of other lengths than their contexts are padded on the left"

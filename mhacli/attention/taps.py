@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhacli.attention.core import Tap, no_tap
+from mhacli.attention.core import Tap, dtype_name, no_tap
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
@@ -78,7 +78,7 @@ def step_of(site: str, tensor: Tensor, *, is_view: bool = False, **described: An
     return Step(
         site=site,
         shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
         layout="view" if is_view else "copy",
         strides=tuple(tensor.stride()),
         bytes=tensor.numel() * tensor.element_size(),

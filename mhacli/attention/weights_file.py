@@ -136,9 +136,10 @@ def saved_metadata(path: str, metadata: Any) -> Metadata | None:
         return None
     kind = metadata.get("format", metadata.get("schema")) if isinstance(metadata, dict) else None
     if kind != FORMAT:
-        message = f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
         raise bad_file(
-            path, message, hint="mha show draws a record" if kind == "mha.record/1" else None
+            path,
+            f"{path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}",
+            hint="mha show draws a record" if kind == "mha.record/1" else None,
         )
     return decode(Metadata, with_earlier_config(metadata), path)
 
@@ -151,10 +152,9 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     needed = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
     missing = [name for name in needed if len(shapes.get(name, ())) != 2]
     if missing:
-        message = f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}"
         raise bad_file(
             file.path,
-            message,
+            f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}",
             hint="--model takes a whole checkpoint, --weights the tensors of one layer",
         )
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)

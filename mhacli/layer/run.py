@@ -254,13 +254,12 @@ def layer_of(request: Run) -> LayerWeights:
     layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
     n_rows = layer.embedding.shape[0]
     if n_rows != n_tokens and config.random is None:
-        message = (
-            f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows}"
-            " rows"
-        )
         raise bad_file(
             source.path,
-            message,
+            (
+                f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has"
+                f" {n_rows} rows"
+            ),
             hint="--vocab FILE names the vocabulary that the weights were made with",
         )
     return layer

@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool2d, linear
 
 from mhacli.attention import masks
 from mhacli.attention.axes import Axes
-from mhacli.attention.core import Tap, no_tap, per_query_head
+from mhacli.attention.core import Tap, no_tap
 from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import KvCache, TokenVectors
 from mhacli.attention.masks import both
@@ -50,21 +50,14 @@ def walk(
     record, tensors = record_run(setup, route=route, values=values)
     if place is None:
         return record
-    sequence, _, query, key = place
-    axes, config = setup.axes, setup.config
-    at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
-    heads = {}
-    for name in ("q", "k", "v"):
-        after_rotation = tensors.get(f"{name}_rot", tensors[name])
-        heads[name] = per_query_head(after_rotation, config.n_heads)
+    rotated = {name: tensors.get(f"{name}_rot", tensors[name]) for name in ("q", "k")}
     cell = cell_of(
-        axes,
+        setup.axes,
         place,
-        at,
-        {**tensors, **heads},
-        scale=config.scale or 0.0,
-        softcap=config.softcap,
-        parts=tuple(_parts(setup, tensors, place, at)),
+        {**tensors, **rotated},
+        scale=setup.config.scale or 0.0,
+        softcap=setup.config.softcap,
+        parts=tuple(_parts(setup, tensors, place)),
     )
     return replace(record, cell=cell)
 
@@ -75,19 +68,22 @@ def walk(
 def cell_of(
     axes: Axes,
     place: CellIndex,
-    at: tuple[int, int],
     tensors: Mapping[str, Tensor],
     **described: Any,
 ) -> Cell:
-    """One cell, `at` a row and a column of the matrices. `tensors` has those of each query head,
-    and as `weights` the weights after any dropout. `described` are the other fields of `Cell`.
+    """One cell. `tensors` has queries, keys and values, the matrices of each query head, and as
+    `weights` the weights after any dropout. `described` are the other fields of `Cell`.
     """
     b, h, query, key = place
-    i, j = at
+    i, j = axes.cell(place)
     first, allowed = axes.keys.first(b), tensors["allowed"]
     keys = slice(first, first + len(axes.keys.ids[b]))
     names = ("q", "k", "v", "qk", "scores", "pattern", "weights", "z")
-    q, k, v, qk, scores, pattern, weights, z = (tensors[name][b, h] for name in names)
+    # query heads may share those of keys and values
+    n_heads = tensors["qk"].shape[1]
+    q, k, v, qk, scores, pattern, weights, z = (
+        tensors[name][b, h * tensors[name].shape[1] // n_heads] for name in names
+    )
     return Cell(
         sequence=b,
         head=h,
@@ -107,14 +103,12 @@ def cell_of(
     )
 
 
-def _parts(
-    setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex, at: tuple[int, int]
-) -> Iterator[ScorePart]:
+def _parts(setup: Setup, tensors: Mapping[str, Tensor], place: CellIndex) -> Iterator[ScorePart]:
     """The terms of the score before the mask, in float64. Up to rounding they add up to the
     score.
     """
     b, h, query, key = place
-    i, j = at
+    i, j = setup.axes.cell(place)
     config, scale, softcap = setup.config, setup.config.scale or 0.0, setup.config.softcap
     kv_head = h // config.heads_per_kv_head
 
@@ -129,7 +123,7 @@ def _parts(
         name = f"change by the rotation, distance {abs(places[query] - places[key])}"
         yield ScorePart(name, "position", finite(scaled - unrotated))
     elif config.positions in ("sinusoidal", "learned"):
-        yield from _products(setup, place, at, scale)
+        yield from _products(setup, place, scale)
     else:
         yield ScorePart("scale · q · k", "content", finite(scaled))
     if softcap is not None:
@@ -145,9 +139,7 @@ def _parts(
         yield ScorePart("the bias of the file", "given", finite(value), added=True)
 
 
-def _products(
-    setup: Setup, place: CellIndex, at: tuple[int, int], scale: float
-) -> Iterator[ScorePart]:
+def _products(setup: Setup, place: CellIndex, scale: float) -> Iterator[ScorePart]:
     """The expansion of `q · k` with `q = W(content + position) + b`: four products, with biases
     counted as content.
 
@@ -156,9 +148,10 @@ def _products(
     """
     layer, sides = setup.layer.attention, []
     b, h, *_ = place
+    i, j = setup.axes.cell(place)
     for tokens, projection, head, index in (
-        (setup.queries, layer.q_proj, h, at[0]),
-        (setup.context or setup.queries, layer.k_proj, h // setup.config.heads_per_kv_head, at[1]),
+        (setup.queries, layer.q_proj, h, i),
+        (setup.context or setup.queries, layer.k_proj, h // setup.config.heads_per_kv_head, j),
     ):
         rows, added = setup.content(tokens), setup.added(tokens.places)
         assert added is not None, "positions are added to the rows"
@@ -203,9 +196,8 @@ def masks_of(request: Run, texts: Texts) -> list[dict[str, Any]]:
     dims, device = request.dims, choose_device(request.config.device)
     n_asked = dims.batch * dims.q_len * dims.k_len
     if n_asked > MAX_CELLS:
-        message = f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn"
         raise MhaError(
-            message,
+            f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn",
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )

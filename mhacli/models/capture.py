@@ -441,8 +441,9 @@ class Watch(TorchFunctionMode):
             return self._watched(func, types, args, kwargs)
         if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
             # what is traced allows a message of fixed words alone
-            message = "a function made by torch.compile hides the attention within it"
-            raise MhaError(message, code="hidden")
+            raise MhaError(
+                "a function made by torch.compile hides the attention within it", code="hidden"
+            )
         return func(*args, **(kwargs or {}))
 
     @ours(instead=plainly)

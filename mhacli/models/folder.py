@@ -71,17 +71,21 @@ def read_checkpoint(path: str) -> Checkpoint:
             folder = os.path.dirname(path) or "."
             is_beside = os.path.exists(os.path.join(folder, CONFIG))
             hint = f"a checkpoint is a folder: try --model {folder}" if is_beside else _FORM
-        message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
-        raise MhaError(message, hint=hint, code="unreadable", path=path) from None
+        raise MhaError(
+            f"{path}: {getattr(fault, 'strerror', None) or fault}",
+            hint=hint,
+            code="unreadable",
+            path=path,
+        ) from None
     if ADAPTER in names and not {WHOLE, INDEX} & {*names}:
         base = _json(path, ADAPTER).get("base_model_name_or_path")
-        hint = (
-            "merge_and_unload and save_pretrained of PEFT write the merged model, which mha reads"
-        )
         raise bad_file(
             path,
             f"{path} is an adapter of PEFT for the base model {base!r:.200}, not a model",
-            hint=hint,
+            hint=(
+                "merge_and_unload and save_pretrained of PEFT write the merged model, which"
+                " mha reads"
+            ),
         )
     if CONFIG not in names:
         raise bad_file(
@@ -185,16 +189,22 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         missing = [name for name in shards if name not in stored]
         if missing:
             shards_words = f"{len(missing)} of the {len(shards)} shards that {INDEX} names"
-            message = f"{folder} lacks {shards_words}: {_listed(missing)}"
-            raise bad_file(folder, message, hint="the download may be incomplete")
+            raise bad_file(
+                folder,
+                f"{folder} lacks {shards_words}: {_listed(missing)}",
+                hint="the download may be incomplete",
+            )
         stored = shards
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not stored:
-        hint = (
-            "if you trust it, from_pretrained and save_pretrained of transformers write it as"
-            " safetensors"
+        raise pickled(
+            folder,
+            f"its weights are pickles ({_listed(pickles)})",
+            (
+                "if you trust it, from_pretrained and save_pretrained of transformers write it as"
+                " safetensors"
+            ),
         )
-        raise pickled(folder, f"its weights are pickles ({_listed(pickles)})", hint)
     if not stored or (len(stored) > 1 and INDEX not in names):
         rule = f"neither {WHOLE}, nor {INDEX} that names files, nor one other .safetensors file"
         raise bad_file(folder, f"{folder} has {rule}: it holds {_listed(stored or names)}")

@@ -1,34 +1,42 @@
-"""`mhacli.inspecting`: inspects the attention of a model in memory while its user runs it."""
+"""`mhacli.inspecting`: inspects the attention of a model in memory while its user runs it. The
+attention over one text is that of a single pass, or is put together from the passes that fill a
+cache.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from operator import index
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from mhacli.attention.core import four_axes
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, config_of, entry_of
 from mhacli.models.layers import (
     ModelInputs,
+    PassInspection,
     layer_words,
     nothing_seen,
     unfit_words,
 )
 from mhacli.models.load import ModelTokenizer, device_of, tokenizer_in_memory
+from mhacli.models.masking import as_attention
 from mhacli.models.means import HeadSums
-from mhacli.models.passes import ModelPass, followed, require_open
-from mhacli.models.text_passes import TextPasses, joined
+from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record
 from mhacli.run import KEPT, Run
-from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
-from mhacli.text.tokens import AttentionKind, LayerChoice
+from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
+from mhacli.text.numbers import shown
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 _NAME = "mhacli.inspecting"
 
@@ -150,14 +158,20 @@ class Seen:
         name = self._entry.architecture
         if self._strays:
             names = ", ".join([*self._strays][:4])
-            message = f"only parts of {name} were called by themselves: {names}"
-            hint = f"give {_NAME} the module that is called"
-            raise MhaError(message, hint=hint, code="not-called")
-        if not self._n_passes:
-            hint = (
-                "call this object inside the with block; copies and wrappers are different objects"
+            raise MhaError(
+                f"only parts of {name} were called by themselves: {names}",
+                hint=f"give {_NAME} the module that is called",
+                code="not-called",
             )
-            raise MhaError(f"{name} was not called within {_NAME}", hint=hint, code="not-called")
+        if not self._n_passes:
+            raise MhaError(
+                f"{name} was not called within {_NAME}",
+                hint=(
+                    "call this object inside the with block; copies and wrappers are different"
+                    " objects"
+                ),
+                code="not-called",
+            )
         raise nothing_seen(name, self._request.model.layers, self._met, self._unfit)
 
     def statistics(self) -> HeadTable:
@@ -261,3 +275,278 @@ class Seen:
         """Ends the last pass, and frees the model."""
         self.finish()
         self._model = None
+
+
+# ----------------------------------------------------------------------------- passes over one text
+
+
+@dataclass
+class TextPasses(PassInspection):
+    """The inspection of the passes over one text: a single one, or those that fill a cache,
+    including the encoder's. `notes` explains the substitutes for unknown tokens.
+
+    The texts of each half become known with the first attention that reads them. `n_tokens` are in
+    the cache now. `parts` are copies of each attention, pass by pass, together not above the limit
+    for kept matrices.
+    """
+
+    passes: list[ModelPass] = field(kw_only=True)
+    tokenizer: ModelTokenizer | None = None
+    n_tokens: int = 0
+    parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    began: float = field(default_factory=perf_counter)
+    _read: dict[Half, ReadIds] = field(default_factory=dict)
+    _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
+    _n_bytes: int = 0
+
+    @property
+    def last(self) -> ModelPass:
+        """The last pass."""
+        return self.passes[-1]
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the last pass was that of an encoder alone, whose decoder may follow."""
+        return self.last.halves.keys() == {"encoder"}
+
+    def goes_on(self, began: ModelPass) -> bool:
+        """Whether a new pass continues this text: it reads the cache as filled so far, or the
+        output of the encoder.
+        """
+        is_answer = self.is_encoded and "encoder" not in began.halves
+        is_next = began.n_past > 0 and began.n_past == self.n_tokens
+        return began.batch == self.last.batch and (is_answer or is_next)
+
+    def keep_part(self, call: Call) -> None:
+        """Copies a part of an attention in the last pass; later passes may add more parts."""
+        n_past = self.last.n_past
+        n_tokens = n_past + call.shape[2]
+        if call.kind != "cross":
+            self.n_tokens = n_tokens
+        name = (call.title, call.layer)
+        if call.place in self.unfit:
+            return
+        parts = self.parts.setdefault(name, [])
+        limit = self.request.keep_limit
+        reason = call.unread_mask
+        if reason is None:
+            call = _without_free_places(call, n_tokens)
+            reason = _misfit(call, parts, n_past, self.passes[0].n_past)
+        if reason is None:
+            parts.append(_copied(call, n_past, is_first=not parts))
+            self._n_bytes += parts[-1].n_bytes
+            if self._n_bytes > limit:
+                size = shown(limit, "bytes")
+                reason = f"attention whose queries and keys take more than the limit of {size}"
+        if reason is not None:
+            self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(name))
+            self.unfit[call.place] = reason
+
+    def inspect(self, call: Call) -> None:
+        """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the
+        caller and continues.
+        """
+        columns = list[slice]()
+        # the query comes from one half of the model, and the key from one
+        of_key: Half = "encoder" if call.kind in ("encoder", "cross") else "decoder"
+        of_query: Half = "encoder" if call.kind == "encoder" else "decoder"
+        for half, n in zip((of_query, of_key), call.shape[2:], strict=True):
+            if half not in self._texts:
+                self._texts[half] = self._texts_of(half, n, call)
+            read = self._read.get(half)
+            n_real = n
+            if read is not None and read.ids.shape[1] == n:  # padded beyond the longest text
+                n_real = max(len(text.ids) for text in self._texts[half])
+            columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
+        context = self._texts.get("encoder")
+        sequences = self._texts.get("decoder", context or ())
+        self.inputs = ModelInputs(sequences, context, self._side)
+        try:
+            is_whole = columns == [slice(0, n) for n in call.shape[2:]]
+            self.take(call if is_whole else call.cropped(*columns))
+        except (MhaError, torch.OutOfMemoryError) as fault:
+            reason = f"attention that could not be inspected: {fault}"
+            self.unfit[call.place] = reason
+
+    @property
+    def _side(self) -> PaddingSide:
+        """The side of the padding; that of the tokenizer if there is none."""
+        padded = [
+            read.real
+            for each in self.passes
+            for read in each.halves.values()
+            if not bool(read.real.all())
+        ]
+        if padded:
+            return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"
+        return "right" if self.tokenizer is None else self.tokenizer.side
+
+    def _texts_of(self, half: Half, n: int, call: Call) -> tuple[TokenSequence, ...]:
+        """The texts on an axis of `n` positions: the ids of all passes, or positions if there are
+        none.
+        """
+        parts = [each.halves[half] for each in self.passes if half in each.halves]
+        n_texts, batch = call.shape[0], self.last.batch
+        if not parts:
+            is_read = any(each.halves for each in self.passes)
+            return (places(n),) * (batch if is_read else n_texts)
+        ids = torch.cat([each.ids for each in parts], dim=1)
+        real = torch.cat([each.real for each in parts], dim=1)
+        why_positions = None
+        size = tuple(ids.shape)
+        if size == (n, n_texts) and n != n_texts:
+            ids, real = ids.T, real.T
+        elif size == (n, n) and n > 1 and call.is_token_first:
+            why_positions = f"ids are {n} × {n}, and either axis may be that of the tokens"
+        elif size != (batch, n):
+            why = f"attention has {n} positions for {size[1]} ids"
+            self.notes.append(f"{why}: tokens are shown as positions")
+        if why_positions is None and any(each.are_places for each in parts):
+            why_positions = "the model was given vectors, not ids"
+        self._read[half] = ReadIds(ids, real)
+        rows = self._rows(ids.tolist(), real.tolist())
+        if why_positions is None:
+            return self._named(rows)
+        self.notes.append(f"{why_positions}: tokens are shown as positions")
+        return tuple(places(len(row)) for row in rows)
+
+    def _named(self, rows: list[list[int]]) -> tuple[TokenSequence, ...]:
+        """The texts of rows of ids, named by the tokenizer, or by the ids that it lacks."""
+        if self.tokenizer is None:
+            return tuple(map(named_by_ids, rows))
+        texts = [self.tokenizer.spelled(row) for row in rows]
+        if None in texts:
+            self.notes.append(
+                "the tokenizer has no token for some ids: it is another model's, and tokens are"
+                " shown as ids"
+            )
+        return tuple(text or named_by_ids(row) for text, row in zip(texts, rows, strict=True))
+
+    def _rows(self, ids: list[list[int]], real: list[list[bool]]) -> list[list[int]]:
+        """The ids without padding, which must be on one side."""
+        n = len(ids[0])
+        of_rows = list[list[int]]()
+        for row, mask in zip(ids, real, strict=True):
+            n_real = sum(mask)
+            columns = slice(0, n_real) if self._side == "right" else slice(n - n_real, n)
+            if not n_real or not all(mask[columns]):
+                self.notes.append(
+                    "the mask hides tokens within a text, or all of them: padding is shown as"
+                    " tokens"
+                )
+                return ids
+            of_rows.append(row[columns])
+        return of_rows
+
+
+# ---------------------------------------------------------------------------------- texts that grow
+
+
+_REORDERED = (
+    "attention whose cache does not hold the keys that went into it: beam search reorders them,"
+    " some caches round them"
+)
+
+
+class Part(NamedTuple):
+    """The copied call of one pass, with only the keys and values of its new tokens, and the columns
+    of the joined matrix that its queries read.
+    """
+
+    call: Call
+    columns: slice
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of its tensors."""
+        return sum(each.numel() * each.element_size() for each in self.call.tensors.values())
+
+
+def _without_free_places(call: Call, n_tokens: int) -> Call:
+    """A call without the places of a cache of fixed length that have no token yet, if its mask
+    hides them.
+    """
+    if call.kind == "cross" or call.shape[3] <= n_tokens:
+        return call
+    q_idx, k_idx = (torch.arange(n, device=call.device) for n in call.shape[2:])
+    sees_free_places = as_attention(call).visible(q_idx, k_idx[n_tokens:]).any()
+    return call if sees_free_places else call.cropped(slice(None), slice(n_tokens))
+
+
+def _copied(call: Call, n_past: int, *, is_first: bool) -> Part:
+    """A part of an attention. The first has all keys; later ones add none to cross-attention."""
+    q_len, k_len = call.shape[2:]
+    is_cross = call.kind == "cross"
+    end = k_len if is_cross else n_past + q_len
+    n_known = k_len if is_cross else k_len - q_len
+    copies = dict[str, Any]()
+    for name, tensor in call.tensors.items():
+        is_new = name in ("k", "v") and not is_first
+        copies[name] = (tensor[:, :, n_known:] if is_new else tensor).clone()
+    return Part(replace(call, **copies), slice(end - k_len, end))
+
+
+def _misfit(call: Call, before: Sequence[Part], n_past: int, n_prefix: int) -> str | None:
+    """The reason why a pass cannot be joined to the earlier ones, None if it can."""
+    q_len, k_len = call.shape[2:]
+    if call.kind == "cross":
+        return None if not before or before[0].columns.stop == k_len else _REORDERED
+    if k_len > n_past + q_len:
+        return "attention over more keys than there are tokens, and no mask hides the others"
+    if n_prefix + sum(earlier.shape[2] for earlier, _ in before) != n_past:
+        return (
+            "attention with a cache that mha did not see being filled: by a call without"
+            " use_cache=True"
+        )
+    if n_prefix and not before and k_len < n_past + q_len:
+        return "attention with a window, whose cache has lost the first keys"
+    if not before or k_len == q_len:
+        return None
+    earlier = before[-1].call
+    known = earlier.v if earlier.k is None else earlier.k
+    cached = call.v if call.k is None else call.k
+    if known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1]):
+        return None
+    return _REORDERED
+
+
+def joined(parts: Sequence[Part]) -> Call:
+    """One attention over all tokens."""
+    first = parts[0].call
+    if len(parts) == 1:
+        return first
+    fields = dict[str, Any]()
+    for name, tensor in first.tensors.items():
+        tensors = [getattr(part.call, name) for part in parts]
+        if name in ("q", "k", "v", "z") or (name == "sinks" and tensor.ndim == 3):
+            fields[name] = torch.cat(tensors, dim=2)
+        elif name in ("scores", "pattern", "bias"):
+            fields[name] = _stacked(tensors, parts, -torch.inf if name == "scores" else 0.0)
+    if first.pattern is None:
+        fields["mask"] = _stacked([_mask_of(part) for part in parts], parts, -torch.inf)
+        fields["causal"] = False
+    return replace(first, **fields)
+
+
+def _stacked(blocks: Sequence[Tensor], parts: Sequence[Part], fill: float) -> Tensor:
+    """The cells of all passes in one matrix, `fill` where a pass has none."""
+    batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
+    n_keys = parts[-1].columns.stop
+    rows = list[Tensor]()
+    for block, (call, columns) in zip(blocks, parts, strict=True):
+        cells = block.expand(batch, heads, call.shape[2], -1)
+        rows.append(pad(cells, (columns.start, n_keys - columns.stop), value=fill))
+    return torch.cat(rows, dim=2)
+
+
+def _mask_of(part: Part) -> Tensor:
+    """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
+    call, columns = part
+    added = torch.zeros(1, 1, call.shape[2], columns.stop - columns.start, device=call.device)
+    if call.causal:
+        added = torch.full_like(added, -torch.inf).triu(1)
+    if call.mask is None:
+        return added
+    mask = four_axes(call.mask)
+    return torch.where(mask, added, -torch.inf) if mask.dtype == torch.bool else added + mask

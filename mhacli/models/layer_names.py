@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mhacli.attention.core import dtype_name
 from mhacli.errors import UsageError
 from mhacli.models import foreign
 from mhacli.models.folder import size_of
@@ -198,11 +199,13 @@ def n_vocabulary_of(config: Any) -> int:
     """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
-        message = (
-            "the model has no vocabulary: it reads images or sound, not text (family"
-            f" {config.model_type})"
+        raise UsageError(
+            (
+                "the model has no vocabulary: it reads images or sound, not text (family"
+                f" {config.model_type})"
+            ),
+            hint=FROM_PYTHON,
         )
-        raise UsageError(message, hint=FROM_PYTHON)
     return n
 
 
@@ -311,7 +314,7 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
     names itself.
     """
     config, name = config_of(model), type(model).__name__
-    is_known, dtype = config is not None, str(dtype_of(model)).removeprefix("torch.")
+    is_known, dtype = config is not None, dtype_name(dtype_of(model))
     usual = "eager" if is_known else "torch's own functions"
     return Model(
         path=path or getattr(model, "name_or_path", None) or name,

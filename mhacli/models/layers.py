@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.axes import Axes, Axis, make_statistics_request
+from mhacli.attention.core import dtype_name
 from mhacli.attention.devices import environment
 from mhacli.attention.head_statistics import statistics_of
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
@@ -138,7 +139,7 @@ class PassInspection:
         dtypes = {dtype_of(self.model)}
         if call.v is not None:
             dtypes.add(call.v.dtype)
-        names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+        names = {dtype_name(dtype) for dtype in dtypes}
         return next((name for name in TOLERANCES if name in names), "float32")
 
     def _from_first_key(self, call: Call, axes: Axes, results: LayerResults) -> LayerResults:
@@ -287,24 +288,29 @@ def nothing_seen(
     """
     if unfit:
         words = unfit_words(unfit)
-        hint = "make a pass of each step with use_cache=False" if "beam search" in words else None
         return MhaError(
-            f"no attention of {name} could be shown: {words}", hint=hint, code="not-tokens"
+            f"no attention of {name} could be shown: {words}",
+            hint="make a pass of each step with use_cache=False"
+            if "beam search" in words
+            else None,
+            code="not-tokens",
         )
     if chosen is not None and (layers := sorted({layer for _, layer in met})):
-        hint = "layers with attention: " + ", ".join(map(str, layers))
         return MhaError(
             f"none of the layers {layer_words(chosen)} was seen in {name}",
-            hint=hint,
+            hint="layers with attention: " + ", ".join(map(str, layers)),
             code="no-layer",
         )
-    hint = (
-        "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's"
-        " functions in modules whose class or name contains attn or atten, but not flex_attention,"
-        " compiled functions or kernels of other libraries; layers without a matrix of queries ×"
-        " keys, such as state-space layers, have nothing to show"
+    return MhaError(
+        f"no attention was seen in {name}",
+        hint=(
+            "mha captures scaled_dot_product_attention everywhere, and softmax(q kᵀ) v of torch's"
+            " functions in modules whose class or name contains attn or atten, but not"
+            " flex_attention, compiled functions or kernels of other libraries; layers without a"
+            " matrix of queries × keys, such as state-space layers, have nothing to show"
+        ),
+        code="no-attention",
     )
-    return MhaError(f"no attention was seen in {name}", hint=hint, code="no-attention")
 
 
 def unfit_words(unfit: Mapping[LayerKey, str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import nn
 
+from mhacli.attention.core import dtype_name
 from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import require_finite_weights
 from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, installing, library
@@ -93,7 +94,7 @@ class Loaded:
     @property
     def dtype(self) -> str:
         """The dtype of its weights."""
-        return str(self.model.dtype).removeprefix("torch.")
+        return dtype_name(self.model.dtype)
 
 
 def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
@@ -143,11 +144,13 @@ def find(
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
     for kind, n in settings.layers or ():
         if kind is not None and kind not in kinds:
-            message = (
-                f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only"
-                f" {', '.join(kinds)}"
+            raise UsageError(
+                (
+                    f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only"
+                    f" {', '.join(kinds)}"
+                ),
+                hint=f"try --layer {n}",
             )
-            raise UsageError(message, hint=f"try --layer {n}")
     n_vocabulary_of(config)  # without one, a tokenizer is of no use
     tokenizer = None
     try:
@@ -377,9 +380,11 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
             f"{shown(needed, 'bytes')} needed for the weights of {checkpoint.path},"
             f" {shown(have, 'bytes')} available"
         )
-        hint = "--dtype bfloat16 takes 2 bytes a number"
         raise MhaError(
-            f"out of memory; {reason}", hint=hint, code="out-of-memory", path=checkpoint.path
+            f"out of memory; {reason}",
+            hint="--dtype bfloat16 takes 2 bytes a number",
+            code="out-of-memory",
+            path=checkpoint.path,
         )
 
 
@@ -403,12 +408,12 @@ def _require_whole(model: Any, info: Any, path: str, *, head: bool) -> list[str]
         hint = "a checkpoint without a language head cannot generate" if head else None
         if (name := next(longer, None)) is not None:
             hint = f"its files have {name}: a prefix stands before the names of the model"
-        message = f"{path} lacks tensors of its model: {first_names(needed)}"
-        raise bad_file(path, message, hint=hint)
+        raise bad_file(path, f"{path} lacks tensors of its model: {first_names(needed)}", hint=hint)
     if mismatched:
         others = sorted(f"{name} {list(has)}, not {list(needs)}" for name, has, needs in mismatched)
-        message = f"{path} has tensors of other shapes than its model: {first_names(others)}"
-        raise bad_file(path, message)
+        raise bad_file(
+            path, f"{path} has tensors of other shapes than its model: {first_names(others)}"
+        )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
 
@@ -618,9 +623,10 @@ def tokenizer_in_memory(tokenizer: Any) -> ModelTokenizer:
     """
     name = type(tokenizer).__name__
     if not hasattr(tokenizer, "backend_tokenizer"):
-        hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
         raise MhaError(
-            f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer"
+            f"{name} is not a fast tokenizer of transformers",
+            hint="transformers.AutoTokenizer.from_pretrained(…) gives one that can be used",
+            code="no-tokenizer",
         )
     copied = copy.deepcopy(tokenizer)
     return ModelTokenizer(copied.backend_tokenizer, name, copied)

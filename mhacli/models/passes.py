@@ -108,10 +108,11 @@ class _Passes:
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """The hook before a module that users may call."""
         if id(module) in self.watch.names and torch.compiler.is_compiling():
-            message = (
-                f"{self._name} is called through torch.compile, whose kernels hide its attention"
+            raise MhaError(
+                f"{self._name} is called through torch.compile, whose kernels hide its attention",
+                hint=f"call the module itself within {self._by}",
+                code="hidden",
             )
-            raise MhaError(message, hint=f"call the module itself within {self._by}", code="hidden")
         self._enter(module, args, keywords)
 
     @ours()
@@ -120,11 +121,11 @@ class _Passes:
         if id(module) not in self.watch.names or foreign.is_in_backward():
             return
         if threading.get_ident() != self._thread:
-            message = (
-                f"{self._name} is called in a different thread from the one that opened {self._by}"
+            raise MhaError(
+                f"{self._name} is called in a different thread from the one that opened {self._by}",
+                hint=f"open {self._by} in the thread that calls the model",
+                code="other-thread",
             )
-            hint = f"open {self._by} in the thread that calls the model"
-            raise MhaError(message, hint=hint, code="other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
         arguments = _named_arguments(module, args, keywords)
@@ -219,23 +220,29 @@ class _Passes:
         """
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(each.is_meta or each.is_nested or is_transformed(each) for each in tensors):
-            message = (
-                f"{self._name} is called with tensors whose numbers cannot be read: on the device"
-                " meta, nested, or in a transform of torch.func"
+            raise MhaError(
+                (
+                    f"{self._name} is called with tensors whose numbers cannot be read: on the"
+                    " device meta, nested, or in a transform of torch.func"
+                ),
+                hint=f"call it with ordinary tensors within {self._by}",
+                code="hidden",
             )
-            hint = f"call it with ordinary tensors within {self._by}"
-            raise MhaError(message, hint=hint, code="hidden")
 
     def take(self, call: Call) -> Tensor | None:
         """Hands an attention of the model on."""
         if foreign.is_in_backward():
             if self._edits:
-                message = (
-                    f"{self._by} does not work with activation checkpointing: a backward pass"
-                    f" computes {call.name} again"
+                raise for_user(
+                    MhaError(
+                        (
+                            f"{self._by} does not work with activation checkpointing: a backward"
+                            f" pass computes {call.name} again"
+                        ),
+                        hint="switch activation checkpointing off",
+                        code="backward",
+                    )
                 )
-                hint = "switch activation checkpointing off"
-                raise for_user(MhaError(message, hint=hint, code="backward"))
             return None
         if not self._running:
             on_behalf(self._listener.stray, call.name)  # no end of a pass would raise it
@@ -357,17 +364,22 @@ def require_open(model: nn.Module, by: str) -> None:
     cannot be followed.
     """
     if not isinstance(model, nn.Module):
-        hint = (
-            "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
+        raise UsageError(
+            f"{by} needs one torch.nn.Module, not a {type(model).__name__}",
+            hint="mha run --model inspects a checkpoint by its path"
+            if isinstance(model, str)
+            else None,
         )
-        raise UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint)
     modules = dict(model.named_modules())
     for name, module in modules.items():
         reason = _hidden_by(module, around=modules[name.rpartition(".")[0]])
         if reason is not None:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            message = f"{what} cannot be inspected: it is {reason.why}"
-            raise MhaError(message, hint=reason.remedy.format(by=by), code="hidden")
+            raise MhaError(
+                f"{what} cannot be inspected: it is {reason.why}",
+                hint=reason.remedy.format(by=by),
+                code="hidden",
+            )
 
 
 def _hidden_by(module: nn.Module, around: nn.Module) -> _Hidden | None:

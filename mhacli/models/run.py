@@ -169,9 +169,11 @@ def _required(
             if n <= most:
                 what = f"the {DEFAULT_MAX_TOKENS} of the default limit"
                 takes_all = f"; --max-tokens {n} takes all"
-            message = f"text {number} has {n} tokens, more than {what}"
-            hint = f"--max-tokens {allowed} takes the first {allowed}{takes_all}"
-            raise MhaError(message, hint=hint, code="too-large")
+            raise MhaError(
+                f"text {number} has {n} tokens, more than {what}",
+                hint=f"--max-tokens {allowed} takes the first {allowed}{takes_all}",
+                code="too-large",
+            )
     return kept
 
 
@@ -229,8 +231,10 @@ def _spans(
 
 def spans_of_pair() -> UsageError:
     """The error for spans of a model that reads two texts."""
-    message = "--span does not work with a pair of encoder and decoder, which read two texts"
-    return UsageError(message, hint="leave out --span")
+    return UsageError(
+        "--span does not work with a pair of encoder and decoder, which read two texts",
+        hint="leave out --span",
+    )
 
 
 # ----------------------------------------------------------------------------- the inputs of a pass
@@ -341,8 +345,11 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     ids = guarded("generation", loaded.source, lambda: model.generate(**inputs.keywords))
     new = ids[0, length:].tolist()
     if not new:
-        message = "the model ends the text at once and generates no token"
-        raise MhaError(message, hint="try another text", code="no-tokens")
+        raise MhaError(
+            "the model ends the text at once and generates no token",
+            hint="try another text",
+            code="no-tokens",
+        )
     whole = replace(inputs, sequences=(joined(sequence, tokenizer.of_ids(new)),))
     whole = make_inputs(model, whole, inputs.side, loaded.pad_id)
     outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
@@ -491,8 +498,10 @@ def forward_of(model: Any, inputs: Any) -> Callable[[], Any]:
     if needed == ["input_ids"] and unknown[:1] == needed:
         args, keywords = (keywords["input_ids"],), {}
     elif any(name in needed for name in unknown):
-        message = f"{type(model).__name__} does not take {', '.join(unknown)}"
-        raise UsageError(message, hint=f"it takes {', '.join(taken)}")
+        raise UsageError(
+            f"{type(model).__name__} does not take {', '.join(unknown)}",
+            hint=f"it takes {', '.join(taken)}",
+        )
     keywords = {name: value for name, value in keywords.items() if name not in unknown}
     has_cache = hasattr(getattr(model, "config", None), "use_cache")
     if has_cache and ("use_cache" in taken or takes_any):

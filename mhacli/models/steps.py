@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.attention.axes import Axes
-from mhacli.attention.core import per_query_head
 from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import owner_of, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
@@ -296,20 +295,16 @@ def follow_call(call: Call, attention: Attention, place: CellIndex, axes: Axes) 
         raise UsageError(
             "--cell needs the layer's queries and keys, and only its softmax could be captured"
         )
-    n_heads = call.shape[1]
-    sequence, head, query, key = place
     parts = tuple[ScorePart, ...]()
-    require_inside(place, n_heads, axes.queries.ids, axes.keys.ids)
-    at = query + axes.queries.first(sequence), key + axes.keys.first(sequence)
+    require_inside(place, call.shape[1], axes.queries.ids, axes.keys.ids)
     if isinstance(attention, ScoredAttention) and attention.bias is not None:
-        row, column = (torch.tensor([index]) for index in at)
+        sequence, head, *_ = place
+        row, column = (torch.tensor([index]) for index in axes.cell(place))
         added = attention.bias(sequence, range(head, head + 1), row, column).item()
         parts = (ScorePart("position bias", "position", finite(added), added=True),)
-    q, k, v = (per_query_head(tensor, n_heads) for tensor in call.qkv)
-    matrices = attention.matrices()
-    assert call.z is not None
-    tensors = matrices | {"q": q, "k": k, "v": v, "z": call.z, "weights": matrices["pattern"]}
-    return cell_of(axes, place, at, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
+    tensors = call.tensors | attention.matrices()
+    tensors["weights"] = tensors["pattern"]
+    return cell_of(axes, place, tensors, scale=call.scale, softcap=call.softcap, parts=parts)
 
 
 # ----------------------------------------------------------------------------------------- decoding
@@ -396,12 +391,14 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
         )
     layer, source = record.layers[0], run.loaded.source
     if kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
-        message = (
-            f"mha decode needs attention that sees no later token, but {layer.name} sees"
-            f" {layer.mask}"
+        raise MhaError(
+            (
+                f"mha decode needs attention that sees no later token, but {layer.name} sees"
+                f" {layer.mask}"
+            ),
+            hint=f"mha run TEXT --model {shlex.quote(source)} shows its attention",
+            code="not-causal",
         )
-        hint = f"mha run TEXT --model {shlex.quote(source)} shows its attention"
-        raise MhaError(message, hint=hint, code="not-causal")
     return record
 
 
@@ -441,9 +438,11 @@ def _decoded(
             outputs = run_model(model, partial(model, **new, **others, use_cache=True))
         seconds, cache = perf_counter() - began, outputs.get("past_key_values")
         if cache is None:
-            message = (
-                f"mha decode needs a model with a KV cache, which {type(model).__name__} does not"
-                " return"
+            raise MhaError(
+                (
+                    f"mha decode needs a model with a KV cache, which {type(model).__name__}"
+                    " does not return"
+                ),
+                code="no-cache",
             )
-            raise MhaError(message, code="no-cache")
         yield _DecodedStep((start, end), taken[0], outputs, seconds)

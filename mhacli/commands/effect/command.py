@@ -42,8 +42,10 @@ def effect(
     of_layer = run.model.path is None
     n_texts = run.dims.batch if of_layer else len(run.texts)
     if n_texts > 1:
-        message = f"mha effect takes one text, and {n_texts} are given"
-        raise UsageError(message, hint="give each text in a run of its own")
+        raise UsageError(
+            f"mha effect takes one text, and {n_texts} are given",
+            hint="give each text in a run of its own",
+        )
     with loading_torch():
         from mhacli.commands.effect.study import checkpoint_study, layer_study
     with show_activity("computing" if of_layer else "inspecting the checkpoint"), gc_paused():

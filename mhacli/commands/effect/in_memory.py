@@ -101,8 +101,9 @@ def effects(
     try:
         chosen = None if layers is None else layer_choices(layers)
     except (TypeError, ValueError):
-        message = f"layers {layers!r} is no list of layers that exist"
-        raise UsageError(message, hint='[5, 6], or [("cross", 5)]') from None
+        raise UsageError(
+            f"layers {layers!r} is no list of layers that exist", hint='[5, 6], or [("cross", 5)]'
+        ) from None
     path, device = type(model).__name__, str(device_of(model))
     run = Run(model=ModelSettings(path=path, layers=chosen, device=device))
     keywords = _inputs(model, inputs, tokenizer)
@@ -138,12 +139,14 @@ def _require_rules(settings: EffectSettings) -> None:
     for name, option in options_of(EffectSettings):
         value = getattr(settings, name)
         if isinstance(value, int) and option.is_number and not option.contains(value):
-            message = f"{settings.name_of(name)} {value} is not in the range {option.range_text}"
-            raise UsageError(message)
+            raise UsageError(
+                f"{settings.name_of(name)} {value} is not in the range {option.range_text}"
+            )
         for other in option.excludes:
             if value and getattr(settings, other):
-                hint = f"leave {other} out"
-                raise UsageError(f"{name} and {other} exclude each other", hint=hint)
+                raise UsageError(
+                    f"{name} and {other} exclude each other", hint=f"leave {other} out"
+                )
 
 
 def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
@@ -152,8 +155,10 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     """
     if isinstance(given, str):
         if tokenizer is None:
-            hint = f"{_EFFECTS}(model, text, tokenizer)"
-            raise UsageError(f"{given!r} is a text and needs a tokenizer", hint=hint)
+            raise UsageError(
+                f"{given!r} is a text and needs a tokenizer",
+                hint=f"{_EFFECTS}(model, text, tokenizer)",
+            )
         given = tokenizer(given, return_tensors="pt")
     accepted = inspect.signature(model.forward).parameters
     if not isinstance(given, Mapping):
@@ -166,8 +171,10 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
         if not name.endswith("attention_mask"):
             inputs[name] = x
         elif not bool(x.all()):
-            message = f"{_EFFECTS} takes no {name} with zeros"
-            raise UsageError(message, hint="one text without padding has no mask")
+            raise UsageError(
+                f"{_EFFECTS} takes no {name} with zeros",
+                hint="one text without padding has no mask",
+            )
     return inputs
 
 
@@ -181,8 +188,10 @@ def _input(name: str, value: Any, device: torch.device) -> Any:
     try:
         x = torch.as_tensor(value).to(device)
     except (TypeError, ValueError, RuntimeError):
-        message = f"{_EFFECTS} takes the {name} of one text, not {value!r:.60}"
-        raise UsageError(message, hint=f"{_EFFECTS}(model, text, tokenizer)") from None
+        raise UsageError(
+            f"{_EFFECTS} takes the {name} of one text, not {value!r:.60}",
+            hint=f"{_EFFECTS}(model, text, tokenizer)",
+        ) from None
     if not is_of_ids:
         return x
     ids = x[None] if x.ndim == 1 else x
@@ -222,9 +231,9 @@ def heads(
     else:
         require_open(model, _HEADS)
         if not hasattr(model, "base_model") or tokenizer is None:
-            hint = "mhacli.inspecting and mhacli.effects take other modules"
             raise UsageError(
-                f"{_HEADS} takes a folder, or a model of transformers and its tokenizer", hint=hint
+                f"{_HEADS} takes a folder, or a model of transformers and its tokenizer",
+                hint="mhacli.inspecting and mhacli.effects take other modules",
             )
         _require_evaluation(model)
         loaded = Loaded.in_memory(model, tokenizer)

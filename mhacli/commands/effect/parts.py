@@ -178,4 +178,4 @@ def _keep_attentions(
             parts.later[key, call.part] = call.z.clone()
         return call.z.clone()
 
-    stack.enter_context(captured(model, keep, batch=1))
+    stack.enter_context(captured(model, keep))

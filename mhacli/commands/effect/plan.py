@@ -64,8 +64,10 @@ class RemovalPlan:
         spans = {span.name: span.tokens[0] for span in self.record.spans}
         for name in names:
             if not spans.get(name):
-                hint = f"--span '{name}=/…/' names a part of the text"
-                raise UsageError(f"--cut names the span {name!r}, which has no token", hint=hint)
+                raise UsageError(
+                    f"--cut names the span {name!r}, which has no token",
+                    hint=f"--span '{name}=/…/' names a part of the text",
+                )
         hidden, hidden_from = names
         return tuple(Removal(layer, (), spans[hidden_from], spans[hidden]) for layer in layers)
 

@@ -51,11 +51,13 @@ def removed(
     require_open(model, _REMOVED)
     require_replacement(replace)
     if not (heads or edges):
-        hint = "heads=[(5, 1)] is head 1 of layer 5"
-        raise UsageError(f"{_REMOVED} is given nothing to remove", hint=hint)
+        raise UsageError(
+            f"{_REMOVED} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"
+        )
     if not heads and replace != "zero":
-        message = "replace applies to heads only: an edge is masked"
-        raise UsageError(message, hint="leave replace out")
+        raise UsageError(
+            "replace applies to heads only: an edge is masked", hint="leave replace out"
+        )
     usual: AttentionKind = "decoder" if is_pair(model) else "self"
     removals: list[Removal] = []
     for kind, layer, head in map(given_head, heads):
@@ -81,8 +83,10 @@ def _edge(given: Any, usual: AttentionKind) -> Removal:
         ):
             heads = () if head is None else (head,)
             return Removal((kind or usual, layer), heads, (query,), (key,))
-    hint = "(5, 1, 8, 2), or (5, None, 8, 2) of all heads"
-    raise UsageError(f"edges: {given!r} is not (layer, head, query, key)", hint=hint)
+    raise UsageError(
+        f"edges: {given!r} is not (layer, head, query, key)",
+        hint="(5, 1, 8, 2), or (5, None, 8, 2) of all heads",
+    )
 
 
 def _require_unshared(model: nn.Module) -> None:
@@ -90,9 +94,11 @@ def _require_unshared(model: nn.Module) -> None:
     for other in (removing.model for removing in _OPEN):
         if other is not model and not set(model.modules()).isdisjoint(other.modules()):
             names = f"{type(model).__name__} and {type(other).__name__}"
-            message = f"{names} share modules, and {_REMOVED} is open for both"
-            hint = f"give {_REMOVED} the same model each time"
-            raise MhaError(message, hint=hint, code="shared")
+            raise MhaError(
+                f"{names} share modules, and {_REMOVED} is open for both",
+                hint=f"give {_REMOVED} the same model each time",
+                code="shared",
+            )
 
 
 class _Removing:
@@ -112,19 +118,25 @@ class _Removing:
         """Raises `MhaError` if not everything was removed."""
         name = type(self.model).__name__
         if self._pass is None:
-            message = f"{name} was not called within {_REMOVED}, so nothing was removed"
-            hint = (
-                "call this object inside the with block; copies and wrappers are different objects"
+            raise MhaError(
+                f"{name} was not called within {_REMOVED}, so nothing was removed",
+                hint=(
+                    "call this object inside the with block; copies and wrappers are different"
+                    " objects"
+                ),
+                code="not-called",
             )
-            raise MhaError(message, hint=hint, code="not-called")
         for removal in self._removals:
             if removal not in self._done:
                 known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
                 place = f"layer {removal.layer[1]}"
                 if removal.keys:
                     place = f"query {removal.queries[0]} and key {removal.keys[0]} of {place}"
-                message = f"{place} did not occur in the calls of {name}: not all was removed"
-                raise MhaError(message, hint=f"layers with attention: {known}", code="not-removed")
+                raise MhaError(
+                    f"{place} did not occur in the calls of {name}: not all was removed",
+                    hint=f"layers with attention: {known}",
+                    code="not-removed",
+                )
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
@@ -137,9 +149,11 @@ class _Removing:
         """Handles a part of the model that was called by itself, so that the positions of its
         tokens are unknown.
         """
-        message = f"{name} was called by itself within {_REMOVED}, outside of a call of the model"
-        hint = f"give {_REMOVED} the module that is called"
-        raise MhaError(message, hint=hint, code="not-called")
+        raise MhaError(
+            f"{name} was called by itself within {_REMOVED}, outside of a call of the model",
+            hint=f"give {_REMOVED} the module that is called",
+            code="not-called",
+        )
 
     def take(self, call: Call) -> Tensor | None:
         """`z` after the removals in this attention. Raises `MhaError` for a head that does not

@@ -79,8 +79,7 @@ def given_head(given: Any) -> HeadChoice:
     match numbers:
         case (int(layer), int(head)) if min(layer, head) >= 0:
             return HeadChoice(kind, layer, head)
-    hint = '(5, 1), or ("cross", 5, 1)'
-    raise UsageError(f"heads: {given!r} is not (layer, head)", hint=hint)
+    raise UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)')
 
 
 def kind_and_numbers(given: Any) -> tuple[AttentionKind | None, tuple[Any, ...]]:

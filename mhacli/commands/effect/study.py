@@ -15,14 +15,23 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.core import dtype_name
 from mhacli.commands.effect.foreign import config_value, copied, crop, has_padding, is_eager
-from mhacli.commands.effect.metric import GivenMetric, RowOutputs, Target, changes, read, values
+from mhacli.commands.effect.metric import (
+    GivenMetric,
+    Outcomes,
+    RowOutputs,
+    Target,
+    changes,
+    measured_position,
+    read,
+    values,
+)
 from mhacli.commands.effect.parts import Parts, find_parts, repeated
 from mhacli.commands.effect.plan import Item, RemovalPlan
 from mhacli.commands.effect.removal import stand_in, without
 from mhacli.commands.effect.second_method import removed_otherwise
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.commands.effect.target import Outcomes, measured_position
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
@@ -115,8 +124,11 @@ def effects_of_heads(record: Record) -> list[Effect | None]:
 def verified(record: Record, code: str = "self-check") -> Record:
     """A record of effects. Raises `MhaError` if the second computation of removals disagrees."""
     if record.effect is not None and not record.effect.verified.ok:
-        message = "a second computation of the removals disagrees with the first"
-        raise MhaError(message, code=code, exit_code=EXIT_CHECK)
+        raise MhaError(
+            "a second computation of the removals disagrees with the first",
+            code=code,
+            exit_code=EXIT_CHECK,
+        )
     return record
 
 
@@ -238,9 +250,11 @@ class EffectStudy:
             keywords["use_cache"] = True
         parts = find_parts(self.model, lambda: self._read(**keywords))
         if not parts.z:
-            hint = "its z is not seen where a model computes attention in a way of its own"
-            message = "no attention gives head outputs that could be replaced"
-            raise MhaError(message, hint=hint, code="no-attention")
+            raise MhaError(
+                "no attention gives head outputs that could be replaced",
+                hint="its z is not seen where a model computes attention in a way of its own",
+                code="no-attention",
+            )
         return parts
 
     def _first_position(self) -> int:
@@ -367,7 +381,7 @@ class EffectStudy:
             return removed.z
 
         if is_packed:
-            with captured(self.model, remove, batch=1):
+            with captured(self.model, remove):
                 return self._read_packed(self.start, n_rows), visible, emptied
         inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
         with captured(self.model, remove, batch=n_rows), self.parts.skipped(layers, n_rows):
@@ -388,7 +402,7 @@ class EffectStudy:
             added.append(_AddedChange(call.place, z, change))
             return call.z + change
 
-        with torch.enable_grad(), captured(self.model, add, batch=1):
+        with torch.enable_grad(), captured(self.model, add):
             measure = values(self._read(), self.target)["logit"][0]
             changes_of_z = [each.change for each in added]
             gradients = torch.autograd.grad(measure, changes_of_z, allow_unused=True)
@@ -430,7 +444,7 @@ class EffectStudy:
         """The permitted difference of outputs: that of two runs in the dtype, or, if it is more,
         what rounding does to this model, as long as it hides no change by the removals.
         """
-        dtype = str(dtype_of(self.model)).removeprefix("torch.")
+        dtype = dtype_name(dtype_of(self.model))
         if not self.settings.verify or dtype == "float64":  # models compute only some parts in it
             return self._usual_tolerance
         rounding = 0.0
@@ -448,7 +462,7 @@ class EffectStudy:
         """The permitted difference of outputs in any model. Edges need a new softmax, which models
         without fused kernels compute in float32, whatever their dtype.
         """
-        tolerance = TOLERANCES[str(dtype_of(self.model)).removeprefix("torch.")].runs
+        tolerance = TOLERANCES[dtype_name(dtype_of(self.model))].runs
         has_edges = self.settings.edges or self.settings.cut is not None
         if has_edges and is_eager(self.model):
             tolerance = max(tolerance, TOLERANCES["float32"].runs)
