@@ -68,8 +68,8 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
     """
     passes = _Passes(model, listener, by, edits)
     with (
+        captured(model, passes.take) as passes.watch,  # waits for the captures of other threads
         calls_of_user() as passes.calls,
-        captured(model, passes.take) as passes.watch,
         ExitStack() as hooks,
     ):
         hooks.callback(passes.interrupt)
