@@ -314,15 +314,14 @@ class EffectStudy:
         width = ids.shape[1]
         is_causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         of_rows = torch.block_diag(*[is_causal] * n_rows)
-        allowed = torch.nn.functional.pad(of_rows, (start, 0), value=True)
+        hidden = ~torch.nn.functional.pad(of_rows, (start, 0), value=True)
         dtype = dtype_of(self.model)
+        mask = torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
         positions = torch.arange(start, self.position + 1, device=ids.device)
         inputs = {
             "input_ids": ids.repeat(1, n_rows),
             "position_ids": positions.repeat(n_rows)[None],
-            "attention_mask": torch.where(allowed, 0.0, torch.finfo(dtype).min).to(dtype)[
-                None, None
-            ],
+            "attention_mask": mask[None, None],
             "past_key_values": copied(self.parts.output.cache),
         }
         return read(self.model, inputs, range(width - 1, n_rows * width, width))
