@@ -27,8 +27,11 @@ from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
 from mhacli.usercode.door import (
     NO_ANSWER,
+    Attempt,
+    AttemptLog,
     UserRaised,
     call_user,
+    first_that_works,
     for_user,
     on_behalf,
     ours,
@@ -54,7 +57,7 @@ class Built:
     an instance of another class, or the function itself. `arguments` are all constructor arguments,
     defaults included; `given` names those from the user, and `guesses` those that mha had to guess,
     with the reason of each. `file` is its source file, None if there is none. `stage` reports when
-    a call begins and ends, so that only calls have a time limit.
+    a call begins and ends, so that only calls have a time limit; `tried` notes what did not work.
     """
 
     name: str
@@ -65,11 +68,34 @@ class Built:
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str | None = None
     stage: Stage = no_stage
+    tried: AttemptLog = dataclasses.field(default_factory=AttemptLog)
 
     @property
     def module(self) -> nn.Module | None:
         """What is called, if it is a module."""
         return self.call if isinstance(self.call, nn.Module) else None
+
+    @property
+    def weight_shapes(self) -> list[torch.Size]:
+        """The shapes of the weights of at least two axes that it holds, or a module in it."""
+        weights = list[Tensor]()
+        for part in [self.call, *getattr(self.call, "__dict__", {}).values()]:
+            if isinstance(part, nn.Module):
+                weights += part.parameters()
+            elif isinstance(part, Tensor):
+                weights.append(part)
+        known = [weight for weight in weights if not nn.parameter.is_lazy(weight)]
+        return [weight.shape for weight in known if weight.ndim > 1]
+
+    @property
+    def n_ids(self) -> list[int]:
+        """The number of ids that each embedding in it knows."""
+        parts = [] if self.module is None else self.module.modules()
+        return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+
+    def refusal(self, message: str, hint: str | None = None) -> MhaError:
+        """The error for a target that cannot be called."""
+        return MhaError(message, hint=hint, code="cannot-examine", path=self.file)
 
 
 def load_built(request: TargetRequest, stage: Stage) -> Built:
@@ -136,35 +162,57 @@ def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
 
 def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -> Built:
     """What a class or a factory returns for the given arguments, and for guesses."""
-    arguments = _arguments(thing, given, request)
-    try:
+    tried = list[Attempt]()
+
+    def build(arguments: _Arguments) -> Built:
         values = arguments.values()
         with seeded(request.seed, torch.device("cpu")):
             instance = call_user(thing, **values)
         definition = thing
         if not inspect.isclass(thing):
             definition = instance if inspect.isroutine(instance) else type(instance)
-        built = _built(instance, definition, request)
-    except UserRaised as raised:
-        guesses = arguments.reasons()
-        if not request.keeps_sizes and any(map(_is_width, guesses)):
-            # perhaps it cannot be built narrower
-            return _constructed(thing, replace(request, keeps_sizes=True), given)
-        widths = [name for name in guesses if role_of_last(name) == "d_model"]
-        if widths and "num_groups" in str(raised.fault):
-            built = _constructed(thing, request, {**given, **dict.fromkeys(widths, _OF_GROUPS)})
-            reasons = dict.fromkeys(widths, "a width that 32 groups divide")
-            return replace(built, given=frozenset(given), guesses={**built.guesses, **reasons})
-        raise _build_error(thing, request, raised.fault) from raised.fault
-    guesses = arguments.reasons()
-    shown = _shown_arguments(thing, values, {*given, *guesses})
-    return replace(
-        built,
-        arguments=shown,
-        given=frozenset(given),
-        guesses={name: reason for name, reason in guesses.items() if name in shown},
-        file=built.file or source_file(thing),
-    )
+        built, reasons = _built(instance, definition, request), arguments.reasons()
+        shown = _shown_arguments(thing, values, {*given, *reasons})
+        return replace(
+            built,
+            arguments=shown,
+            given=frozenset(given),
+            guesses={name: reason for name, reason in reasons.items() if name in shown},
+            file=built.file or source_file(thing),
+        )
+
+    built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried)
+    if built is None:
+        failure = tried[-1].failure
+        if isinstance(failure, MhaError):
+            raise failure
+        raise _build_error(thing, request, failure.fault) from failure.fault
+    built.tried.extend(tried)
+    return built
+
+
+def _arguments_to_try(
+    thing: Any, request: TargetRequest, given: Mapping[str, Any], tried: Sequence[Attempt]
+) -> Iterator[_Arguments]:
+    """The arguments of a class or a factory, with narrow guesses in place of wide defaults; as wide
+    as the defaults, because it may not be possible to build it narrower; and with a width that
+    suits a norm, if this is what fails. No others help against a refusal by mha.
+    """
+    arguments = _arguments(thing, given, request)
+    yield arguments
+    if isinstance(tried[-1].failure, MhaError):
+        return
+    if any(map(_is_width, arguments.reasons())) and not request.keeps_sizes:
+        request = replace(request, keeps_sizes=True)
+        arguments = _arguments(thing, given, request)
+        yield arguments
+    widths = [name for name in arguments.reasons() if role_of_last(name) == "d_model"]
+    failure = tried[-1].failure
+    if widths and isinstance(failure, UserRaised) and "num_groups" in str(failure.fault):
+        wide = _arguments(thing, {**given, **dict.fromkeys(widths, _OF_GROUPS)}, request)
+        yield replace(
+            wide, reasons_of_values=dict.fromkeys(widths, "a width that 32 groups divide")
+        )
 
 
 def _build_error(thing: Any, request: TargetRequest, fault: BaseException) -> MhaError:
@@ -239,12 +287,19 @@ UsualValues = Mapping[str | None, Guess]
 @dataclass(frozen=True)
 class _Arguments:
     """The arguments of a constructor by name: values from the user, guesses, and configs, which are
-    made when the values are read.
+    made when the values are read. `reasons_of_values`: of those that are guesses too.
     """
 
     given: Mapping[str, Any]
     guesses: Mapping[str, Guess]
     configs: Mapping[str, _Config]
+    reasons_of_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def described(self) -> str:
+        """The guesses in words."""
+        words = [f"{name}={guess.value!r:.40}" for name, guess in self.guesses.items()]
+        return f"constructor with {', '.join(words)}"
 
     def values(self) -> dict[str, Any]:
         """The value of each. Raises `UserRaised` for what the class of a config raises."""
@@ -259,7 +314,7 @@ class _Arguments:
         reasons = {name: guess.reason for name, guess in self.guesses.items()}
         for name, config in self.configs.items():
             reasons |= {f"{name}.{field}": reason for field, reason in config.reasons().items()}
-        return reasons
+        return {**reasons, **self.reasons_of_values}
 
 
 def _arguments(
@@ -754,3 +809,27 @@ def cast_copy(call: T, dtype: torch.dtype, device: torch.device | str | None = N
         return call
     copied_call: T = call_user(copy.deepcopy, call)
     return cast(copied_call, dtype, device)
+
+
+def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
+    """The module, or a copy in which weights that are all zero or tiny, such as fresh output layers
+    and gates, are small random numbers, or larger: what they hide would not be seen.
+    """
+    largest = {
+        name: weight.norm(torch.inf)
+        for name, weight in module.named_parameters()
+        if weight.is_floating_point()
+        and weight.itemsize > 1
+        and weight.numel()
+        and not name.endswith("bias")
+    }
+    tiny = [name for name, number in largest.items() if number < 1e-3]
+    drawn = call_user(copy.deepcopy, module) if tiny else module
+    with torch.no_grad(), seeded(seed, torch.device("cpu")):
+        for name in tiny:
+            weight = drawn.get_parameter(name)
+            if largest[name]:
+                weight.mul_(0.02 / largest[name])
+            else:
+                weight.normal_(std=0.02)
+    return drawn

@@ -14,6 +14,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -65,11 +66,40 @@ class Attempt(NamedTuple):
     failure: UserRaised | MhaError
 
 
-def first_that_works(
-    candidates: Iterable[C], attempt: Callable[[C], T | None], log: list[Attempt]
-) -> T | None:
-    """What the first attempt gives that neither fails nor gives None; None without one. The log
-    gets the candidates before it that failed, in order.
+@dataclass(frozen=True)
+class FailedAttempt:
+    """What was tried with the user's code and did not work, and why, in words."""
+
+    what: str
+    error: str
+
+
+class AttemptLog:
+    """Attempts that failed, in words: it holds nothing of the calls, such as their tensors."""
+
+    def __init__(self) -> None:
+        self.attempts: list[FailedAttempt] = []
+
+    def append(self, attempt: Attempt) -> None:
+        """Adds an attempt. A candidate describes itself, or is a text or a number."""
+        what = getattr(attempt.candidate, "described", attempt.candidate)
+        self.attempts.append(FailedAttempt(str(what), str(attempt.failure)))
+
+    def extend(self, attempts: Iterable[Attempt]) -> None:
+        """Adds attempts in their order."""
+        for attempt in attempts:
+            self.append(attempt)
+
+
+Log = list[Attempt] | AttemptLog
+"""Takes the attempts that failed."""
+
+
+def those_that_work(
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+) -> Iterator[T]:
+    """What the attempts give that neither fail nor give None. The log gets the candidates that
+    failed, in order.
     """
     for candidate in candidates:
         try:
@@ -78,8 +108,16 @@ def first_that_works(
             log.append(Attempt(candidate, failure))
         else:
             if found is not None:
-                return found
-    return None
+                yield found
+
+
+def first_that_works(
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+) -> T | None:
+    """What the first attempt gives that neither fails nor gives None; None without one. The log
+    gets the candidates before it that failed, in order.
+    """
+    return next(those_that_work(candidates, attempt, log), None)
 
 
 # ----------------------------------------------------------------------------------------- the call

@@ -34,8 +34,9 @@ from mhacli.usercode.build import as_float64
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.faults import SourceLine, source_line
 from mhacli.usercode.foreign import attention_within, is_transformed, tensors_in
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import MaskForm, UserAttention
+from mhacli.usercode.user_attention import UserAttention
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""

@@ -5,131 +5,47 @@ what it returns.
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
+from mhacli.usercode.axes import (
+    HEAD_AXES,
+    OF_IDS,
+    OF_TEXTS,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    at_sizes,
+    axis_words,
+    fits,
+    for_each_text,
+    leaves,
+    output_in,
+    rearranged,
+)
 from mhacli.usercode.build import Built, WithoutDropout, cast_dtype, copied, seeded
 from mhacli.usercode.door import Unreadable, call_user, on_behalf, ours
+from mhacli.usercode.masks import MaskForm, mask_in
 from mhacli.usercode.names import never_read
 from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
 from mhacli.usercode.target import Mode
 
-AxisNames = tuple[str, ...]
-
-OF_IDS: AxisNames = ("batch", "row")
-ROW_AXES: AxisNames = ("batch", "row", "width")
-HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
-OF_TEXTS: AxisNames = ("batch",)
-"""The axes of an output that is of a whole text, whatever else it has."""
-PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 NOTHING: Mapping[str, Any] = {}
 NO_CONTEXT = nullcontext[Any]()
 
 
 # ----------------------------------------------------------------------------- the inputs of a call
-
-MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
-MaskMeaning = Literal["keep", "hide"]
-
-
-class MaskForm(NamedTuple):
-    """The format of a mask argument.
-
-    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask,
-    ("batch",) lengths. `kind`: bool; 01, numbers in the module's dtype; whole, integers 0 and 1;
-    additive, 0 and −∞ in the module's dtype; lengths, the number of tokens of each sequence.
-    `true_means` is the meaning of True or 1, always keep for additive masks and lengths.
-    `n_shared`: the batch axis of the mask is shorter by this factor and repeats, as the masks of
-    windows repeat for each image. `is_padding`: it takes only which tokens are real; `hides`: texts
-    that differ in a hidden key have the same outputs.
-    """
-
-    parameter: str
-    axes: tuple[str, ...]
-    kind: MaskKind
-    true_means: MaskMeaning = "keep"
-    n_shared: int = 1
-    is_padding: bool = False
-    hides: bool = False
-
-
-_MASKS: tuple[tuple[AxisNames, bool], ...] = (
-    (PATTERN_AXES, False),
-    (("batch", "query", "key"), False),
-    (("query", "key"), False),
-    (("batch", "key"), True),
-    (PATTERN_AXES, True),
-    (("batch", "query", "key"), True),
-)
-"""The axes of a mask, and whether it is of padding, the likeliest first."""
-_KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
-    ("bool", "keep"),
-    ("bool", "hide"),
-    ("01", "keep"),
-    ("01", "hide"),
-    ("whole", "keep"),
-    ("whole", "hide"),
-    ("additive", "keep"),
-)
-
-
-def forms_of(parameter: CallParameter) -> list[MaskForm]:
-    """The forms in which a mask, and then padding, may be given, the likeliest first."""
-    name, role, default = parameter.name, parameter.role, parameter.default
-    if role == "lengths":
-        return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
-    return [
-        MaskForm(name, axes, kind, meaning, is_padding=is_padding)
-        for (axes, is_padding), (kind, meaning) in product(_MASKS, _KINDS)
-        if (is_padding or role in ("mask", "bias"))
-        and (kind == "additive" or role != "bias")
-        and (not isinstance(default, Tensor) or default.ndim == len(axes))
-    ]
-
-
-class CallSizes(NamedTuple):
-    """The sizes of a call, the position of its first token, and whether it is one of training.
-    `n_heads` is 0 for inputs `[batch, length, width]`; for a function of q, k and v inputs are
-    `[batch, head, length, width]`.
-    """
-
-    batch: int
-    q_len: int
-    k_len: int
-    d_in: int = 1
-    d_context: int = 1
-    n_heads: int = 0
-    start: int = 0
-    training: bool = False
-
-
-def at_sizes(value: Any, sizes: CallSizes) -> Any:
-    """An argument of a call of these sizes: what a `partial` makes for them, or the value
-    itself.
-    """
-    return value(sizes) if isinstance(value, partial) else value
-
-
-def for_each_text(tensor: Tensor, n_texts: int, sizes: CallSizes) -> Tensor:
-    """An argument of a call of these sizes, of which the first part serves for each text if it has
-    one for each of `n_texts`.
-    """
-    has_parts = tensor.ndim > 0 and len(tensor) == n_texts and tensor.shape[1:2] != tensor.shape[:1]
-    return tensor[:1].expand(sizes.batch, *tensor.shape[1:]) if has_parts else tensor
 
 
 class InputDrawer:
@@ -167,15 +83,15 @@ class InputDrawer:
         of q, k and v, the keys are a separate sequence of another length.
         """
         q_len = q_len or self.sizes.q_len
+        k_len = (k_len or self.sizes.k_len) if with_context else q_len
+        is_function = self.attention.is_function
         queries = self.rows(q_len, batch=batch)
-        if not with_context and not self.sizes.n_heads and self.sizes.d_in == self.sizes.d_context:
+        if not with_context and not is_function and self.sizes.d_in == self.sizes.d_context:
             return Inputs(queries)
-        k_len = k_len or self.sizes.k_len if with_context else q_len
-        keys = self.rows(k_len, context=True, batch=batch)
-        has_values = self.sizes.n_heads > 0 or (with_context and self.attention.n_rows > 2)
-        return Inputs(
-            queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None
-        )
+        keys, values = self.rows(k_len, context=True, batch=batch), None
+        if is_function or (with_context and self.attention.n_rows > 2):
+            values = self.rows(k_len, context=True, batch=batch)
+        return Inputs(queries, keys, values)
 
     def replaced(self, inputs: Inputs, key: int, *, factor: float = 1.0) -> Inputs:
         """The inputs with another key and value at a position: `factor` times new random numbers.
@@ -214,7 +130,8 @@ class InputDrawer:
         if not on_the_right:
             return ((places + row) % 3 != 1) | (places == k_len - 1)
         lengths = (k_len - 1 - row * max(1, k_len // 3)).clamp(min=1)
-        lengths[1:][-1:] = k_len
+        if batch > 1:
+            lengths[-1] = k_len
         return places < lengths
 
 
@@ -228,7 +145,7 @@ class UserAttention:
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It
     computes in `dtype` on `device`. `slots` are the parameters of queries, keys and values, and
     `axes` those of each input. `ids` are the ordinary token ids, None for vectors. `others` are its
-    other arguments, of which a `partial` makes its value for the sizes of each call. With an
+    other arguments, some of them `MadeForSizes`. With an
     `example`, a function of the callable and a length or of the callable alone, they are those of
     the call that it makes. `output` is the path and the axes of the output; where `is_inside`, it
     is what the output layer reads, after one more token with `has_target`, which it only compares
@@ -295,20 +212,18 @@ class UserAttention:
     @property
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
-        switches = signature_of(self.built.call, "causal")
-        return next(
-            (switch.name for switch in switches if self.others.get(switch.name) is True), None
-        )
+        names = [switch.name for switch in signature_of(self.built.call, "causal")]
+        return next((name for name in names if self.others.get(name) is True), None)
 
     @property
     def untried(self) -> tuple[str, ...]:
         """The arguments that always keep their defaults, though they may change the output."""
+        if self.example is not None:
+            return ()
         passed = {slot.name for slot in self.slots} | {form.parameter for form in self.forms}
         passed |= {name for name, value in self.others.items() if value is not None}
-        others = [
-            p for p in self._effective if p.name not in passed or p.role == "offset"
-        ]  # which is 0
-        return tuple(p.name for p in others) if self.example is None else ()
+        effective = self._effective  # an offset is passed, but always 0
+        return tuple(p.name for p in effective if p.name not in passed or p.role == "offset")
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -355,49 +270,25 @@ class UserAttention:
         others = {
             name: at_sizes(value, sizes) for name, value in self.others.items() if name not in given
         }
-        is_masked = inputs.allowed is not None or inputs.real is not None
-        masks = (
-            {mask.parameter: mask_in(mask, inputs.allowed, inputs.real, sizes)}
-            if mask and is_masked
-            else {}
-        )
-        own = tree_map_only(Tensor, self._here, {**others, **self._rows(inputs), **masks})
-        arguments = {**own, **given}
+        passed = {**others, **self._rows(inputs)}
+        if mask is not None and (inputs.allowed is not None or inputs.real is not None):
+            passed[mask.parameter] = mask_in(mask, inputs.allowed, inputs.real, sizes)
+        arguments = {**tree_map_only(Tensor, self._here, passed), **given}
         call = copied(self.built.call) if self.is_copied else self.built.call
-        inside: list[Tensor] = []
-
-        def note(_name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple) and output else output
-            if (
-                part is self.built.module
-                or not isinstance(output, Tensor)
-                or output.is_nested
-                or output.ndim != 3
-            ):
-                return
-            lengths = [*output.shape]
-            batch = lengths.pop(self.axes.index("batch"))
-            if batch == sizes.batch and not {1, sizes.q_len} & {*lengths}:
-                inside.clear()  # it goes on with other rows, such as a summary
-            inside.extend([output] if _fits(output.shape, (*self.axes, "width"), sizes) else [])
-
+        inside = _RowsInside(self, sizes)
         watched = self.built.module if self.is_inside else None
         # the other kernels of torch misread a mask in float32 beside float64
         kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
         dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
         with (
             _quietly(self.built, call, training=training),
-            watching(watched, note),
+            watching(watched, inside.note),
             kernel,
             dropout,
             within,
         ):
             result = self._of_arguments(call, arguments, sizes)
-        if not self.is_inside:
-            return result
-        if not inside:
-            raise Unreadable(f"no part of {self.built.name} gives an output of each token")
-        return result, inside[-1]
+        return (result, inside.last) if self.is_inside else result
 
     def _of_arguments(
         self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes
@@ -408,22 +299,20 @@ class UserAttention:
         if self.example is not None:
             state = torch.get_rng_state()
 
+            def fitted(tensor: Tensor) -> Tensor:
+                return self._here(for_each_text(tensor, self.sizes.batch, sizes))
+
             def given(theirs: dict[str, Any]) -> dict[str, Any]:
                 torch.set_rng_state(state)
-                fitted = partial(for_each_text, n_texts=self.sizes.batch, sizes=sizes)
                 with torch._C.DisableTorchFunction():  # these copies are no part of the user's code
-                    return {
-                        **tree_map_only(Tensor, lambda tensor: self._here(fitted(tensor)), theirs),
-                        **arguments,
-                    }
+                    return {**tree_map_only(Tensor, fitted, theirs), **arguments}
 
             torch.default_generator.manual_seed(0)
             lengths = (sizes.q_len,) if self.is_resizable else ()
             return call_user(self.example, Changed(call, given), *lengths)
-        positional_only = [
-            slot.name for slot in self.slots if slot.positional_only and slot.name in arguments
-        ]
-        return call_user(call, *[arguments.pop(name) for name in positional_only], **arguments)
+        unnamed = [slot.name for slot in self.slots if slot.positional_only]
+        rows = [arguments.pop(name) for name in unnamed if name in arguments]
+        return call_user(call, *rows, **arguments)
 
     def read(self, result: Any, sizes: CallSizes) -> Tensor:
         """A copy of the output in a result, in our order of axes; that of a whole text as of one
@@ -438,15 +327,11 @@ class UserAttention:
         if path not in tensors or tensors[path].ndim != len(axes):
             found = output_in(result, [axes], sizes)
             if found is None:
-                shapes = (
-                    ", ".join(str(list(tensor.shape)) for tensor in tensors.values())
-                    or type(result).__name__
+                shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors.values())
+                raise Unreadable(
+                    f"texts [{sizes.batch}, {sizes.q_len}] give {shapes or type(result).__name__},"
+                    f" not an output [{', '.join(axes)}]"
                 )
-                message = (
-                    f"texts [{sizes.batch}, {sizes.q_len}] give {shapes}, not an output"
-                    f" [{', '.join(axes)}]"
-                )
-                raise Unreadable(message)
             path = found[0]
         return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
 
@@ -466,7 +351,8 @@ class UserAttention:
         for slot in self.slots:
             if slot.required or slot.part == "q" or inputs.keys is not None:
                 given = inputs.rows_of(slot.part)
-                given = torch.cat([given, given[:, :1]], dim=1) if self.has_target else given
+                if self.has_target:
+                    given = torch.cat([given, given[:, :1]], dim=1)
                 rows[slot.name] = rearranged(given, self.canonical, self.axes)
         return rows
 
@@ -484,11 +370,9 @@ class UserAttention:
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
             shape = ", ".join(str(words.get(axis, "T")) for axis in self.axes)
-            made = (
-                f"torch.randn({shape})"
-                if self.ids is None
-                else f"torch.randint({len(self.ids)}, ({shape}))"
-            )
+            made = f"torch.randn({shape})"
+            if self.ids is not None:
+                made = f"torch.randint({len(self.ids)}, ({shape}))"
             is_first = slot.name == first and not rows
             rows.append(made if slot.positional_only or is_first else f"{slot.name}={made}")
         return f"lambda m, T: m({self._arguments_text(rows)})"
@@ -497,98 +381,83 @@ class UserAttention:
     def described(self) -> str:
         """The call as one line of Python, with a comment on layouts."""
         call, (path, axes) = self.built.call, self.output
-        usual, of_result = (
-            (self.canonical, self.axes) if self.ids is None else (OF_IDS, (*self.axes, "width"))
-        )
+        usual, of_result = self.canonical, self.axes
+        if self.ids is not None:
+            usual, of_result = OF_IDS, (*self.axes, "width")
+        notes = []
+        if self.axes != usual:
+            notes.append(f"rows [{axis_words(self.axes)}]")
+        if not self.is_resizable:
+            notes.append(f"only at length {self.sizes.q_len}")
+        if axes != of_result:
+            notes.append(f"result [{axis_words(axes)}]")
+        if self.is_inside:
+            notes.append("what its output layer reads")
+            path = ""
         rows = [slot.part if slot.name.startswith("args[") else slot.name for slot in self.slots]
         masks = [form.parameter for form in sorted(self.forms, key=lambda form: form.is_padding)]
-        notes = [] if self.axes == usual else [f"rows [{_words(self.axes)}]"]
-        notes += [] if self.is_resizable else [f"only at length {self.sizes.q_len}"]
-        notes += [] if axes == of_result else [f"result [{_words(axes)}]"]
-        notes += ["what its output layer reads"] if self.is_inside else []
         name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
         comment = f"  # {'; '.join(notes)}" if notes else ""
-        return (
-            f"{name}({self._arguments_text(rows, masks)}){'' if self.is_inside else path}{comment}"
-        )
+        return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
 
     def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
         """The arguments of a call behind those for token vectors: tensors of one number, or a
         triangle of it, for two texts of length T, and `…` for what takes more than a word.
         """
-        words, texts = (
-            {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"},
-            dict[str, str](),
-        )
-        for name in [
-            parameter.name
-            for parameter in signature_of(self.built.call)
-            if parameter.name in self.others
-        ]:
-            value = at_sizes(self.others[name], self.sizes)
-            is_plane = isinstance(value, Tensor) and value.ndim > 1
-            texts[name] = (
-                _text_of(value, words)
-                if is_plane
-                else "…"
-                if "tensor(" in repr(value)
-                else repr(value)
-            )
+        words = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}
+        names = [p.name for p in signature_of(self.built.call) if p.name in self.others]
+        values = {name: at_sizes(self.others[name], self.sizes) for name in names}
+        texts = {name: _text_of(value, words) for name, value in values.items()}
         texts |= dict.fromkeys(masks, "…")
         return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
 
 
-def _text_of(tensor: Tensor, words: Mapping[int, str]) -> str:
-    """A tensor of one number, or a triangle of it, such as a mask, as code with words for its
-    sizes; `…` for any other.
+def _text_of(value: Any, words: Mapping[int, str]) -> str:
+    """A value as code, with words for sizes; of tensors one of one number, or a triangle of it,
+    such as a mask, and `…` for any other.
     """
-    number = max(tensor.flatten().tolist(), key=abs)
-    full, shape = (
-        torch.full_like(tensor, number),
-        [words.get(size, str(size)) for size in tensor.shape],
-    )
-    text = (
-        f"torch.full(({', '.join(shape)}),"
-        f" {words.get(number, str(number).replace('inf', 'torch.inf'))})"
-    )
+    if not isinstance(value, Tensor) or value.ndim < 2:
+        text = repr(value)
+        return "…" if "tensor(" in text else text
+    number = max(value.flatten().tolist(), key=abs)
+    full = torch.full_like(value, number)
+    shape = ", ".join(words.get(size, str(size)) for size in value.shape)
+    word = words.get(number, str(number).replace("inf", "torch.inf"))
+    text = f"torch.full(({shape}), {word})"
     made = {text: full, f"{text}.tril()": full.tril(), f"{text}.triu(1)": full.triu(1)}
-    return next((text for text, each in made.items() if torch.equal(each, tensor)), "…")
+    return next((text for text, each in made.items() if torch.equal(each, value)), "…")
 
 
-def mask_in(
-    form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes
-) -> Tensor:
-    """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool
-    `[batch, key]`, or both; True = keep.
-
-    The batch axis has full size; other axes have size 1 if the mask is constant along them, as it
-    is along those that the form lacks. Lengths are of padding on the right.
+@dataclass(frozen=True)
+class _RowsInside:
+    """What the parts of a model give for each token of a call, as long as it goes on with the same
+    tokens.
     """
-    if form.kind == "lengths":
-        return torch.full((sizes.batch,), sizes.k_len) if real is None else real.sum(-1)
-    keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
-    if real is not None:
-        keep = keep.to(real.device) & real[:, None, None, :]
-    for dim, axis in enumerate(PATTERN_AXES):
-        if axis not in form.axes and keep.shape[dim] > 1:
-            keep = keep.narrow(dim, 0, 1)
-    if "batch" in form.axes:
-        keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
-    keep = rearranged(keep, PATTERN_AXES, form.axes)
-    if form.kind == "additive":
-        return torch.zeros(keep.shape, dtype=torch.float64, device=keep.device).masked_fill(
-            ~keep, -torch.inf
-        )
-    marked = keep if form.true_means == "keep" else ~keep
-    return marked.to({"01": torch.float64, "whole": torch.int64}.get(form.kind, torch.bool))
 
+    attention: UserAttention
+    sizes: CallSizes
+    outputs: list[Tensor] = field(default_factory=list)
 
-def mask_of(form: MaskForm, sizes: CallSizes, *, causal: bool) -> Tensor:
-    """The mask of a call that hides later queries from each other, or nothing."""
-    allowed = torch.ones(
-        1, 1, sizes.q_len, sizes.q_len if causal else sizes.k_len, dtype=torch.bool
-    )
-    return mask_in(form, allowed.tril() if causal else allowed, None, sizes)
+    def note(self, _name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
+        """Keeps the output of a part, or forgets those before other rows, such as a summary."""
+        output = output[0] if isinstance(output, tuple) and output else output
+        is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
+        if not is_of_part or output.is_nested or output.ndim != 3:
+            return
+        axes, lengths = self.attention.axes, [*output.shape]
+        batch = lengths.pop(axes.index("batch"))
+        if batch == self.sizes.batch and not {1, self.sizes.q_len} & {*lengths}:
+            self.outputs.clear()
+        if fits(output.shape, (*axes, "width"), self.sizes):
+            self.outputs.append(output)
+
+    @property
+    def last(self) -> Tensor:
+        """What the output layer reads. Raises `Unreadable` if no part has an output of a token."""
+        if not self.outputs:
+            name = self.attention.built.name
+            raise Unreadable(f"no part of {name} gives an output of each token")
+        return self.outputs[-1]
 
 
 @contextmanager
@@ -663,86 +532,3 @@ class Changed:
     def __getattr__(self, name: str) -> Any:
         """An attribute of the callable, such as a config."""
         return on_behalf(getattr, self.call, name)
-
-
-# --------------------------------------------------------------------------- the output in a result
-
-
-def leaves(result: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in tuples, lists and dicts, or in the fields of an object, in order, with its
-    path as in Python, such as `[0]`, `["z"]` or `.z`; only those with rows of numbers, unlike
-    torch's nested and sparse tensors and those without data.
-    """
-    is_object = hasattr(result, "__dict__") and not isinstance(
-        result, Tensor | tuple | list | Mapping
-    )
-    parts = (
-        [(f".{name}", part) for name, part in vars(result).items()] if is_object else [("", result)]
-    )
-    for start, part in parts:
-        for path, leaf in tree_leaves_with_path(part):
-            is_plain = isinstance(leaf, Tensor) and not (leaf.is_nested or leaf.is_meta)
-            if is_plain and leaf.layout == torch.strided:
-                yield start + keystr(path), leaf
-
-
-def output_in(
-    result: Any, orders: Sequence[AxisNames], sizes: CallSizes
-) -> tuple[str, AxisNames] | None:
-    """The path and the axes of the output: the first tensor of floats with one of the orders of
-    axes. Tensors not as wide as a pattern are preferred, then earlier orders.
-    """
-    found = []
-    for (number, axes), (path, tensor) in product(enumerate(orders), leaves(result)):
-        if tensor.is_floating_point() and _fits(tensor.shape, axes, sizes):
-            found.append(((tensor.shape[-1] == sizes.k_len, number), path, axes))
-    best = min(found, key=lambda each: each[0], default=None)
-    return best and best[1:]
-
-
-def _fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
-    """Whether a tensor of this shape may have these axes. A width may have any size but 0."""
-    height, width = _grid(sizes.q_len) if "column" in axes else (sizes.q_len, 1)
-    expected = {"batch": sizes.batch, "head": sizes.n_heads, "row": height, "column": width}
-    if len(shape) != len(axes) or 0 in shape:
-        return False
-    return all(expected.get(axis, size) == size for size, axis in zip(shape, axes, strict=True))
-
-
-def _grid(length: int) -> tuple[int, int]:
-    """The height and the width of a map of so many cells, as square as possible."""
-    height = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
-    return height, length // height
-
-
-def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
-    """The tensor with its axes in another order. Extra axes are squeezed, missing ones are added
-    with size 1; the rows lie on a map where a `column` is required. Raises `Unreadable` for a
-    tensor of other axes, and for an extra axis of another size.
-    """
-    if tensor.ndim != len(have):
-        raise Unreadable(f"{list(tensor.shape)} has not the axes {', '.join(have)}")
-    if "column" in want and "column" not in have:
-        dim = have.index("row")
-        tensor = tensor.unflatten(dim, _grid(tensor.shape[dim]))
-        have = (*have[: dim + 1], "column", *have[dim + 1 :])
-    if "column" in have and "column" not in want:
-        dim = have.index("row")
-        tensor = tensor.flatten(dim, dim + 1)
-        have = (*have[: dim + 1], *have[dim + 2 :])
-    if any(tensor.shape[dim] != 1 for dim, axis in enumerate(have) if axis not in want):
-        message = f"{', '.join(have)} cannot be {', '.join(want)}, got {list(tensor.shape)}"
-        raise Unreadable(message)
-    names = [*have, *(axis for axis in want if axis not in have)]
-    tensor = tensor[(..., *[None] * (len(names) - len(have)))]
-    order = [names.index(axis) for axis in (*want, *(axis for axis in have if axis not in want))]
-    return tensor.permute(order).flatten(len(want) - 1)
-
-
-def _words(axes: AxisNames) -> str:
-    of_map = (
-        {"width": "d", "row": "height", "column": "width"}
-        if "column" in axes
-        else {"row": "seq", "width": "d"}
-    )
-    return ", ".join(of_map.get(axis, axis) for axis in axes)

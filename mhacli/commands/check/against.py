@@ -49,10 +49,11 @@ from mhacli.usercode.build import (
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import NO_NUMBER, recorded, sorted_numbers
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
-from mhacli.usercode.user_attention import MaskForm, UserAttention
+from mhacli.usercode.user_attention import UserAttention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")

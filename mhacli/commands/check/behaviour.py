@@ -43,7 +43,7 @@ from mhacli.usercode.build import WithoutDropout
 from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.user_attention import MaskForm
+from mhacli.usercode.masks import MaskForm
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""

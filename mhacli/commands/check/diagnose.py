@@ -42,12 +42,12 @@ from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall, Watcher
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import call_role, called_function
+from mhacli.usercode.steps import StepConvention, causal_inputs, step_conventions
 from mhacli.usercode.target import Choice
-from mhacli.usercode.text_model import StepConvention, causal_inputs, step_conventions
-from mhacli.usercode.user_attention import MaskForm
 
 _MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE, _PLAIN = 100, 12, 2, 3
 """The most layers to rank, to try with one mistake, and with several: a few seconds' work. The

@@ -44,14 +44,14 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
-from mhacli.usercode.build import arguments_of, copied, load_built
+from mhacli.usercode.build import arguments_of, copied, load_built, with_zeros_drawn
 from mhacli.usercode.door import NO_ANSWER, ours
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
-from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors, with_zeros_drawn
+from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
 
 _MOST_PARTS = 4

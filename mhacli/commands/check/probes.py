@@ -24,8 +24,9 @@ from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import as_float64, cast, cast_copy, copied
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.graph import RecordedCall, recorded
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.roles import called_function, role_of
-from mhacli.usercode.user_attention import InputDrawer, MaskForm, UserAttention
+from mhacli.usercode.user_attention import InputDrawer, UserAttention
 
 RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""

@@ -32,7 +32,7 @@ from mhacli.run import Run, require_room
 from mhacli.settings import pairs
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import load_built
-from mhacli.usercode.find_call import example_of
+from mhacli.usercode.example_call import example_of
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 

@@ -1,0 +1,144 @@
+"""The first call that works of a model that takes token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhacli.usercode.accepted import hides, with_output
+from mhacli.usercode.axes import OF_IDS, OF_TEXTS, AxisNames, CallSizes, MadeForSizes
+from mhacli.usercode.door import first_that_works
+from mhacli.usercode.example_call import attention_of_example
+from mhacli.usercode.masks import MaskForm, forms_of, made_mask
+from mhacli.usercode.roles import MASKS, CallParameter
+from mhacli.usercode.user_attention import UserAttention
+from mhacli.usercode.usual_arguments import LayerSizes, usual_arguments
+
+BATCH, LENGTH = 3, 6
+"""The texts of the first calls, and their length."""
+_EXAMPLE_LENGTH = 7
+_SECOND: AxisNames = ("row", "batch")
+_SOURCE_LENGTHS = (29, 3)
+"""The lengths of what an encoder reads beside a decoder, the first that works."""
+_OF_DECODER = ("tgt_mask", "trg_mask")
+_OPEN_MASKS = (MaskForm("", ("batch", "key"), "whole"), MaskForm("", ("batch", "key"), "bool"))
+_CAUSAL_MASKS = [
+    form._replace(axes=axes)
+    for axes in (("query", "key"), ("batch", "query", "key"))
+    for form in (
+        MaskForm("", (), "bool", "hide"),
+        MaskForm("", (), "bool"),
+        MaskForm("", (), "additive"),
+    )
+]
+
+
+def first_call_of_ids(
+    attention: UserAttention, others: Sequence[CallParameter], source: str | None
+) -> UserAttention | None:
+    """The first call that gives an output of each token, else of each text; None without one.
+    `others` are the parameters besides the first, `source` that of an encoder beside the decoder.
+    """
+    starts = _starts(attention, others) if source is None else _beside_source(attention, source)
+    return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
+
+
+def _starts(attention: UserAttention, others: Sequence[CallParameter]) -> Iterator[UserAttention]:
+    """The batch first, and second where a mask that is needed shows where the tokens stand."""
+    yield replace(attention, axes=OF_IDS)
+    if any(p.required and p.role in MASKS for p in others):
+        yield replace(attention, axes=_SECOND)
+
+
+def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttention]:
+    """The decoder beside random tokens for the encoder, its argument `name`, with the batch first
+    and second.
+    """
+    assert attention.ids is not None
+    for n, axes in product(_SOURCE_LENGTHS, (OF_IDS, _SECOND)):
+        generator = torch.Generator().manual_seed(n)
+        tokens = torch.randint(len(attention.ids), (n, 1), generator=generator)
+        source = (tokens.mT if axes == OF_IDS else tokens).to(attention.device)
+        read = {name: MadeForSizes(partial(_for_each_text, source))}
+        yield replace(attention, axes=axes, others={**attention.others, **read})
+
+
+def _for_each_text(source: Tensor, sizes: CallSizes) -> Tensor:
+    """The same source for each text."""
+    return source.expand([sizes.batch if size == 1 else size for size in source.shape])
+
+
+def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> UserAttention | None:
+    """The first call that gives an output, with a causal mask, if it needs one, of the first of
+    several meanings that hides the last token; else of the first that gives an output.
+    """
+    if attention.example is not None:
+        attention, others = attention_of_example(attention, _EXAMPLE_LENGTH), ()
+    required = [p for p in others if p.required]
+    usual = usual_arguments(required, LayerSizes(), "batched", causal=False)
+    log, with_outputs = attention.built.tried, list[UserAttention]()
+
+    def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
+        found = with_output(candidate)
+        if found.is_resizable:  # a number of classes may be that of the tokens
+            shorter = found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1)
+            with_output(replace(found, sizes=shorter))
+        with_outputs.append(found)
+        return found, hides(found, None)
+
+    def hiding(masks: dict[str, Any]) -> UserAttention | None:
+        template = replace(attention, others={**usual, **attention.others, **masks})
+        found, is_hiding = first_that_works(_outputs(template, others), read, log) or (None, False)
+        return found if is_hiding else None
+
+    hidden = first_that_works(_required_masks(others), hiding, log)
+    return hidden or next(iter(with_outputs), None)
+
+
+def _outputs(template: UserAttention, others: Sequence[CallParameter]) -> Iterator[UserAttention]:
+    """Where the output of each token may be: in what is returned, with the ids for its targets too,
+    else in what its output layer reads; else there is one of each text.
+    """
+    names = ("targets", "target", "labels", "y")
+    targets = [CallParameter(p.name, "x", True) for p in others if p.name in names]
+    slots = [template.slots, *((*template.slots, target) for target in targets)]
+    returned = [replace(template, slots=each) for each in slots]
+    yield from returned
+    yield from (replace(each, is_inside=True) for each in returned)
+    yield replace(template, is_inside=True, has_target=True)
+    yield replace(template, output=("", OF_TEXTS))
+
+
+def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]:
+    """What is given for the masks that a call needs: a causal mask alone, then also masks that hide
+    no padding where a name says that they are of padding, then such masks alone.
+    """
+    needed = tuple(p for p in others if (p.required and p.role in MASKS) or p.name in _OF_DECODER)
+    named = tuple(p for p in needed if is_of_padding(p))
+    rest = [p.name for p in needed if p not in named]
+    rest.sort(key=lambda name: name not in _OF_DECODER)
+    for of_padding in dict.fromkeys([(), named, needed]):
+        open_masks, causal_masks = [dict[str, Any]()], [dict[str, Any]()]
+        if of_padding:
+            open_masks = [_open_masks(of_padding, form) for form in _OPEN_MASKS]
+        if rest and of_padding in ((), named):
+            causal_masks = [{rest[0]: made_mask(form, causal=True)} for form in _CAUSAL_MASKS]
+        for padding, causal in product(open_masks, causal_masks):
+            yield {**dict.fromkeys(p.name for p in needed), **padding, **causal}
+
+
+def _open_masks(parameters: Sequence[CallParameter], form: MaskForm) -> dict[str, Any]:
+    """Masks that hide no padding, in a form, or as lengths."""
+    forms = {p.name: forms_of(p)[0] if p.role == "lengths" else form for p in parameters}
+    return {name: made_mask(each) for name, each in forms.items()}
+
+
+def is_of_padding(parameter: CallParameter) -> bool:
+    """Whether the name of a mask says that it is of padding."""
+    return parameter.role in ("padding", "lengths") or parameter.name.endswith("attention_mask")

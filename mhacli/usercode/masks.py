@@ -1,0 +1,115 @@
+"""The forms in which a call may take a mask, and a mask in each of them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.usercode.axes import PATTERN_AXES, AxisNames, CallSizes, MadeForSizes, rearranged
+from mhacli.usercode.roles import CallParameter
+
+MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
+MaskMeaning = Literal["keep", "hide"]
+
+
+class MaskForm(NamedTuple):
+    """The format of a mask argument.
+
+    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask,
+    ("batch",) lengths. `kind`: bool; 01, numbers in the module's dtype; whole, integers 0 and 1;
+    additive, 0 and −∞ in the module's dtype; lengths, the number of tokens of each sequence.
+    `true_means` is the meaning of True or 1, always keep for additive masks and lengths.
+    `n_shared`: the batch axis of the mask is shorter by this factor and repeats, as the masks of
+    windows repeat for each image. `is_padding`: it takes only which tokens are real; `hides`: texts
+    that differ in a hidden key have the same outputs.
+    """
+
+    parameter: str
+    axes: tuple[str, ...]
+    kind: MaskKind
+    true_means: MaskMeaning = "keep"
+    n_shared: int = 1
+    is_padding: bool = False
+    hides: bool = False
+
+    @property
+    def described(self) -> str:
+        """The form in words."""
+        meaning = "" if self.kind in ("additive", "lengths") else f", True or 1 = {self.true_means}"
+        return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind}{meaning}"
+
+
+_MASKS: tuple[tuple[AxisNames, bool], ...] = (
+    (PATTERN_AXES, False),
+    (("batch", "query", "key"), False),
+    (("query", "key"), False),
+    (("batch", "key"), True),
+    (PATTERN_AXES, True),
+    (("batch", "query", "key"), True),
+)
+"""The axes of a mask, and whether it is of padding, the likeliest first."""
+_KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
+    ("bool", "keep"),
+    ("bool", "hide"),
+    ("01", "keep"),
+    ("01", "hide"),
+    ("whole", "keep"),
+    ("whole", "hide"),
+    ("additive", "keep"),
+)
+
+
+def forms_of(parameter: CallParameter) -> list[MaskForm]:
+    """The forms in which a mask, and then padding, may be given, the likeliest first."""
+    name, role, default = parameter.name, parameter.role, parameter.default
+    if role == "lengths":
+        return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
+    return [
+        MaskForm(name, axes, kind, meaning, is_padding=is_padding)
+        for (axes, is_padding), (kind, meaning) in product(_MASKS, _KINDS)
+        if (is_padding or role in ("mask", "bias"))
+        and (kind == "additive" or role != "bias")
+        and (not isinstance(default, Tensor) or default.ndim == len(axes))
+    ]
+
+
+def mask_in(
+    form: MaskForm, allowed: Tensor | None, real: Tensor | None, sizes: CallSizes
+) -> Tensor:
+    """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool
+    `[batch, key]`, or both; True = keep.
+
+    The batch axis has full size; other axes have size 1 if the mask is constant along them, as it
+    is along those that the form lacks. Lengths are of padding on the right.
+    """
+    if form.kind == "lengths":
+        return torch.full((sizes.batch,), sizes.k_len) if real is None else real.sum(-1)
+    keep = torch.ones((), dtype=torch.bool) if allowed is None else allowed
+    if real is not None:
+        keep = keep.to(real.device) & real[:, None, None, :]
+    for dim, axis in enumerate(PATTERN_AXES):
+        if axis not in form.axes and keep.shape[dim] > 1:
+            keep = keep.narrow(dim, 0, 1)
+    if "batch" in form.axes:
+        keep = keep.expand(sizes.batch, -1, -1, -1)[: sizes.batch // form.n_shared]
+    keep = rearranged(keep, PATTERN_AXES, form.axes)
+    if form.kind == "additive":
+        return torch.zeros(keep.shape, dtype=torch.float64, device=keep.device).masked_fill(
+            ~keep, -torch.inf
+        )
+    marked = keep if form.true_means == "keep" else ~keep
+    return marked.to({"01": torch.float64, "whole": torch.int64}.get(form.kind, torch.bool))
+
+
+def made_mask(form: MaskForm, *, causal: bool = False) -> MadeForSizes:
+    """The mask of a call that hides later queries from each other, or nothing."""
+
+    def make(sizes: CallSizes) -> Tensor:
+        k_len = sizes.q_len if causal else sizes.k_len
+        allowed = torch.ones(1, 1, sizes.q_len, k_len, dtype=torch.bool)
+        return mask_in(form, allowed.tril() if causal else allowed, None, sizes)
+
+    return MadeForSizes(make, hides_nothing=not causal)
