@@ -156,6 +156,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
         inside=tester.inside,
+        attempts=tuple(tester.passes.model.attention.built.tried.attempts),
     )
 
 
@@ -212,6 +213,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         called=subject.described,
         arguments=arguments_of(subject.built),
         reason="its output is of a whole text, not of each token",
+        attempts=tuple(subject.built.tried.attempts),
     )
     if subject.is_pooled:
         return report

@@ -15,6 +15,7 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
 from mhacli.settings import MAX_SECONDS, MODEL, Config, OwnCode, like, pairs, setting
+from mhacli.usercode.door import FailedAttempt
 from mhacli.usercode.faults import SourceLine, shown_path
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import Choice, Mode, TargetRequest
@@ -283,7 +284,8 @@ class Examination(Shown):
     caller but are no mistakes, such as arguments without effect. `example` is the call that was
     assumed, empty where one was given. `next_steps` are suggestions for an undecided verdict. Of
     attention with two modes it is the report on the worse one, with the findings of both. `modes`
-    is always empty. `inside` are the classes of attention inside a whole model.
+    is always empty. `inside` are the classes of attention inside a whole model. `attempts` are the
+    calls, masks and other variants that were tried and did not work.
     """
 
     verdict: Verdict
@@ -311,6 +313,7 @@ class Examination(Shown):
     example: str = ""
     behaviour: tuple[Behaviour, ...] = ()
     inside: tuple[AttentionInside, ...] = ()
+    attempts: tuple[FailedAttempt, ...] = ()
 
     @property
     def ok(self) -> bool:
