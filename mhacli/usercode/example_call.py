@@ -270,15 +270,17 @@ _OTHERS = (
 number, or what it gives first."""
 _UNUSUAL_LENGTH = 11
 """The length at which it is tried, which is no other size."""
-_MOST_EXAMPLES, _MOST_OF_LAYERS = 200, 60
-"""The most of them that are tried, and of those from the widths of layers: no clock decides which
-is found."""
+_MOST_EXAMPLES = 200
+"""The most of them that are tried: no clock decides which is found."""
+_MOST_OF_LAYERS = 60
+"""The most orders of what the layers take: five layers have 120."""
 
 
 def working_example(template: UserAttention, widths: Sequence[int]) -> str | None:
     """The first call that works, written for `--example`."""
     built = template.built
-    needed, n_ids = [p for p in signature_of(built.call) if p.required], min(built.n_ids, default=0)
+    needed = [p for p in signature_of(built.call) if p.required]
+    n_ids = min(built.n_ids, default=0)
 
     def working(arguments: Sequence[str]) -> str:
         first, *rest = arguments

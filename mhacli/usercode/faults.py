@@ -126,10 +126,8 @@ def user_code_error(
     """
     line, text = source_line_of(fault, file), exception_text(fault)
     if re.search(_NO_CUDA, text):
-        subject, code = (
-            f"{subject}: it needs a CUDA device, which this machine does not have",
-            "no-device",
-        )
+        subject += ": it needs a CUDA device, which this machine does not have"
+        code = "no-device"
     hints = filter(None, (line and line.text, advice))
     return MhaError(
         f"{subject}: {text}",

@@ -20,8 +20,10 @@ from mhacli.usercode.roles import MASKS, CallParameter
 from mhacli.usercode.user_attention import UserAttention
 from mhacli.usercode.usual_arguments import LayerSizes, usual_arguments
 
-BATCH, LENGTH = 3, 6
-"""The texts of the first calls, and their length."""
+BATCH = 3
+"""The texts of the first calls."""
+LENGTH = 6
+"""Their length, which is no other size."""
 _EXAMPLE_LENGTH = 7
 _SECOND: AxisNames = ("row", "batch")
 _SOURCE_LENGTHS = (29, 3)

@@ -95,9 +95,9 @@ def run_in_child(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             printing.join(timeout=1)
-    text = "…" * (len(printed) > KEPT_BYTES) + printed[-KEPT_BYTES:].decode(
-        "utf-8", "backslashreplace"
-    )
+    text = printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
+    if len(printed) > KEPT_BYTES:
+        text = f"…{text}"
     if kind == "result":
         return content, text
     if kind != "error":
@@ -145,11 +145,8 @@ def _early_end(
     stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str
 ) -> MhaError:
     """The error for a child that ended without a result."""
-    message, code, advice = (
-        f"{stage} ended the process with exit status {exit_status}",
-        "crashed",
-        "",
-    )
+    message = f"{stage} ended the process with exit status {exit_status}"
+    code, advice = "crashed", ""
     if dump.startswith("Timeout"):
         message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
         advice = "--time-limit SECONDS allows more"
@@ -159,10 +156,8 @@ def _early_end(
         )
         if exit_status == -signal.SIGKILL:
             advice = "the system does this to a process that takes too much memory"
-    line, lines = (
-        source_line_in_dump(dump),
-        [text.strip()[:100] for text in printed.splitlines() if text.strip()],
-    )
+    line = source_line_in_dump(dump)
+    lines = [text.strip()[:100] for text in printed.splitlines() if text.strip()]
     last = f"it last printed: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
     hints = filter(None, (line and line.text, advice, last))
     return MhaError(message, hint="; ".join(hints) or None, code=code)

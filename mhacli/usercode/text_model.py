@@ -178,7 +178,10 @@ def _likeliest(forms: Iterable[MaskForm]) -> tuple[MaskForm, ...]:
 
 
 _DECODER = ("decoder_input_ids", "tgt", "trg", "target_ids", "tgt_ids", "tgt_seq", "trg_seq")
-_FEWEST_IDS, _MOST_IDS = 2, 1 << 18
+_FEWEST_IDS = 2
+"""The ids of a model whose table is not known, at first."""
+_MOST_IDS = 1 << 18
+"""More than any vocabulary has."""
 
 
 def text_model_of_ids(

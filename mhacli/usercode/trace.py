@@ -349,9 +349,9 @@ def _axes_of_words(axes: Sequence[str]) -> dict[str, int]:
 # -------------------------------------------------------------------------------------------- costs
 
 
-_PER_NUMBER = {"softmax": 5, "log_softmax": 5, "dropout": 2}
-"""Floating-point operations for each element of the result, counted as for mha's own layer."""
 _OF_ONE = "add sub mul div exp tanh neg pow sqrt rsqrt sigmoid cos sin relu gelu"
+_PER_NUMBER = dict.fromkeys(_OF_ONE.split(), 1) | {"softmax": 5, "log_softmax": 5, "dropout": 2}
+"""Floating-point operations for each element of the result, counted as for mha's own layer."""
 
 
 def _flops(operation: Operation) -> int:
@@ -364,9 +364,10 @@ def _flops(operation: Operation) -> int:
         return 2 * prod(dict(zip(letters, lengths, strict=True)).values())
     if name in ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm"):
         width = inputs[1 if name in ("addmm", "baddbmm") else 0].shape[-1]
-        return n_out * (2 * width + (len(inputs) > 2))
+        has_bias = len(inputs) > 2
+        return n_out * (2 * width + 1 if has_bias else 2 * width)
     if name == KERNEL:
         queries, keys, values = inputs[:3]
         n_cells = queries.numel() // max(1, queries.shape[-1]) * keys.shape[-2]
         return n_cells * (2 * queries.shape[-1] + 6 + 2 * values.shape[-1])
-    return _PER_NUMBER.get(name, int(name in _OF_ONE.split())) * n_out
+    return _PER_NUMBER.get(name, 0) * n_out

@@ -21,8 +21,10 @@ from mhacli.usercode.usual_arguments import SHAPES, LayerSizes, usual_arguments
 
 AXES_OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
 """The axes of the inputs of a function of q, k and v, the likeliest first."""
-_HEADS, _HEAD_WIDTH = 4, 8
-"""The sizes for a target without sizes of its own, such as a plain function."""
+_HEADS = 4
+"""The heads of a target that states no number of them, such as a plain function."""
+_HEAD_WIDTH = 8
+"""The width of a head where none is stated."""
 _MOST_WIDTHS = 4
 """The most widths of a token that are tried: each comes with every other variant."""
 
@@ -140,8 +142,10 @@ class _StatedSizes:
 
 _LENGTHS = ((3, 4, 6, 9, 15), (5, 7, 9, 6, 15), (7, 5, 9, 6, 15), (11, 13, 10, 9, 15))
 """The numbers to choose from of texts, of queries, of queries that are keys too, and of keys."""
-_LONGEST, _MAP_CELLS = 4096, 12
-"""The longest text that is tried, and the cells of a map."""
+_LONGEST = 4096
+"""The longest text that is tried."""
+_MAP_CELLS = 12
+"""The cells of a map, 3 by 4: its height differs from its width."""
 
 
 class _Layout(NamedTuple):
