@@ -225,7 +225,7 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
     }
     with show_activity(f"walking {target}"):
         document, printed = run_in_child(
-            "mhacli.usercode.trace:trace_request", job, time_limit_s=code.time_limit
+            "mhacli.commands.trace.user_code:trace_request", job, time_limit_s=code.time_limit
         )
     record = decode(Record, document, target)
     assert record.module is not None, "the record of code has its module"

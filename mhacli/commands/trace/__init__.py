@@ -1,0 +1,1 @@
+"""Traces every step of attention, of mha or of a user, for `mha trace`."""
