@@ -70,12 +70,11 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
     """
     built = attention.built
     code = source_of(built.thing if built.module is None else type(built.module))
-    says_first = re.search(_BATCH_FIRST, code, re.I | re.M) is not None
-    says_second = re.search(_BATCH_SECOND, code, re.I | re.M) is not None
+    says_first = re.search(_BATCH_FIRST, code, re.I | re.M)
+    says_second = re.search(_BATCH_SECOND, code, re.I | re.M)
     is_known = (says_first and not says_second) or attention.example is not None
     if is_known or attention.is_pooled or attention.axes not in (ROW_AXES, OF_IDS):
         return attention
-
     second = replace(attention, axes=("row", "batch", *attention.axes[2:]))
 
     def with_rows(candidate: UserAttention) -> UserAttention | None:
@@ -85,8 +84,8 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
         in_batch = candidate(inputs, seed=0)
         alone = candidate(inputs.map(lambda rows: rows[1:2]), seed=0)
         atol = 1e-5 * float(in_batch.abs().max())
-        same_shape = in_batch[1:2].shape == alone.shape
-        is_same = same_shape and torch.allclose(in_batch[1:2], alone, atol=atol)
+        same = in_batch[1:2]
+        is_same = same.shape == alone.shape and torch.allclose(same, alone, atol=atol)
         return candidate if is_same else None
 
     return first_that_works((attention, second), with_rows, built.tried) or attention
@@ -97,11 +96,9 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
 
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
     """The forms that the call takes, each with whether it hides a key."""
-
-    def accepted(form: MaskForm) -> MaskForm:
-        return form._replace(hides=hides(attention, form))
-
-    return those_that_work(forms, accepted, attention.built.tried)
+    return those_that_work(
+        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried
+    )
 
 
 def hides(attention: UserAttention, form: MaskForm | None) -> bool:

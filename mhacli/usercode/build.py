@@ -84,14 +84,15 @@ class Built:
                 weights += part.parameters()
             elif isinstance(part, Tensor):
                 weights.append(part)
-        known = [weight for weight in weights if not nn.parameter.is_lazy(weight)]
-        return [weight.shape for weight in known if weight.ndim > 1]
+        is_lazy = nn.parameter.is_lazy
+        return [each.shape for each in weights if not is_lazy(each) and each.ndim > 1]
 
     @property
-    def n_ids(self) -> list[int]:
-        """The number of ids that each embedding in it knows."""
-        parts = [] if self.module is None else self.module.modules()
-        return [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+    def n_ids(self) -> int:
+        """The fewest ids that an embedding in it knows; 0 without one."""
+        parts = [] if self.module is None else [*self.module.modules()]
+        sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+        return min(sizes, default=0)
 
     def refusal(self, message: str, hint: str | None = None) -> MhaError:
         """The error for a target that cannot be called."""
@@ -184,9 +185,9 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried)
     if built is None:
         failure = tried[-1].failure
-        if isinstance(failure, MhaError):
-            raise failure
-        raise _build_error(thing, request, failure.fault) from failure.fault
+        if isinstance(failure, UserRaised):
+            raise _build_error(thing, request, failure.fault) from failure.fault
+        raise failure
     built.tried.extend(tried)
     return built
 

@@ -14,7 +14,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -74,11 +74,11 @@ class FailedAttempt:
     error: str
 
 
+@dataclass(frozen=True)
 class AttemptLog:
     """Attempts that failed, in words: it holds nothing of the calls, such as their tensors."""
 
-    def __init__(self) -> None:
-        self.attempts: list[FailedAttempt] = []
+    attempts: list[FailedAttempt] = field(default_factory=list)
 
     def append(self, attempt: Attempt) -> None:
         """Adds an attempt. A candidate describes itself, or is a text or a number."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,23 @@ from mhacli.errors import UsageError
 from mhacli.usercode.accepted import with_output
 from mhacli.usercode.axes import MAP_AXES, AxisNames, CallSizes, MadeForSizes, for_each_text
 from mhacli.usercode.build import Built
-from mhacli.usercode.door import Unreadable, UserRaised, call_user, first_that_works, for_user
+from mhacli.usercode.door import (
+    Unreadable,
+    UserRaised,
+    call_user,
+    first_that_works,
+    for_user,
+    those_that_work,
+)
 from mhacli.usercode.roles import IN_ORDER, MASKS, ROWS, CallParameter, signature_of
 from mhacli.usercode.target import find_target
 from mhacli.usercode.user_attention import Changed, UserAttention
 
 _LENGTHENING = 3
 """A second length is larger by this, and shows which axes are lengths."""
-_LONGEST_LENGTHS = (4096, 256, 64)
-"""The length of the text that a random argument is cut from: a table in the example may be
-shorter."""
+_LONG_LENGTHS = (64, 256, 4096)
+"""The lengths of the text that a random argument is cut from, the longest that works: a table in
+the example may be shorter."""
 
 
 def example_of(text: str, built: Built) -> Callable[..., Any]:
@@ -35,8 +42,8 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
     """
     if not text.lstrip().startswith("lambda"):
         return find_target(text)  # type: ignore[no-any-return]
-    names = dict(getattr(inspect.getmodule(built.thing), "__dict__", {}))
-    names |= {"torch": torch, "nn": nn, "F": functional}
+    module = getattr(inspect.getmodule(built.thing), "__dict__", {})
+    names = {**module, "torch": torch, "nn": nn, "F": functional}
     try:
         return call_user(eval, text, names)  # type: ignore[no-any-return]
     except UserRaised as raised:
@@ -66,58 +73,46 @@ def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]
     return made[0]
 
 
-class _ShownCalls(NamedTuple):
-    """The arguments, by name, of three calls of an example: twice at a length, and at a longer
-    one.
+class _ShownCalls:
+    """What an example shows in three calls: two of a length, whose arguments are `made`, and a
+    `longer` one. By the names of their tensors: those that are `random`, `vectors`, and token
+    `ids`. Raises `MhaError` if it makes no calls, or calls of another kind.
     """
 
-    made: Mapping[str, Any]
-    again: Mapping[str, Any]
-    longer: Mapping[str, Any]
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether they have tensors of as many axes under the same names."""
-        axes = [
-            {name: value.ndim if isinstance(value, Tensor) else -1 for name, value in call.items()}
-            for call in self
+    def __init__(self, template: UserAttention, length: int) -> None:
+        self.made = made = arguments_of_example(template, length)
+        again = arguments_of_example(template, length)
+        self.longer = arguments_of_example(template, length + _LENGTHENING)
+        if not _axes_of(made) == _axes_of(again) == _axes_of(self.longer):
+            name = template.built.name
+            raise Unreadable(f"--example gives {name} arguments of another kind in another call")
+        tensors = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        self.random = [
+            name for name, value in tensors.items() if not torch.equal(value, again[name])
         ]
-        return axes[0] == axes[1] == axes[2]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the first call."""
-        return {name: value for name, value in self.made.items() if isinstance(value, Tensor)}
-
-    @property
-    def random(self) -> list[str]:
-        """The tensors that are others at the same length."""
-        return [
-            name for name, value in self.tensors.items() if not torch.equal(value, self.again[name])
-        ]
-
-    @property
-    def vectors(self) -> list[str]:
-        """The tensors of vectors: the numbers of a mask only hide or show."""
-        return [
+        # the numbers of a mask hide or show
+        self.vectors = [
             name
-            for name, value in self.tensors.items()
+            for name, value in tensors.items()
             if value.ndim > 1
             and value.is_floating_point()
             and not ((value == 0) | (value == 1) | (value < -1e3)).all()
         ]
-
-    @property
-    def ids(self) -> list[str]:
-        """The tensors of token ids. Beside vectors, fixed ones may be numbers of these."""
-        random, vectors = self.random, self.vectors
-        return [
+        # beside vectors, fixed whole numbers may be the numbers of these
+        self.ids = [
             name
-            for name, value in self.tensors.items()
+            for name, value in tensors.items()
             if value.ndim == 2
             and value.dtype in (torch.int64, torch.int32)
-            and (name in random or not vectors)
+            and (name in self.random or not self.vectors)
         ]
+
+
+def _axes_of(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The number of axes of each argument, -1 if it is no tensor."""
+    return {
+        name: value.ndim if isinstance(value, Tensor) else -1 for name, value in arguments.items()
+    }
 
 
 def attention_of_example(template: UserAttention, length: int) -> UserAttention:
@@ -125,14 +120,11 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     tell, else in order, or token ids, those of its decoder if it has one. Random arguments of
     another kind are the same at each length. Raises `MhaError` without any.
     """
-    built, lengths = template.built, (length, length, length + _LENGTHENING)
-    calls = _ShownCalls(*(arguments_of_example(template, n) for n in lengths))
-    if not calls.are_alike:
-        raise Unreadable(f"--example gives {built.name} arguments of another kind in another call")
+    built, calls = template.built, _ShownCalls(template, length)
     slots = _slots_shown(template, calls)
     parts = {slot.part: calls.made[slot.name] for slot in slots}
-    queries, longer = calls.made[slots[0].name], calls.longer[slots[0].name]
-    rows = queries = parts.get("q", queries)
+    rows = queries = parts.get("q", calls.made[slots[0].name])
+    longer = calls.longer[slots[0].name]
     if template.ids is not None:
         rows, longer = rows[..., None], longer[..., None]
     is_function = len(parts) == 3 and not built.weight_shapes
@@ -142,7 +134,7 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     if keys.ndim != len(axes):
         both = f"{list(rows.shape)} and {list(keys.shape)}"
         raise Unreadable(f"--example gives {built.name} vectors with other axes: {both}")
-    usual = {"batch": 1, "column": 1, "width": 1, "head": 1}
+    usual = dict.fromkeys(("batch", "column", "width", "head"), 1)
     of_queries = usual | dict(zip(axes, rows.shape, strict=True))
     of_keys = usual | dict(zip(axes, keys.shape, strict=True))
     sizes = CallSizes(
@@ -197,8 +189,8 @@ def _at_each_length(
     """
     if not names:
         return {}
-    longest = first_that_works(_LONGEST_LENGTHS, partial(arguments_of_example, template), [])
-    most = calls.made if longest is None else longest
+    longer = those_that_work(_LONG_LENGTHS, partial(arguments_of_example, template), [])
+    most = [calls.made, *longer][-1]
     arguments = {}
     for name in names:
         shapes = [*zip(calls.made[name].shape, calls.longer[name].shape, strict=True)]
@@ -280,7 +272,6 @@ def working_example(template: UserAttention, widths: Sequence[int]) -> str | Non
     """The first call that works, written for `--example`."""
     built = template.built
     needed = [p for p in signature_of(built.call) if p.required]
-    n_ids = min(built.n_ids, default=0)
 
     def working(arguments: Sequence[str]) -> str:
         first, *rest = arguments
@@ -288,18 +279,18 @@ def working_example(template: UserAttention, widths: Sequence[int]) -> str | Non
         words = [first, *("None" if p.role in MASKS else word for p, word in others)]
         parameters = "m, T" if "T" in first else "m"
         text = f"lambda {parameters}: m({', '.join(words)})"
-        ids = torch.arange(n_ids) if "randint" in first else None
+        ids = torch.arange(built.n_ids) if "randint" in first else None
         example = replace(template, example=example_of(text, built), ids=ids)
         attention = attention_of_example(example, _UNUSUAL_LENGTH)
         with_output(replace(attention, is_inside=ids is not None))
         return text
 
-    calls = _arguments_to_try(built, len(needed), n_ids, widths)
+    calls = _arguments_to_try(built, len(needed), widths)
     return first_that_works(itertools.islice(calls, _MOST_EXAMPLES), working, [])
 
 
 def _arguments_to_try(
-    built: Built, n_needed: int, n_ids: int, widths: Sequence[int]
+    built: Built, n_needed: int, widths: Sequence[int]
 ) -> Iterator[Sequence[str]]:
     """The arguments in words: each is what a layer of the module itself takes, first with several
     widths, or an input of one of the widths stands beside others that are alike.
@@ -314,7 +305,7 @@ def _arguments_to_try(
         orders = itertools.permutations(of_layers, n_needed)
         unlike += itertools.islice(orders, _MOST_OF_LAYERS)
     yield from (call for call in unlike if len({word for word in call if "randn" in word}) > 1)
-    firsts = [f"torch.randint({n_ids}, (2, {length}))" for length in ("T", 256, 64, 16)]
+    firsts = [f"torch.randint({built.n_ids}, (2, {length}))" for length in ("T", 256, 64, 16)]
     firsts += [shape.format(width) for width in widths for shape in _SHAPES]
     for other, first in itertools.product(_OTHERS if n_needed > 1 else [""], firsts):
         yield [first] + [other.format(widths[0]) or first] * (n_needed - 1)

@@ -54,10 +54,11 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     """
     first = with_independent_rows(_first_call(built, request))
     modes = [_with_masks(mode) for mode in _modes_of(first)]
-    hiding = [{form.parameter for form in mode.forms if form.hides} for mode in modes]
+    hiding = {form.parameter for mode in modes for form in mode.forms if form.hides}
     found = []
-    for mode, here in zip(modes, hiding, strict=True):
-        elsewhere = set().union(*hiding) - here  # they hide keys in the other mode alone
+    for mode in modes:
+        # these hide keys in the other mode alone
+        elsewhere = hiding - {form.parameter for form in mode.forms if form.hides}
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
         found.append(_in_float64(replace(mode, forms=forms, is_copied=False)))
     return tuple(found)
@@ -68,13 +69,12 @@ def _in_float64(attention: UserAttention) -> UserAttention:
     dtype of its own.
     """
 
-    def cast(narrow: UserAttention) -> UserAttention | None:
-        wide = narrow.with_call(cast_copy(narrow.built.call, torch.float64))
-        wide = replace(wide, dtype=torch.float64)
+    def cast(dtype: torch.dtype) -> UserAttention | None:
+        wide = replace(attention.with_call(cast_copy(attention.built.call, dtype)), dtype=dtype)
         out = replace(wide, is_copied=True)(random_inputs(wide), seed=0)
-        return wide if out.dtype == torch.float64 else None
+        return wide if out.dtype == dtype else None
 
-    return first_that_works([attention], cast, attention.built.tried) or attention
+    return first_that_works([torch.float64], cast, attention.built.tried) or attention
 
 
 # ----------------------------------------------------------------------------------- the first call
@@ -92,7 +92,7 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
         given[name] = member_of(parameters.get(name), parse_value(text))
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
-    is_lazy = any(map(nn.parameter.is_lazy, tensors))
+    is_known = not any(map(nn.parameter.is_lazy, tensors))
     return UserAttention(
         built,
         CallSizes(1, 1, 1),
@@ -100,7 +100,7 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
         torch.device(request.device),
         others=given,
         example=None if request.example is None else example_of(request.example, built),
-        is_copied=not is_lazy and sum(t.numel() for t in tensors) <= _MOST_COPIED,
+        is_copied=is_known and sum(t.numel() for t in tensors) <= _MOST_COPIED,
     )
 
 
@@ -125,8 +125,9 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
     is_fixed = attention.example is not None or attention.is_pooled
     if is_fixed or not keys or any(slot.required for slot in keys):
         return [attention]
-    required = tuple(slot._replace(required=True) for slot in attention.slots)
-    crossed = replace(attention, slots=required)
+    crossed = replace(
+        attention, slots=tuple(slot._replace(required=True) for slot in attention.slots)
+    )
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     queries = tuple(slot for slot in attention.slots if slot not in keys)
     alone = first_that_works(
@@ -172,14 +173,15 @@ def _call_error(
     built, (attention, failure) = template.built, tried[0]
     if built.n_ids and "'indices'" in str(failure):
         # it takes token ids, and how it fails for them tells more
-        attention = replace(attention, axes=OF_IDS, ids=torch.arange(min(built.n_ids)))
+        attention = replace(attention, axes=OF_IDS, ids=torch.arange(built.n_ids))
         of_ids = list[Attempt]()
         first_that_works([attention], with_output, of_ids)
         failure = of_ids[0].failure if of_ids else failure
     message = shorten(str(failure), 160, placeholder=" …")
     if isinstance(failure, UserRaised):
-        subject = f"{built.name} could not be called"
-        error = user_code_error(subject, failure.fault, built.file, code="")
+        error = user_code_error(
+            f"{built.name} could not be called", failure.fault, built.file, code=""
+        )
         if error.code:
             return error  # no code of the call would mend it
         line = failure.line(built.file)
@@ -197,8 +199,10 @@ def _call_error(
     parameters = signature_of(built.call, "unknown")
     unknown = [p.name for p in parameters if p.required and p.name not in attention.others]
     if unknown:
-        names = " and ".join(unknown)
-        needed = f"{built.name} needs a value for {names}, which mha cannot guess from the name"
+        needed = (
+            f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
+            " the name"
+        )
         if works is None:
             given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
             hint = f"give {given}, or a whole call with --example"

@@ -18,7 +18,7 @@ from mhacli.usercode.example_call import attention_of_example
 from mhacli.usercode.masks import MaskForm, forms_of, made_mask
 from mhacli.usercode.roles import MASKS, CallParameter
 from mhacli.usercode.user_attention import UserAttention
-from mhacli.usercode.usual_arguments import LayerSizes, usual_arguments
+from mhacli.usercode.usual_calls import LayerSizes, usual_arguments
 
 BATCH = 3
 """The texts of the first calls."""
@@ -47,28 +47,29 @@ def first_call_of_ids(
     """The first call that gives an output of each token, else of each text; None without one.
     `others` are the parameters besides the first, `source` that of an encoder beside the decoder.
     """
-    starts = _starts(attention, others) if source is None else _beside_source(attention, source)
+    has_mask = any(p.required and p.role in MASKS for p in others)
+    starts = _starts(attention, source, is_order_shown=has_mask)
     return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
 
 
-def _starts(attention: UserAttention, others: Sequence[CallParameter]) -> Iterator[UserAttention]:
-    """The batch first, and second where a mask that is needed shows where the tokens stand."""
-    yield replace(attention, axes=OF_IDS)
-    if any(p.required and p.role in MASKS for p in others):
-        yield replace(attention, axes=_SECOND)
-
-
-def _beside_source(attention: UserAttention, name: str) -> Iterator[UserAttention]:
-    """The decoder beside random tokens for the encoder, its argument `name`, with the batch first
-    and second.
+def _starts(
+    attention: UserAttention, source: str | None, *, is_order_shown: bool
+) -> Iterator[UserAttention]:
+    """The batch first, and second where masks show where the tokens stand; a decoder in both orders
+    beside random tokens for the encoder.
     """
+    if source is None:
+        yield replace(attention, axes=OF_IDS)
+        if is_order_shown:
+            yield replace(attention, axes=_SECOND)
+        return
     assert attention.ids is not None
     for n, axes in product(_SOURCE_LENGTHS, (OF_IDS, _SECOND)):
         generator = torch.Generator().manual_seed(n)
         tokens = torch.randint(len(attention.ids), (n, 1), generator=generator)
-        source = (tokens.mT if axes == OF_IDS else tokens).to(attention.device)
-        read = {name: MadeForSizes(partial(_for_each_text, source))}
-        yield replace(attention, axes=axes, others={**attention.others, **read})
+        read = (tokens.mT if axes == OF_IDS else tokens).to(attention.device)
+        made = MadeForSizes(partial(_for_each_text, read))
+        yield replace(attention, axes=axes, others={**attention.others, source: made})
 
 
 def _for_each_text(source: Tensor, sizes: CallSizes) -> Tensor:
@@ -82,15 +83,17 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     """
     if attention.example is not None:
         attention, others = attention_of_example(attention, _EXAMPLE_LENGTH), ()
-    required = [p for p in others if p.required]
-    usual = usual_arguments(required, LayerSizes(), "batched", causal=False)
+    usual = usual_arguments(
+        [p for p in others if p.required], LayerSizes(), "batched", causal=False
+    )
     log, with_outputs = attention.built.tried, list[UserAttention]()
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
         found = with_output(candidate)
         if found.is_resizable:  # a number of classes may be that of the tokens
-            shorter = found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1)
-            with_output(replace(found, sizes=shorter))
+            with_output(
+                replace(found, sizes=found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1))
+            )
         with_outputs.append(found)
         return found, hides(found, None)
 
@@ -107,10 +110,13 @@ def _outputs(template: UserAttention, others: Sequence[CallParameter]) -> Iterat
     """Where the output of each token may be: in what is returned, with the ids for its targets too,
     else in what its output layer reads; else there is one of each text.
     """
-    names = ("targets", "target", "labels", "y")
-    targets = [CallParameter(p.name, "x", True) for p in others if p.name in names]
-    slots = [template.slots, *((*template.slots, target) for target in targets)]
-    returned = [replace(template, slots=each) for each in slots]
+    targets = [
+        CallParameter(p.name, "x", True)
+        for p in others
+        if p.name in ("targets", "target", "labels", "y")
+    ]
+    returned = [template]
+    returned += [replace(template, slots=(*template.slots, target)) for target in targets]
     yield from returned
     yield from (replace(each, is_inside=True) for each in returned)
     yield replace(template, is_inside=True, has_target=True)
@@ -128,17 +134,17 @@ def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]
     for of_padding in dict.fromkeys([(), named, needed]):
         open_masks, causal_masks = [dict[str, Any]()], [dict[str, Any]()]
         if of_padding:
-            open_masks = [_open_masks(of_padding, form) for form in _OPEN_MASKS]
+            open_masks = [
+                {
+                    p.name: made_mask(forms_of(p)[0] if p.role == "lengths" else form)
+                    for p in of_padding
+                }
+                for form in _OPEN_MASKS
+            ]
         if rest and of_padding in ((), named):
             causal_masks = [{rest[0]: made_mask(form, causal=True)} for form in _CAUSAL_MASKS]
         for padding, causal in product(open_masks, causal_masks):
             yield {**dict.fromkeys(p.name for p in needed), **padding, **causal}
-
-
-def _open_masks(parameters: Sequence[CallParameter], form: MaskForm) -> dict[str, Any]:
-    """Masks that hide no padding, in a form, or as lengths."""
-    forms = {p.name: forms_of(p)[0] if p.role == "lengths" else form for p in parameters}
-    return {name: made_mask(each) for name, each in forms.items()}
 
 
 def is_of_padding(parameter: CallParameter) -> bool:

@@ -37,9 +37,8 @@ class MaskForm(NamedTuple):
 
     @property
     def described(self) -> str:
-        """The form in words."""
-        meaning = "" if self.kind in ("additive", "lengths") else f", True or 1 = {self.true_means}"
-        return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind}{meaning}"
+        """The form in words, with the meaning of True."""
+        return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind} ({self.true_means})"
 
 
 _MASKS: tuple[tuple[AxisNames, bool], ...] = (

@@ -7,11 +7,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from mhacli.usercode.door import UserRaised, call_user
+from mhacli.usercode.door import call_user, first_that_works
 
 ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""
@@ -198,10 +197,10 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
 
 def signature(thing: Callable[..., Any]) -> inspect.Signature:
     """The signature, annotations resolved if possible; that of any arguments if there is none."""
-    for resolve in (True, False):
-        with suppress(UserRaised):  # annotations are code of the user
-            return call_user(inspect.signature, thing, eval_str=resolve)
-    return inspect.signature(lambda *args, **kwargs: None)
+    found = first_that_works(  # annotations are code of the user
+        (True, False), lambda resolve: call_user(inspect.signature, thing, eval_str=resolve), []
+    )
+    return found or inspect.signature(lambda *args, **kwargs: None)
 
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:

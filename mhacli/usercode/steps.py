@@ -20,7 +20,7 @@ from mhacli.usercode.door import Unreadable, call_user, on_behalf, ours
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.roles import call_role, called_function, signature_of
 from mhacli.usercode.user_attention import NO_CONTEXT, UserAttention
-from mhacli.usercode.usual_arguments import made_place
+from mhacli.usercode.usual_calls import made_place
 
 
 class GrowingCache:
@@ -112,8 +112,9 @@ def step_conventions(
     without any sign of a cache. Models of token ids make their caches and count their positions.
     """
     call, others, is_model = attention.built.call, attention.others, attention.ids is not None
-    kept = bool | MadeForSizes | None
-    fixed = {name for name, value in others.items() if not isinstance(value, kept)}
+    fixed = {
+        name for name, value in others.items() if not isinstance(value, bool | MadeForSizes | None)
+    }
     free = [p for p in signature_of(call) if p.name not in fixed]
     roles = ("offset",) if is_model else ("offset", "positions")
     caches = {p.name: p.default for p in free if p.role == "cache"}
@@ -124,8 +125,8 @@ def step_conventions(
         return
     made = dict[str, Any]()
     for name, role in places.items():
-        is_plain = role == "positions" and "ids" not in name
-        made[name] = made_place(role, "plain" if is_plain else "batched")
+        is_batched = role == "offset" or "ids" in name
+        made[name] = made_place(role, "batched" if is_batched else "plain")
     made |= {**others, **dict.fromkeys(switches, True)}
     attention, makes = replace(attention, others=made), list[Callable[[], Any] | None]([None])
     if caches and not is_model:
@@ -140,8 +141,12 @@ def _masks_of_steps(attention: UserAttention, mask: MaskForm | None) -> Sequence
     """
     if mask is None:
         return [None]
-    forms = [form for form in attention.mask_forms if form.parameter == mask.parameter]
-    return [mask, *(form for form in forms if form.kind != mask.kind), None]
+    others = [
+        form
+        for form in attention.mask_forms
+        if form.parameter == mask.parameter and form.kind != mask.kind
+    ]
+    return [mask, *others, None]
 
 
 def _cache_classes(call: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
@@ -182,15 +187,10 @@ def _last_cache(result: Sequence[Any], out: Tensor | None) -> Any:
     """What stands last in a result beside the outputs and a loss: a single tensor only if there is
     nothing else.
     """
-    tensors = list[Any]()
-    for part in reversed(result):
-        if part is None or part is out:
-            continue
-        if not isinstance(part, Tensor):
-            return part
-        if part.ndim > 0:
-            tensors.append(part)
-    return next(iter(tensors), None)
+    parts = [part for part in reversed(result) if part is not None and part is not out]
+    others = [part for part in parts if not isinstance(part, Tensor)]
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim > 0]
+    return next(iter([*others, *tensors]), None)
 
 
 def _named_cache(result: Any, name: str) -> Any:

@@ -96,10 +96,9 @@ class TextModel:
             )
         outputs = list(out.to("cpu", torch.promote_types(out.dtype, torch.float32)))
         if not attention.is_pooled:
-            lengths = map(len, texts)
             outputs = [
-                row[:n] if side == "right" else row[-n:]
-                for row, n in zip(outputs, lengths, strict=True)
+                row[: len(text)] if side == "right" else row[-len(text) :]
+                for row, text in zip(outputs, texts, strict=True)
             ]
         return list(zip(outputs, wholes, strict=True))
 
@@ -114,8 +113,10 @@ class TextModel:
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
             n_earlier = sum(1 for earlier, _ in noted if earlier == name)
-            read = of_text(tree_map_only(Tensor, _as_floats, inputs))
-            noted[name, n_earlier] = read, of_text(output)
+            floats = tree_map_only(
+                Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
+            )
+            noted[name, n_earlier] = of_text(floats), of_text(output)
 
         return watching(self.attention.built.module, keep)
 
@@ -146,10 +147,6 @@ class TextModel:
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
-
-
-def _as_floats(numbers: Tensor) -> Tensor:
-    return numbers if numbers.is_floating_point() else numbers.double()
 
 
 def text_model_of_vectors(attention: UserAttention) -> TextModel | None:
@@ -192,11 +189,11 @@ def text_model_of_ids(
     that reads them, larger ids show how many it knows. `means`: what True in a mask means, if that
     is stated.
     """
-    template, n_ids_of_tables = plain_call(built, request), built.n_ids
-    if not has_table and not n_ids_of_tables and template.device.type == "cpu":
-        n_ids_of_tables = [_FEWEST_IDS]  # elsewhere a wrong id ends the process
+    template, n_ids = plain_call(built, request), built.n_ids
+    if not n_ids and not has_table and template.device.type == "cpu":
+        n_ids = _FEWEST_IDS  # elsewhere a wrong id ends the process
     parameters = [p for p in signature_of(built.call) if p.name not in template.others]
-    if not n_ids_of_tables or not parameters:
+    if not n_ids or not parameters:
         return None
     first, *others = parameters
     decoder = next((p.name for p in others if p.name in _DECODER), None)
@@ -206,7 +203,7 @@ def text_model_of_ids(
         sizes=CallSizes(BATCH, LENGTH, LENGTH),
         slots=(CallParameter(decoder or first.name, "x", True, decoder is None),),
         axes=OF_IDS,
-        ids=torch.arange(min(n_ids_of_tables), device=template.device),
+        ids=torch.arange(n_ids, device=template.device),
         others={**off, **template.others},
         is_copied=False,
     )
@@ -227,7 +224,9 @@ def _of_found(
     """The function of texts of a call that works, with its masks, padding, positions and cache."""
     module = found.built.module
     n_ids = _n_ids(found) if table is None else table.num_embeddings
-    pads = _padding_ids(module, table, n_ids)
+    of_config = getattr(getattr(module, "config", None), "pad_token_id", None)
+    stated = (of_config, getattr(table, "padding_idx", None))
+    pads = [i for i in stated if isinstance(i, int) and 0 <= i < n_ids]
     attention = with_independent_rows(found)
     masks = _likeliest(_forms_of_padding(attention, decoder, means))
     given = dict(attention.others)
@@ -278,13 +277,6 @@ def _n_ids(attention: UserAttention) -> int:
         return True
 
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
-
-
-def _padding_ids(module: nn.Module | None, table: nn.Embedding | None, n_ids: int) -> list[int]:
-    """The ids of padding that a model states, first by its config, then by its table."""
-    of_config = getattr(getattr(module, "config", None), "pad_token_id", None)
-    stated = (of_config, getattr(table, "padding_idx", None))
-    return [i for i in stated if isinstance(i, int) and 0 <= i < n_ids]
 
 
 def _first_position(module: nn.Module | None) -> int:

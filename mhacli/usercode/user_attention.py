@@ -222,8 +222,9 @@ class UserAttention:
             return ()
         passed = {slot.name for slot in self.slots} | {form.parameter for form in self.forms}
         passed |= {name for name, value in self.others.items() if value is not None}
-        effective = self._effective  # an offset is passed, but always 0
-        return tuple(p.name for p in effective if p.name not in passed or p.role == "offset")
+        return tuple(  # an offset is passed, but always 0
+            p.name for p in self._effective if p.name not in passed or p.role == "offset"
+        )
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -405,9 +406,11 @@ class UserAttention:
         triangle of it, for two texts of length T, and `…` for what takes more than a word.
         """
         words = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}
-        names = [p.name for p in signature_of(self.built.call) if p.name in self.others]
-        values = {name: at_sizes(self.others[name], self.sizes) for name in names}
-        texts = {name: _text_of(value, words) for name, value in values.items()}
+        texts = {
+            p.name: _text_of(at_sizes(self.others[p.name], self.sizes), words)
+            for p in signature_of(self.built.call)
+            if p.name in self.others
+        }
         texts |= dict.fromkeys(masks, "…")
         return ", ".join([*rows, *(f"{name}={text}" for name, text in texts.items())])
 
@@ -517,16 +520,11 @@ class Changed:
     @ours(instead=lambda self, *positional, **keywords: self.call(*positional, **keywords))
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """What it returns for the changed arguments."""
-        named = [
-            parameter.name
-            for parameter in signature_of(self.call)
-            if parameter.role not in ("rest", "any")
-        ]
-        names = [*named, *(f"args[{number}]" for number in range(len(named), len(positional)))][
-            : len(positional)
-        ]
-        arguments = self.change({**dict(zip(names, positional, strict=True)), **keywords})
-        return on_behalf(self.call, *[arguments.pop(name) for name in names], **arguments)
+        names = [p.name for p in signature_of(self.call) if p.role not in ("rest", "any")]
+        names += [f"args[{n}]" for n in range(len(names), len(positional))]
+        given = dict(zip(names, positional, strict=False))
+        arguments = self.change({**given, **keywords})
+        return on_behalf(self.call, *[arguments.pop(name) for name in given], **arguments)
 
     @ours()
     def __getattr__(self, name: str) -> Any:

@@ -5,20 +5,34 @@ values of the other arguments.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, assert_never, get_args
 
+import torch
 from torch import Tensor
 
-from mhacli.usercode.axes import HEAD_AXES, MAP_AXES, ROW_AXES, AxisNames, CallSizes
+from mhacli.attention.layer import rates
+from mhacli.usercode.axes import (
+    HEAD_AXES,
+    MAP_AXES,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    MadeForSizes,
+)
 from mhacli.usercode.build import Built
 from mhacli.usercode.masks import forms_of, made_mask
 from mhacli.usercode.names import never_read
 from mhacli.usercode.roles import MASKS, ROWS, CallParameter, signature_of, stated
 from mhacli.usercode.user_attention import UserAttention
-from mhacli.usercode.usual_arguments import SHAPES, LayerSizes, usual_arguments
 
+PositionShape = Literal["batched", "plain", "expanded"]
+"""The shape of the positions of a call: `[1, query]`, `[query]`, or `[batch, query]`."""
+SHAPES: tuple[PositionShape, ...] = get_args(PositionShape)
 AXES_OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
 """The axes of the inputs of a function of q, k and v, the likeliest first."""
 _HEADS = 4
@@ -29,26 +43,29 @@ _MOST_WIDTHS = 4
 """The most widths of a token that are tried: each comes with every other variant."""
 
 
+class LayerSizes(NamedTuple):
+    """The sizes of a layer that a call may ask for."""
+
+    n_heads: int = 1
+    d_head: int = 1
+    d_model: int = 1
+
+
 def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
     """The calls to try, the likeliest first, with all token vectors, then only with the required
     ones; `template` has what they have in common, such as the device. Raises `MhaError` if it takes
     none.
     """
-    sizes, parameters = _StatedSizes(template), signature_of(template.built.call)
-    free = [parameter for parameter in parameters if parameter.name not in template.others]
-    projects = bool(sizes.weights) or any(p.role in ("weight", "n_heads") for p in parameters)
+    free = [p for p in signature_of(template.built.call) if p.name not in template.others]
     has_places = any(p.required and p.role in ("rope", "positions", "offset") for p in free)
-    shapes = SHAPES if has_places else SHAPES[:1]
+    shapes = SHAPES if has_places else ("batched",)
     for slots in _slots_to_try(template.built, free):
-        is_function = len({slot.part for slot in slots}) == 3 and not projects
-        kind = _InputKind(is_pair=len(slots) > 1, is_function=is_function)
-        variants = itertools.product(
-            sizes.widths(kind), _layouts(sizes, kind), shapes, _open_masks(free)
-        )
+        sizes = _StatedSizes(template, slots)
+        variants = itertools.product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
         for (d_in, d_context), layout, shape, masks in variants:
-            usual = usual_arguments(free, sizes.layer(d_in, kind), shape, causal=causal)
+            usual = usual_arguments(free, sizes.layer(d_in), shape, causal=causal)
             n_split = 0
-            if is_function:
+            if sizes.is_function:
                 n_split = sizes.n_heads if "head" in layout.axes else 1
             yield replace(
                 template,
@@ -66,8 +83,9 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
     unread = never_read(built.call)
     rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
     if not rows and any(parameter.role == "rest" for parameter in free):
-        names = enumerate(ROWS[1:4])
-        rows = tuple(CallParameter(f"args[{n}]", role, n == 0, True) for n, role in names)
+        rows = tuple(
+            CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])
+        )
     needed = tuple(slot for slot in rows if slot.required or slot.part == "q")
     if not needed:
         message = "has no parameter for token vectors, such as x, or query, key and value"
@@ -76,21 +94,15 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
     return [rows] if rows == needed else [rows, needed]
 
 
-class _InputKind(NamedTuple):
-    """Whether there are several inputs, and whether they are q, k and v in heads."""
-
-    is_pair: bool
-    is_function: bool
-
-
 class _StatedSizes:
     """The sizes that a target states: `numbers` that it, its constructor or its call holds by name,
-    and the shapes of its weights. A `d_head` or a `d_model` of 0 is not stated.
+    and the shapes of its weights. A `d_head` or a `d_model` of 0 is not stated. The inputs are one
+    or a pair of sequences, or those of a function of q, k and v in heads.
     """
 
-    def __init__(self, template: UserAttention) -> None:
-        self.built = template.built
-        defaults = {p.name: p.default for p in signature_of(self.built.call)}
+    def __init__(self, template: UserAttention, slots: Sequence[CallParameter]) -> None:
+        self.built, parameters = template.built, signature_of(template.built.call)
+        defaults = {p.name: p.default for p in parameters}
         stored = {} if self.built.module is None else vars(self.built.module)
         held = {**stored, **self.built.arguments, **defaults, **template.others}
         self.numbers = {name: number for name, number in held.items() if isinstance(number, int)}
@@ -99,15 +111,18 @@ class _StatedSizes:
         self.n_heads = self._stated("n_heads") or _HEADS
         if not self._stated("n_heads") and self.d_model and self.d_head:
             self.n_heads = self.d_model // self.d_head
+        projects = self.weights or any(p.role in ("weight", "n_heads") for p in parameters)
+        self.is_pair = len(slots) > 1
+        self.is_function = not projects and len({slot.part for slot in slots}) == 3
 
     def _stated(self, role: str) -> int:
         return stated(self.numbers, role) or 0
 
-    def widths(self, kind: _InputKind) -> list[tuple[int, int]]:
+    def widths(self) -> list[tuple[int, int]]:
         """The widths to try of queries and of keys: for a function those of a head, else a stated
         one, then those that a weight has.
         """
-        if kind.is_function:
+        if self.is_function:
             widths = [self.d_head or self.d_model // self.n_heads or _HEAD_WIDTH]
         else:
             known = [stated(self.built.arguments, "d_model") or 0]
@@ -115,13 +130,13 @@ class _StatedSizes:
             known += [shape[0] for shape in self.weights]
             widths = [*dict.fromkeys(width for width in known if width > 1)][:_MOST_WIDTHS]
             widths = widths or [self.d_model or self.n_heads * _HEAD_WIDTH]
-        if kind.is_pair:
+        if self.is_pair:
             return [*itertools.product(widths, widths)]
         return [(width, width) for width in widths]
 
-    def layer(self, d_in: int, kind: _InputKind) -> LayerSizes:
+    def layer(self, d_in: int) -> LayerSizes:
         """The sizes of the layer for inputs of a width."""
-        if kind.is_function:
+        if self.is_function:
             return LayerSizes(self.n_heads, d_in, self.n_heads * d_in)
         return LayerSizes(self.n_heads, self.d_head or max(1, d_in // self.n_heads), d_in)
 
@@ -155,37 +170,134 @@ class _Layout(NamedTuple):
     sizes: CallSizes
 
 
-def _layouts(sizes: _StatedSizes, kind: _InputKind) -> list[_Layout]:
+def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     """The layouts to try: lengths that differ come first, because only the right axes take them. No
     length equals another size where that can be.
     """
     taken = {*sizes.numbers.values(), *itertools.chain(*sizes.weights)}
     batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
     lengths = []
-    if kind.is_pair:
+    if sizes.is_pair:
         lengths.append(CallSizes(batch, q_len, k_len))
     for length in sizes.text_lengths(same):
         n_texts = batch + 1 if batch == length else batch
         lengths.append(CallSizes(n_texts, length, length))
     orders: tuple[AxisNames, ...] = (ROW_AXES,)
-    if kind.is_function:
+    if sizes.is_function:
         orders = AXES_OF_HEADS
     elif sizes.numbers.get("batch_first", True) is False:
         orders = (("row", "batch", "width"), ROW_AXES)
     layouts = [_Layout(axes, each) for each in lengths for axes in orders]
-    if not kind.is_function:
+    if not sizes.is_function:
         layouts.append(_Layout(MAP_AXES, CallSizes(batch, _MAP_CELLS, _MAP_CELLS)))
     return layouts
+
+
+# ------------------------------------------------------------------------------ the other arguments
+
+
+def usual_arguments(
+    parameters: Sequence[CallParameter], layer: LayerSizes, shape: PositionShape, *, causal: bool
+) -> dict[str, Any]:
+    """The values of the required parameters besides inputs and masks, of the switches for training
+    and, if it is asked for, of those for a causal mask; positions have a shape.
+    """
+    values: dict[str, Any] = {
+        **layer._asdict(),
+        "scale": 1 / math.sqrt(layer.d_head),
+        "dropout": 0.0,
+        "causal": causal,
+        "off": False,
+        "result": False,
+        "training": MadeForSizes(attrgetter("training")),
+        **{role: made_place(role, shape) for role in ("offset", "positions", "segments")},
+    }
+    others = dict[str, Any]()
+    for name, role, required, _, _ in parameters:
+        is_switch = role == "training" or (role == "causal" and causal)
+        if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
+            continue
+        if role == "rope":
+            others[name] = MadeForSizes(partial(_rotation, name, layer.d_head, shape))
+        elif role in ("weight", "weight bias"):
+            weight = _weight(name, layer.d_model, seed=len(others) + 1)
+            others[name] = weight[:, 0] if role == "weight bias" else weight
+        else:
+            others[name] = values.get(role)
+    return others
+
+
+def made_place(role: str, shape: PositionShape) -> MadeForSizes:
+    """Where the tokens of a call stand, by a role: the number of tokens before it, or the segment
+    or the position of each.
+    """
+
+    def make(sizes: CallSizes) -> Any:
+        if role == "offset":
+            return sizes.start if shape == "batched" else torch.tensor(sizes.start)
+        if role == "segments":
+            return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
+        q_idx = torch.arange(sizes.start, sizes.start + sizes.q_len)
+        match shape:
+            case "batched":
+                return q_idx[None]
+            case "plain":
+                return q_idx
+            case "expanded":
+                return q_idx.expand(sizes.batch, -1)
+            case _:
+                assert_never(shape)
+
+    return MadeForSizes(make)
+
+
+def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) -> Any:
+    """A table of rotations: complex, or cosines and sines of all columns, or in pairs. A form of it
+    goes with each shape of positions, so that a call with both is tried in three variants, not in
+    nine; the likeliest form by the name goes with the likeliest shape.
+    """
+    frequencies = rates(d_head, 10_000.0, torch.device("cpu"))
+    q_idx = made_place("positions", "plain").make(sizes)
+    angle = torch.outer(q_idx.double(), frequencies)
+    turns = torch.polar(torch.ones_like(angle), angle)
+    whole = torch.cat([turns, turns], -1)
+    pair, of_pairs = (whole[None].real, whole[None].imag), torch.view_as_real(turns)
+    lower = name.lower()
+    if "cos" in lower:
+        forms: list[Any] = [whole.real, whole[None].real, turns.real]
+    elif "sin" in lower:
+        forms = [whole.imag, whole[None].imag, turns.imag]
+    elif "emb" in lower:
+        forms = [pair, turns, of_pairs]
+    else:
+        forms = [turns, pair, of_pairs]
+    return forms[SHAPES.index(shape)]
+
+
+def _weight(name: str, d_model: int, seed: int) -> Tensor:
+    """A random weight `[d_out, d_model]` of one, two or three projections, as its name says."""
+    n_projections = 1
+    if "qkv" in name or "in" in name.split("_"):
+        n_projections = 3
+    elif "kv" in name:
+        n_projections = 2
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n_projections * d_model, d_model)
+    return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(d_model)
 
 
 def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
     """Values for the required masks, by name: None, then masks that hide nothing, in each form for
     all of them.
     """
-    empty = [p.name for p in free if isinstance(p.default, Tensor) and p.default.numel() == 0]
-    needed = [p for p in free if p.role in MASKS and (p.required or p.name in empty)]
-    masks: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
+    needed = [
+        p
+        for p in free
+        if p.role in MASKS
+        and (p.required or (isinstance(p.default, Tensor) and p.default.numel() == 0))
+    ]
+    values: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
     for row in itertools.zip_longest(*map(forms_of, needed)):
         made = {form.parameter: made_mask(form) for form in row if form is not None}
-        masks.append(masks[-1] | made)
-    return masks
+        values.append(values[-1] | made)
+    return values
