@@ -47,7 +47,7 @@ from support import faults
 DATA = Path(__file__).with_name("mutants.json")
 ROOMS = (
     *("attention", "io", "layer", "models", "record", "render", "text", "usercode"),
-    *("commands/check", "commands/diff", "commands/effect", "commands/scan"),
+    *("commands/check", "commands/diff", "commands/effect", "commands/scan", "commands/trace"),
 )
 """The folders of `mhacli` of which mutants are drawn, in turn one of each."""
 TESTS = {
@@ -64,6 +64,7 @@ TESTS = {
     "commands/diff": ("diff",),
     "commands/effect": ("effects", "outside/inspect/test_effects.py"),
     "commands/scan": ("scan",),
+    "commands/trace": ("check/test_own_trace.py", "numbers/test_trace.py"),
     "io": ("processes", "refusals"),
     "io/data.py": ("refusals", "text", "old"),
     "io/safetensors.py": ("numbers/test_weights.py", "refusals", "old"),
