@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, UsageError, library
@@ -299,7 +299,7 @@ def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) 
     `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head
     does not exist.
     """
-    arrays, texts = view.arrays, (view.sequences[batch], view.keys[batch])
+    arrays = view.arrays
     heads = (
         range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
     )
@@ -311,25 +311,23 @@ def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) 
         raise MhaError(
             f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept"
         )
-    if head is not None and head not in heads:
+    if head not in (None, *heads):
         listed = ", ".join(map(str, heads))
         raise UsageError(
             f"head {head} is not in layer {layer} of the record, which has the heads {listed}"
         )
-    begins = view.first_query(batch), view.first_key(batch)
-    rows, columns = (slice(i, i + len(text.tokens)) for i, text in zip(begins, texts, strict=True))
+    rows, columns = view.inside(batch)
     values = arrays["pattern"][batch, :, rows, columns]
     allowed = arrays["allowed"][batch, :, rows, columns].repeat(
         len(values) // arrays["allowed"].shape[1], axis=0
     )
+    axes, texts = ("head", "query", "key"), (view.sequences[batch], view.keys[batch])
+    whole = Pattern(values, allowed, axes, (layer,), tuple(heads), batch, *texts)
     if head is None:
-        return Pattern(
-            values, allowed, ("head", "query", "key"), (layer,), tuple(heads), batch, *texts
-        )
+        return whole
     place = heads.index(head)
-    return Pattern(
-        values[place], allowed[place], ("query", "key"), (layer,), (head,), batch, *texts
-    )
+    part = {"values": values[place], "allowed": allowed[place]}
+    return replace(whole, **part, dims=axes[1:], heads=(head,))
 
 
 def stacked(patterns: Sequence[Pattern]) -> Pattern:
@@ -350,13 +348,6 @@ def stacked(patterns: Sequence[Pattern]) -> Pattern:
         np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed")
     )
     layers = tuple(pattern.layers[0] for pattern in patterns)
-    return Pattern(
-        values,
-        allowed,
-        ("layer", *first.dims),
-        layers,
-        first.heads,
-        first.batch,
-        first.queries,
-        first.keys,
+    return replace(
+        first, values=values, allowed=allowed, dims=("layer", *first.dims), layers=layers
     )

@@ -132,6 +132,12 @@ class Record(Shown):
         return self.sequences if self.context is None else self.context
 
     @property
+    def summaries(self) -> tuple[HeadsSummary, ...]:
+        """How the head statistics were computed, of each layer; none for a record of a run."""
+        alone = () if self.survey is None else (self.survey,)
+        return alone or tuple(layer.survey for layer in self.layers)
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The files of texts that its command names."""
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
@@ -153,6 +159,15 @@ class Record(Shown):
             self.config, Texts(self.sequences, self.context), n_tokens=len(self.vocabulary)
         )
 
+    def inside(self, sequence: int) -> tuple[slice, slice]:
+        """The rows and columns of arrays for a sequence's queries and keys, without padding."""
+        first_query = self.first_query(sequence)
+        first_key = self.first_key(sequence)
+        return (
+            slice(first_query, first_query + len(self.sequences[sequence].tokens)),
+            slice(first_key, first_key + len(self.keys[sequence].tokens)),
+        )
+
     def first_query(self, sequence: int) -> int:
         """The index of a sequence's first token on the query axis, after any left padding."""
         return self.config.first_column(len(self.sequences[sequence].tokens), self.dims.q_len)
@@ -162,7 +177,11 @@ class Record(Shown):
         return self.config.first_column(len(self.keys[sequence].tokens), self.dims.k_len)
 
     def of_layer(self, index: int) -> Record:
-        """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
+        """The record of one inspected layer, with its own sizes, heads, arrays and texts; of mha's
+        own layer the record itself.
+        """
+        if not self.layers:
+            return self
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context, layer.positions)
         sizes = {
@@ -207,15 +226,10 @@ class Record(Shown):
             (each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)
         ]
         attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
-        if kind is None and any(
-            its_kind == "self" and layer in (None, n) for n, its_kind, _ in attentions
-        ):
+        in_layer = [each for each in attentions if layer in (None, each[0])]
+        if kind is None and "self" in {its_kind for _, its_kind, _ in in_layer}:
             kind = "self"
-        chosen = [
-            (n, view)
-            for n, its_kind, view in attentions
-            if layer in (None, n) and kind in (None, its_kind)
-        ]
+        chosen = [(n, view) for n, its_kind, view in in_layer if kind in (None, its_kind)]
         if not chosen:
             listed = ", ".join(
                 dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions)

@@ -42,7 +42,7 @@ class Session:
         self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
         self.heads = dict[Place, DrawableHead]()
         for row, layer in enumerate(record.layers or (None,)):
-            view = record if layer is None else record.of_layer(row)
+            view = record.of_layer(row)
             for place, head in enumerate(view.heads):
                 self.heads[row, head.head] = DrawableHead(view, place, layer)
         self.scale = scale_of(ViewOptions(map_scale=scale), [*self.heads.values()])

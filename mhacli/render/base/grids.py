@@ -228,7 +228,7 @@ def grids(
         yield Text(f"⋮ {count_of(n_more, 'more pattern')} not drawn (--all or --head)", "dim")
     caption = [*_caption(visible, screen)] if visible else []
     if caption:
-        yield flowing(caption, screen.width)
+        yield flowing(caption, screen.width, style="dim")
 
 
 # ---------------------------------------------------------------------------------------- what fits
@@ -576,32 +576,21 @@ def swatches(group: Sequence[Grid], *, colour: bool) -> Text:
 # ------------------------------------------------------------------------------------------ caption
 
 
-def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[Text]:
+def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[str | Text]:
     """What a cell is, the scales of what is shaded, and the signs that occur."""
     parts = [panel.grid for panel in panels]
     has_numbers = panels[0].has_numbers
-    yield from (Text(words, "dim") for words in _meanings(parts, has_numbers=has_numbers))
-    if screen.colour or not has_numbers:
-        yield from _scales(parts, screen, has_numbers=has_numbers)
-    yield from (Text(words, "dim") for words in _signs(parts, has_numbers=has_numbers))
-    columns = [column for panel in panels for column in panel.beside if column.meaning]
-    for words in dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns):
-        yield Text(words, "dim")
-
-
-def _meanings(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
-    """What a cell is, and a star beside it."""
     yield from dict.fromkeys(g.meaning for g in parts if g.meaning)
     if has_numbers and any(g.marked is not None for g in parts):
         yield "* row maximum"
-
-
-def _signs(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
-    """What stands in cells without a number, as far as it occurs."""
+    if screen.colour or not has_numbers:
+        yield from _scales(parts, screen, has_numbers=has_numbers)
     if any(g.signs is None and g.scale != "change" and not g.allowed.all() for g in parts):
         yield "0 masked" if has_numbers else "a blank is masked"
     if any(np.isnan(g.visible).any() for g in parts):
         yield f"{'nan' if has_numbers else NAN_SIGN} not a number"
+    columns = [column for panel in panels for column in panel.beside if column.meaning]
+    yield from dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns)
 
 
 def _scales(parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Iterator[Text]:

@@ -92,9 +92,7 @@ def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[Hea
 
 def survey_of(record: Record) -> HeadsSummary:
     """The summary of head statistics; of several layers, the one with the largest distances."""
-    if record.survey is not None:
-        return record.survey
-    return max((layer.survey for layer in record.layers), key=lambda survey: survey.steps[-1])
+    return max(record.summaries, key=lambda survey: survey.steps[-1])
 
 
 def names_of(layers: Sequence[InspectedLayer]) -> str:

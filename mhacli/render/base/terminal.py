@@ -5,7 +5,6 @@ mean.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -122,12 +121,10 @@ def _empty(content: Table[Row], widths: Mapping[Column[Row], int]) -> RichTable:
         show_header=False,
     )
     for column, width in widths.items():
-        justify: Literal["left", "right"] = "left" if column.unit == "word" else "right"
-        overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
         empty.add_column(
             column.heading,
-            justify=justify,
-            overflow=overflow,
+            justify="left" if column.unit == "word" else "right",
+            overflow="fold" if column.wraps else "ellipsis",
             no_wrap=not column.wraps,
             width=width,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
@@ -288,7 +288,7 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
     statistics = record.heads[place]
     queries = record.sequences[sequence].tokens
     keys = record.keys[sequence].tokens
-    rows, columns = tokens_of(record, sequence)
+    rows, columns = record.inside(sequence)
     allowed = arrays["allowed"]
     cells = cell_map(
         queries,
@@ -300,16 +300,6 @@ def pattern_map(record: Record, place: int, sequence: int, *, site: str = "patte
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
         cells = replace(cells, entropy=arrays["entropy"][sequence, place, rows])
     return _with_learned(cells, statistics)
-
-
-def tokens_of(record: Record, sequence: int) -> tuple[slice, slice]:
-    """The rows and columns of arrays for a sequence's queries and keys, without padding."""
-    first_query = record.first_query(sequence)
-    first_key = record.first_key(sequence)
-    return (
-        slice(first_query, first_query + len(record.sequences[sequence].tokens)),
-        slice(first_key, first_key + len(record.keys[sequence].tokens)),
-    )
 
 
 def cell_map(
@@ -357,12 +347,9 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     arrays = record.arrays
     statistics = record.heads[place]
     queries, keys = record.sequences[sequence], record.keys[sequence]
-    first_query, first_key = record.first_query(sequence), record.first_key(sequence)
-    sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
+    first_query, first_key = (tokens.start for tokens in record.inside(sequence))
     has_keys = np.broadcast_to(arrays["visible"][sequence], arrays["sink"].shape[1:])[place] > 0
     n_queries = sums(has_keys.astype(np.float64), block)
-    entropy = sums(np.where(has_keys, arrays["entropy"][sequence, place], 0.0), block)
-    weights = arrays["map"][sequence, place].astype(np.float64)
     uniform = arrays["uniform_map"][sequence]
     is_open = uniform[min(place, uniform.shape[0] - 1)] > 0
     begins: dict[int, int] = {}
@@ -376,18 +363,21 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
     is_to_sink = np.isin(begin_of_query, sinks)
     rows = first_query + np.flatnonzero(is_to_sink)
     columns = first_key + begin_of_query[is_to_sink]
-    of_sinks = np.zeros(weights.shape)
+    of_sinks = np.zeros(is_open.shape)
+    sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
     np.add.at(of_sinks, (rows // block, columns // block), sink[rows])
+    entropy = sums(np.where(has_keys, arrays["entropy"][sequence, place], 0.0), block)
+    n_of_row = np.maximum(n_queries, 1)
     cells = HeadMap(
         queries=queries.tokens,
         keys=keys.tokens,
-        weights=np.where(is_open, weights, MASKED),
-        of_sinks=of_sinks / np.maximum(n_queries, 1)[:, None],
+        weights=np.where(is_open, arrays["map"][sequence, place].astype(np.float64), MASKED),
+        of_sinks=of_sinks / n_of_row[:, None],
         n_queries=n_queries,
         sinks=sinks,
         block=block,
         first=(-first_query, -first_key),
-        entropy=np.where(n_queries > 0, entropy / np.maximum(n_queries, 1), np.nan),
+        entropy=np.where(n_queries > 0, entropy / n_of_row, np.nan),
     )
     return _with_learned(cells, statistics)
 
@@ -519,33 +509,18 @@ def _pattern_grid(
 def _beside(cells: HeadMap, digits: int) -> Iterator[Column[int]]:
     """The sum of each row, if one is not 1, what a sink logit takes, and the entropy."""
     sums = cells.sums
-    learned = cells.learned
-    entropy = cells.entropy
+    weight = partial(Column[int], unit="weight", digits=digits)
     if {shown(float(total), "weight", digits) for total in sums} != {shown(1.0, "weight", digits)}:
-        yield Column(
-            "Σ",
-            lambda row: sums[row],
-            unit="weight",
-            digits=digits,
-            meaning="sum of the row",
-        )
-    if learned is not None:
-        yield Column(
+        yield weight("Σ", sums.__getitem__, meaning="sum of the row")
+    if cells.learned is not None:
+        yield weight(
             "s_aux",
-            lambda row: learned[row],
-            unit="weight",
-            digits=digits,
+            cells.learned.__getitem__,
             style=lambda row: "magenta",
             meaning="weight of the sink logit, which is no key",
         )
-    if entropy is not None:
-        yield Column(
-            "H",
-            lambda row: entropy[row],
-            unit="nats",
-            drop=1,
-            meaning="entropy in nats",
-        )
+    if cells.entropy is not None:
+        yield Column("H", cells.entropy.__getitem__, unit="nats", drop=1, meaning="entropy in nats")
 
 
 def _map_grid(cells: HeadMap, title: str, scale: Scale, options: ViewOptions) -> Grid:

@@ -153,7 +153,7 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
     sort, _ = require_order(options.sort)
     sink_tokens = SINK_TOKENS
     patterns: Sequence[str] = ()
-    if record.survey is not None or record.layers:
+    if record.summaries:
         survey = survey_of(record)
         sink_tokens = survey.sink_tokens
         patterns = survey.patterns
@@ -215,14 +215,14 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
     """The column of attention weights by distance, relative to the largest, if the record has
     them.
     """
-    steps = survey_of(record).steps if record.survey is not None or record.layers else ()
+    steps = survey_of(record).steps if record.summaries else ()
     if not steps:
         return
     ends = [
         f"{end:,}" if end - before == 1 else f"{before + 1:,}–{end:,}"
         for before, end in pairwise((-1, *steps))
     ]
-    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    views = [record.of_layer(index) for index in range(len(record.layers) or 1)]
     places = {
         head_key(head): (view.arrays, place)
         for view in views

@@ -21,7 +21,7 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import table
-from mhacli.render.heads.head_map import cell_map, grid_of, tokens_of, where
+from mhacli.render.heads.head_map import cell_map, grid_of, where
 from mhacli.render.heads.table import TOKEN_WIDTH, token_name
 from mhacli.text.numbers import shown
 
@@ -160,7 +160,7 @@ def _corner_view(
 def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
     """The requested queries within a sequence, each after its index in the request."""
     assert record.survey is not None, "only a record of heads has them"
-    rows, _ = tokens_of(record, sequence)
+    rows, _ = record.inside(sequence)
     return [
         (number, q)
         for number, q in enumerate(record.survey.kept.queries)

@@ -23,7 +23,7 @@ from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
-from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of, tokens_of
+from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of
 from mhacli.render.page.elements import Html
 from mhacli.text.escape import token_label
 from mhacli.text.numbers import shown
@@ -300,7 +300,7 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
     record = head.record
     if "pattern" not in record.arrays:
         return
-    queries, keys = tokens_of(record, sequence)
+    queries, keys = record.inside(sequence)
     for name in names:
         if name in record.arrays:
             array = record.arrays[name][sequence]

@@ -98,7 +98,7 @@ def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
             yield Text(f"{name}: ", "bold").append(visible(variant.explanation), style="not bold")
             if in_detail:
                 yield Padding(Text(f"why: {variant.why}\nsource: {variant.source}", "dim"), _INDENT)
-    yield from kv_heads_line(record if record.model is None else record.of_layer(0))
+    yield from kv_heads_line(record.of_layer(0))
 
 
 def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableType:
@@ -158,7 +158,7 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """The computation of one attention weight, number by number."""
-    record = record if record.model is None else record.of_layer(0)
+    record = record.of_layer(0)
     query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
     key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
 
@@ -338,8 +338,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     compared = "the steps equal a full pass"
     if record.model is None:
         compared += " and the pattern gives the output"
-    else:
-        record = record.of_layer(0)
+    record = record.of_layer(0)
     cache = Text(f"cache: {visible(decoding.cache)}", "bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
     most = None if options.everything else MAX_STEPS
