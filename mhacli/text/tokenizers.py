@@ -163,6 +163,10 @@ others count up from 256. Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode
 encoder.py."""
 
 
+Labelled = tuple[Piece, str | None]
+"""The description of a token, and its text, None for a part of a character."""
+
+
 class LibraryTokenizer:
     """Gives the tokens of a tokenizer of the tokenizers library, whose padding and truncation are
     switched off.
@@ -199,7 +203,7 @@ class LibraryTokenizer:
             )
         return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
 
-    def _token(self, token_id: int) -> tuple[Piece, str | None]:
+    def _token(self, token_id: int) -> Labelled:
         """The description of a token and its text, None for a part of a character. The text is
         decoded behind another token, because decoders drop the space before a text.
         """
@@ -273,8 +277,7 @@ class LibraryTokenizer:
         types = () if pair is None else tuple(encoding.type_ids[:n])
         text = text if pair is None else f"{text}\n{pair}"
         is_unigram = type(self.library.model).__name__ == "Unigram"
-        pieces: list[Piece] = []
-        labels: list[str | None] = []
+        labelled: list[Labelled] = []
         for i, token_id in enumerate(ids[:n]):
             piece, label = self.token(token_id)
             name = piece.name
@@ -284,18 +287,15 @@ class LibraryTokenizer:
                 # Unigram names unknown text by the text
                 typed = text[slice(*offsets[i])].encode("utf-8", "surrogatepass")
                 piece, label = Piece(name, typed.hex()), name
-            pieces.append(piece)
-            labels.append(label)
+            labelled.append((piece, label))
         bare = TokenSequence(text, (), tuple(ids[:n]), tuple(offsets[:n]), token_type_ids=types)
-        sequence = _described(bare, pieces, labels, words).first(limit)
+        sequence = _described(bare, labelled, words).first(limit)
         return sequence, len(ids) - len(sequence.ids)
 
     def of_ids(self, ids: Sequence[int]) -> TokenSequence:
         """The tokens of ids without a text: the text is what they stand for."""
-        described = [self.token(i) for i in ids]
-        pieces = [piece for piece, _ in described]
-        labels = [label for _, label in described]
-        contents = [bytes.fromhex(piece.bytes) for piece in pieces]
+        labelled = [self.token(i) for i in ids]
+        contents = [bytes.fromhex(piece.bytes) for piece, _ in labelled]
         characters = b"".join(contents).decode("utf-8", "surrogateescape")
         character_of = [
             i for i, c in enumerate(characters) for _ in c.encode("utf-8", "surrogateescape")
@@ -306,38 +306,31 @@ class LibraryTokenizer:
             for a, b in pairwise(ends)
         ]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
-        return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
+        return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), labelled, [])
 
 
 def _described(
-    bare: TokenSequence,
-    pieces: Sequence[Piece],
-    labels: Sequence[str | None],
-    words: Sequence[object],
+    bare: TokenSequence, labelled: Sequence[Labelled], words: Sequence[object]
 ) -> TokenSequence:
-    """The tokens of a text, with the number of each word and of each part of a character. A piece
-    without a label is a part of one.
-    """
-    tokens, pieces = _with_parts(bare, pieces, labels)
+    """The tokens of a text, with the number of each word and of each part of a character."""
+    tokens, pieces = _with_parts(bare, labelled)
     return replace(bare, tokens=tokens, pieces=_with_words(bare, tokens, pieces, words))
 
 
 def _with_parts(
-    bare: TokenSequence, pieces: Sequence[Piece], labels: Sequence[str | None]
+    bare: TokenSequence, labelled: Sequence[Labelled]
 ) -> tuple[tuple[str, ...], list[Piece]]:
     """The tokens of a text, and the pieces with the number of each part of a character.
 
     The parts of a character, which have no label, end at the same character. A byte of no character
     becomes Python's lone surrogate.
     """
-    tokens = [label or "" for label in labels]
-    numbered = [*pieces]
-    ends = (end for _, end in bare.offsets)
-    places = enumerate(zip(labels, ends, strict=True))
-    for (is_part, end), group in groupby(places, lambda place: (place[1][0] is None, place[1][1])):
-        members = [i for i, _ in group]
-        if not is_part:
-            continue
+    tokens = [label or "" for _, label in labelled]
+    pieces = [piece for piece, _ in labelled]
+    places = enumerate(zip(labelled, bare.offsets, strict=True))
+    groups = groupby(places, lambda place: (place[1][0][1] is None, place[1][1][1]))
+    for (is_part, end), group in groups:
+        members = [i for i, _ in group] if is_part else []
         for part, i in enumerate(members, 1):
             content, typed = bytes.fromhex(pieces[i].bytes), bare.text[bare.offsets[i][0] : end]
             if "\ufffd" in typed:
@@ -346,8 +339,8 @@ def _with_parts(
             if content[:1] == b" " and typed[:1] != " ":  # offsets may leave the space out
                 typed = f" {typed}"
             tokens[i] = f"{typed}⟨{part}/{len(members)}⟩" if len(members) > 1 else typed
-            numbered[i] = replace(pieces[i], part=part, parts=len(members))
-    return tuple(tokens), numbered
+            pieces[i] = replace(pieces[i], part=part, parts=len(members))
+    return tuple(tokens), pieces
 
 
 def _with_words(
