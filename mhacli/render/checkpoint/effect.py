@@ -359,9 +359,10 @@ def effect_table(
     columns: list[Column[Effect]] = [
         column("effect", "removed", lambda effect: removal_name(effect, record))
     ]
-    if any(effect.removed == "edge" for effect in record.effects):
+    removed = {effect.removed for effect in record.effects}
+    if "edge" in removed:
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
-    if any(effect.removed == "head" for effect in record.effects):
+    if "head" in removed:
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
     numbers = numbers_of(record.effects)
     for place, name in enumerate(numbers, 1):

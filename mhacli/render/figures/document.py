@@ -37,7 +37,12 @@ def figure(record: Record, options: ViewOptions) -> str:
     not support, and `MhaError` if the record lacks the data.
     """
     metadata = {"command": [*record.command], **dict(provenance(record))}
-    match options.figure or _usual_figure(record, options):
+    usual: Figure = "grid"
+    if record.effect is not None and options.heads is None:
+        usual = "effects"
+    elif record.trace and not record.heads:
+        usual = "walk"
+    match options.figure or usual:
         case "effects":
             return _effects(record, metadata)
         case "walk":
@@ -48,15 +53,6 @@ def figure(record: Record, options: ViewOptions) -> str:
             return heads_figure(record, options, metadata)
         case never:
             assert_never(never)
-
-
-def _usual_figure(record: Record, options: ViewOptions) -> Figure:
-    """The picture of a record without a request."""
-    if record.effect is not None and options.heads is None:
-        return "effects"
-    if record.trace and not record.heads:
-        return "walk"
-    return "grid"
 
 
 def _walk(record: Record, metadata: Mapping[str, object]) -> str:

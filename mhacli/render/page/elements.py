@@ -103,17 +103,21 @@ def table(
     if content.title:
         parts.append(tag("caption", text(content.title)))
     if any(column.heading for column in columns):
-        parts.append(tag("thead", tag("tr", *map(_heading, columns))))
+        headings = (
+            tag(
+                "th",
+                text(column.heading),
+                scope="col",
+                title=column.explanation or None,
+                class_=_class(column),
+            )
+            for column in columns
+        )
+        parts.append(tag("thead", tag("tr", *headings)))
     parts.append(tag("tbody", *map(line, content.rows[: content.most])))
     if content.foot:
         parts.append(tag("tfoot", *map(line, content.foot)))
     return tag("div", tag("table", *parts, class_=kind), class_="scroll")
-
-
-def _heading(column: Column[Row]) -> Html:
-    """The heading of a column with its explanation."""
-    title = column.explanation or None
-    return tag("th", text(column.heading), scope="col", title=title, class_=_class(column))
 
 
 def _class(column: Column[Row]) -> str | None:

@@ -117,10 +117,41 @@ def _steps_and_patterns(
     options: ViewOptions,
     screen: Screen,
 ) -> Iterator[RenderableType]:
-    """What a run shows of its steps and patterns."""
+    """The steps of a run on request; and the chosen heads of the chosen sequences, as many as have
+    room, in training before and after dropout.
+    """
     if options.shapes or options.verbose:
         yield bare(lines_table(record), screen.width)
-    parts = [*_patterns(record, sequences, [head.head for head in heads], options, screen)]
+    if options.view == "none":
+        return
+    if "pattern" not in record.arrays:
+        yield Text(
+            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
+            " --keep-limit makes room",
+            "yellow",
+        )
+        return
+    limit = len(heads)
+    most = None
+    if options.heads is None and not (options.everything or options.verbose):
+        limit = MAX_HEADS_DRAWN
+        most = MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
+    maps = [
+        titled
+        for b in sequences
+        for head in heads[:limit]
+        for titled in maps_of_head(record, b, head.head)
+    ]
+    n_more = max(0, len(heads) - limit) * len(sequences)
+    parts = [*patterns(maps, options, screen, most=most, n_more=n_more)]
+    if "dropped" in record.arrays:
+        p = record.config.dropout
+        words = (
+            f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are"
+            f" multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on"
+            " average"
+        )
+        parts.append(Text(words, "dim"))
     if parts:
         yield Group(*parts)
 
@@ -210,49 +241,6 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
 
 
 # ----------------------------------------------------------------------------------------- patterns
-
-
-def _patterns(
-    record: Record,
-    sequences: Sequence[int],
-    heads: Sequence[int],
-    options: ViewOptions,
-    screen: Screen,
-) -> Iterator[RenderableType]:
-    """The chosen heads of the chosen sequences, as many as have room; in training before and after
-    dropout.
-    """
-    if options.view == "none":
-        return
-    if "pattern" not in record.arrays:
-        yield Text(
-            "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
-            " --keep-limit makes room",
-            "yellow",
-        )
-        return
-    if options.heads is not None or options.everything or options.verbose:
-        limit = len(heads)
-        most = None
-    else:
-        limit = MAX_HEADS_DRAWN
-        most = MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
-    maps = [
-        titled
-        for b in sequences
-        for head in heads[:limit]
-        for titled in maps_of_head(record, b, head)
-    ]
-    n_more = max(0, len(heads) - limit) * len(sequences)
-    yield from patterns(maps, options, screen, most=most, n_more=n_more)
-    if "dropped" in record.arrays:
-        p = record.config.dropout
-        yield Text(
-            f"dropout {p:g}: each weight becomes 0 with probability {p:g}, and the rest are"
-            f" multiplied by 1/(1 − {p:g}) = {1 / (1 - p):.4g}, so that a row sums to 1 only on"
-            " average",
-            "dim",
-        )
 
 
 def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[TitledMap]:
