@@ -110,7 +110,7 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
         piece.name != token for piece, token in zip(pieces, sequence.tokens, strict=False)
     )
     notes = _notes(record, sequence, index)
-    columns = [
+    columns: list[Column[int]] = [
         Column("index", lambda i: i if i >= 0 else None, unit="integer"),
         *of_token(
             "token",
