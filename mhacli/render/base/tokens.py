@@ -31,7 +31,9 @@ def token_tables(
 ) -> Iterator[RenderableType]:
     """The tables of the chosen sequences, each with its context, in the order of execution."""
     families = [record.sequences, *filter(None, [record.context])]
+    vocabulary = str(len(record.vocabulary))
     if record.model is not None:
+        vocabulary = f"{record.model.n_vocabulary:,}"
         families.reverse()  # an encoder runs first
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
@@ -51,20 +53,13 @@ def token_tables(
             padding = f" + {n_padding} padding" if n_padding else ""
             n_tokens = f"{count_of(len(text.tokens), 'token')}{padding}"
             title = Text(f"{_name(record, index, is_context=is_context)}: {n_tokens}, ", "bold")
-            title.append(f"vocabulary of {_vocabulary(record)}", style="not bold")
+            title.append(f"vocabulary of {vocabulary}", style="not bold")
             yield Group(title, *table(tokens, screen.width))
 
 
 def hidden(count: int, noun: str, option: str) -> Text:
     """A note on hidden parts of a view, with the option that shows them."""
     return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", "dim")
-
-
-def _vocabulary(record: Record) -> str:
-    """The size of the vocabulary."""
-    if record.model is None:
-        return str(len(record.vocabulary))
-    return f"{record.model.n_vocabulary:,}"
 
 
 def _name(record: Record, index: int, *, is_context: bool) -> str:

@@ -4,7 +4,7 @@ unverified.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -169,14 +169,16 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
         is_usual = layer.scale is None or f"{layer.scale * layer.d_head**0.5:.4g}" == "1"
         return "" if is_usual else f"scale {layer.scale:.4g}"
 
-    layers = record.layers
-    yield from (*by_layers(layers, mask), *by_layers(layers, scale))
-    yield from by_layers(
-        layers, lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}"
+    parts: Sequence[Callable[[InspectedLayer], str]] = (
+        mask,
+        scale,
+        lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}",
+        lambda layer: "a bias on the scores" if layer.bias else "",
+        lambda layer: _SINKS if layer.sinks else "",
+        lambda layer: " · ".join(map(visible, layer.extras.values())),
     )
-    yield from by_layers(layers, lambda layer: "a bias on the scores" if layer.bias else "")
-    yield from by_layers(layers, lambda layer: _SINKS if layer.sinks else "")
-    yield from by_layers(layers, lambda layer: " · ".join(map(visible, layer.extras.values())))
+    for describe in parts:
+        yield from by_layers(record.layers, describe)
 
 
 # ------------------------------------------------------------------------------------------- checks

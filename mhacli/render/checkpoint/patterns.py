@@ -1,100 +1,21 @@
-"""The patterns of chosen layers and heads of a checkpoint on one scale."""
+"""The queries of a head that are drawn, and its map with words in place of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import RenderableType
-from rich.text import Text
 
-from mhacli.record.record import Record
-from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import type_text
-from mhacli.render.base.grids import MAX_LINES
-from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import DrawableHead, LayerView, drawable_heads, names_of
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import (
     HeadMap,
-    TitledMap,
     cell_map,
     head_map,
-    kv_head_of,
-    patterns,
-    where,
 )
 from mhacli.text.tokens import TokenSequence
-
-MAX_DRAWN = 16
-HINT = "--layer N --head H draws a pattern"
-
-
-def are_drawn(layers: Sequence[LayerView], options: ViewOptions) -> bool:
-    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are
-    chosen for span masses.
-    """
-    is_about_spans = bool(layers and layers[0].record.spans)
-    is_chosen = options.heads is not None or (options.layers is not None and not is_about_spans)
-    return is_chosen and options.view != "none" and any(layer.has_pattern for layer in layers)
-
-
-def patterns_view(
-    record: Record,
-    layers: Sequence[LayerView],
-    sequences: Sequence[int],
-    options: ViewOptions,
-    screen: Screen,
-) -> Iterator[RenderableType]:
-    """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
-    if options.view == "none" or not any(layer.has_pattern for layer in layers):
-        return
-    if not are_drawn(layers, options):
-        yield Text(HINT, "dim")
-        return
-    missing = [layer.inspected for layer in layers if not layer.has_pattern]
-    if missing:
-        why = "is not in this record, so it is not drawn; --keep-limit makes room"
-        yield Text(f"the pattern of {names_of(missing)} {why}", "yellow")
-    heads = [head for head in drawable_heads(record, options) if "pattern" in head.record.arrays]
-    chosen = [*product(heads, sequences)]
-    is_requested = options.everything or (options.layers is not None and options.heads is not None)
-    most = None
-    if not is_requested:
-        most = MAX_LINES
-        chosen = chosen[:MAX_DRAWN]
-        if options.view == "auto" and options.rows is None:
-            options = replace(options, view="heatmap")
-    n_heads = len(heads) * len(sequences)
-    maps = [_titled_map(head, b, options, is_alone=n_heads == 1) for head, b in chosen]
-    yield from patterns(maps, options, screen, most=most, n_more=n_heads - len(maps))
-    if any(cells.is_followed(row) for _, cells in maps for row in range(len(cells.weights))):
-        yield Text("a → b: after query a the model generated token b", "dim")
-    if options.words:
-        yield Text(WORDS_CAPTION, "dim")
-
-
-def _titled_map(
-    head: DrawableHead, sequence: int, options: ViewOptions, *, is_alone: bool
-) -> TitledMap:
-    """The map of a head with its title, of words on request. A head that `is_alone` has its type in
-    words.
-    """
-    record = head.record
-    statistics = head.statistics
-    queries = queries_of(head, sequence, options)
-    cells = words_map(head, sequence) if options.words else head_map(head, sequence)
-    cells = replace(cells, produced=queries.produced)
-    if queries.rows is not None:
-        cells = cells.of_rows(queries.rows)
-    doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
-    kind = KIND_SIGNS[statistics.kind].sign
-    if is_alone:
-        kind += f" {type_text(statistics)}"
-    label = head.label + kv_head_of(record, statistics.head)
-    return TitledMap(where(record, sequence, label, doubt, kind), cells)
 
 
 class Queries(NamedTuple):

@@ -5,8 +5,8 @@ chosen details, and of a corpus the distributions over documents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, replace
+from itertools import product, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,15 +28,18 @@ from mhacli.record.heads import (
     nearest_type,
 )
 from mhacli.record.record import Record
-from mhacli.render.base.colours import type_sign
+from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
-from mhacli.render.base.format import fitted, flowing, token_at
-from mhacli.render.base.grids import grids
+from mhacli.render.base.format import fitted, flowing, token_at, type_text
+from mhacli.render.base.grids import MAX_LINES, grids
 from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
+    DrawableHead,
     LayerView,
     chosen_heads,
     chosen_layers,
+    drawable_heads,
+    names_of,
     require_inspected_heads,
     short_name,
     survey_of,
@@ -44,8 +47,16 @@ from mhacli.render.base.selection import (
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.checkpoint.patterns import are_drawn, patterns_view
-from mhacli.render.heads.head_map import NamedLayer, maps_view
+from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
+from mhacli.render.heads.head_map import (
+    NamedLayer,
+    TitledMap,
+    head_map,
+    kv_head_of,
+    maps_view,
+    patterns,
+    where,
+)
 from mhacli.render.heads.table import (
     SinkOfHead,
     head_key,
@@ -67,6 +78,9 @@ MAX_RANKED = 8
 """The most heads in the table of several layers."""
 MAX_OF_CORPUS = 4
 """The most heads in each of the two tables of a corpus."""
+MAX_PATTERNS = 16
+"""The most patterns that are drawn without a request of them all."""
+HINT = "--layer N --head H draws a pattern"
 MAX_DRAWN = 8
 """The most heads, and the most layers, whose single cells are shown."""
 
@@ -93,8 +107,18 @@ class _Content:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether patterns were chosen and can be drawn."""
-        return are_drawn(self.layers, self.options)
+        """Whether layers or heads were chosen for their patterns, and one can be drawn. In a record
+        with spans, layers are chosen for span masses.
+        """
+        options = self.options
+        has_layers = options.layers is not None and not self.record.spans
+        return (has_layers or options.heads is not None) and self.can_draw
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether patterns are wanted, and there is one."""
+        has_any = any(layer.has_pattern for layer in self.layers)
+        return has_any and self.options.view != "none"
 
     @property
     def is_of_one_head(self) -> bool:
@@ -147,9 +171,7 @@ def _heads(content: _Content) -> Iterator[RenderableType]:
     record = content.record
     options = content.options
     screen = content.screen
-    patterns = Group(
-        *patterns_view(record, content.layers, content.sequences.shown, options, screen)
-    )
+    patterns = Group(*_patterns(content))
     rows = heads_table(record, content.listed, options)
     numbers = Group(*content.remarks(), *table(rows, screen.width, has_all=options.verbose))
     if content.is_of_one_head:
@@ -164,6 +186,58 @@ def _heads(content: _Content) -> Iterator[RenderableType]:
     yield numbers
     if content.has_all or options.heads is None:
         yield _overview(content)
+
+
+def _patterns(content: _Content) -> Iterator[RenderableType]:
+    """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
+    options = content.options
+    if not content.has_patterns:
+        if content.can_draw:
+            yield Text(HINT, "dim")
+        return
+    missing = [layer.inspected for layer in content.layers if not layer.has_pattern]
+    if missing:
+        why = "is not in this record, so it is not drawn; --keep-limit makes room"
+        yield Text(f"the pattern of {names_of(missing)} {why}", "yellow")
+    heads = [
+        head for head in drawable_heads(content.record, options) if "pattern" in head.record.arrays
+    ]
+    chosen = [*product(heads, content.sequences.shown)]
+    n_heads = len(chosen)
+    is_requested = options.everything or (options.layers is not None and options.heads is not None)
+    most = None
+    if not is_requested:
+        most = MAX_LINES
+        chosen = chosen[:MAX_PATTERNS]
+        if options.view == "auto" and options.rows is None:
+            options = replace(options, view="heatmap")
+    maps = [_titled_map(head, b, options, is_alone=n_heads == 1) for head, b in chosen]
+    yield from patterns(maps, options, content.screen, most=most, n_more=n_heads - len(maps))
+    if any(cells.is_followed(row) for _, cells in maps for row in range(len(cells.weights))):
+        yield Text("a → b: after query a the model generated token b", "dim")
+    if options.words:
+        yield Text(WORDS_CAPTION, "dim")
+
+
+def _titled_map(
+    head: DrawableHead, sequence: int, options: ViewOptions, *, is_alone: bool
+) -> TitledMap:
+    """The map of a head with its title, of words on request. A head that `is_alone` has its type in
+    words.
+    """
+    record = head.record
+    statistics = head.statistics
+    queries = queries_of(head, sequence, options)
+    cells = words_map(head, sequence) if options.words else head_map(head, sequence)
+    cells = replace(cells, produced=queries.produced)
+    if queries.rows is not None:
+        cells = cells.of_rows(queries.rows)
+    doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
+    kind = KIND_SIGNS[statistics.kind].sign
+    if is_alone:
+        kind += f" {type_text(statistics)}"
+    label = head.label + kv_head_of(record, statistics.head)
+    return TitledMap(where(record, sequence, label, doubt, kind), cells)
 
 
 def _overview(content: _Content) -> RenderableType:
