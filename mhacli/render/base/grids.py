@@ -585,12 +585,17 @@ def _caption(panels: Sequence[_Panel], screen: Screen) -> Iterator[str | Text]:
         yield "* row maximum"
     if screen.colour or not has_numbers:
         yield from _scales(parts, screen, has_numbers=has_numbers)
+    yield from _signs(parts, has_numbers=has_numbers)
+    columns = [column for panel in panels for column in panel.beside if column.meaning]
+    yield from dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns)
+
+
+def _signs(parts: Sequence[Grid], *, has_numbers: bool) -> Iterator[str]:
+    """What stands in cells without a number, as far as it occurs."""
     if any(g.signs is None and g.scale != "change" and not g.allowed.all() for g in parts):
         yield "0 masked" if has_numbers else "a blank is masked"
     if any(np.isnan(g.visible).any() for g in parts):
         yield f"{'nan' if has_numbers else NAN_SIGN} not a number"
-    columns = [column for panel in panels for column in panel.beside if column.meaning]
-    yield from dict.fromkeys(f"{column.heading} {column.meaning}" for column in columns)
 
 
 def _scales(parts: Sequence[Grid], screen: Screen, *, has_numbers: bool) -> Iterator[Text]:
