@@ -5,20 +5,20 @@ they first differ.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
-from mhacli.cli.parameters import command, offers
+from mhacli.cli.parameters import command, offers, removed_option
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.commands.diff.request import DiffRequest
 from mhacli.commands.diff.result import Diff
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.models.folder import is_hub_id
-from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
-from mhacli.settings import VIEW, Source, setting
+from mhacli.render.base.options import ViewOptions
+from mhacli.settings import Source, setting
 
 _TOLERANCE = (
     "Of two records: largest difference that counts as equal, relative to the largest number of a"
@@ -26,9 +26,8 @@ _TOLERANCE = (
     " bfloat16, by the coarser record)"
 )
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
-_HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
-_SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
+_PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browses them"
 
 
 @command(
@@ -36,6 +35,10 @@ _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
     'mha diff MODEL MODEL "the cat sat on the mat" --dtype-b bfloat16',
     'mha diff MODEL model.py:build "the cat sat on the mat"',
     "mha diff before.safetensors after.safetensors",
+    removed=[
+        removed_option(names, _PICTURES)
+        for names in ("--view", "--head", "--sequence", "--precision --decimals", "--map-scale")
+    ],
 )
 def diff(
     request: DiffRequest,
@@ -43,16 +46,8 @@ def diff(
     tolerance: float | None = setting(
         None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"
     ),
-    view: Literal["heatmap", "none"] = setting(
-        "heatmap", VIEW, "How to draw each head of records."
-    ),
     source: Annotated[Source, offers("typed", "text", "file", "encoding", "errors", "max_bytes")],
-    options: Annotated[
-        ViewOptions,
-        offers(
-            "precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES
-        ),
-    ],
+    options: Annotated[ViewOptions, offers("everything", "layers")],
     output: Annotated[Output, offers("json", "png", "force", csv=_CSV, save=_SAVE, **REPORT)],
 ) -> None:
     """Compares two models, place by place in the order of execution, or two records; exit code 3 if
@@ -66,11 +61,11 @@ def diff(
     require_writable(output.files, force=output.force)
     if "record" in kinds:
         from mhacli.commands.diff.compare import diff as compare
-        from mhacli.commands.diff.view import require_drawable
+        from mhacli.commands.diff.view import require_layers
 
         with show_activity("comparing"):
             result = compare(request.a, request.b or "", tolerance=tolerance)
-        require_drawable(result, options)
+        require_layers(result, options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
@@ -84,7 +79,7 @@ def diff(
         result = Diff(document)
     print_report(
         output,
-        view=lambda screen: result.view(screen, replace(options, view=view)),
+        view=lambda screen: result.view(screen, options),
         json=lambda: result.to_dict(record_command()),
         csv=lambda: [*result.rows()],
     )

@@ -1,5 +1,4 @@
-"""`mhacli.diff`; and two records compared: texts, layers (`sites.py`), effects, settings.
-Differences are B − A.
+"""`mhacli.diff`; and two records compared: texts and layers (`sites.py`). Differences are B − A.
 
 Dictionaries are parts of the JSON document as they are. Non-finite numbers are None.
 """
@@ -8,23 +7,16 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Literal
-
-import msgspec
-from msgspec.structs import replace as changed
 
 from mhacli.commands.diff.result import SCHEMA, Diff
 from mhacli.commands.diff.sites import LayerDifference, alone
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES
-from mhacli.record.effect import Effect
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.record.storage import load
-from mhacli.text.align import align, pairs
+from mhacli.text.align import align
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
@@ -76,9 +68,9 @@ def record_diff(
     layers = [
         LayerDifference(each, *of_a[each], *of_b[each], tolerance) for each in of_a if each in of_b
     ]
-    texts, effects = _texts(a, b), _effects(a, b, tolerance)
+    texts = _texts(a, b)
     first_site = _first_site(layers)
-    where = _where(a, b, texts, first_site, effects)
+    where = _where(a, b, texts, first_site)
     statuses = {site.status for layer in layers for site in layer.sites}
     verdict = "agree" if statuses & {"identical", "within"} else "nothing"
     first = None
@@ -98,7 +90,6 @@ def record_diff(
             "tolerance": {"relative": tolerance, "of_dtype": dtype},
             "first": first,
             "first_site": first_site,
-            "settings": _settings(a, b, layers),
             "n_sequences": [len(a.sequences), len(b.sequences)],
             "texts": texts,
             "layers": [
@@ -106,7 +97,6 @@ def record_diff(
                 for each in layers
             ],
             **alone([label for label in of_a if label], [label for label in of_b if label]),
-            "effects": effects,
         }
     )
     d.records, d.layers = (a, b), layers
@@ -130,16 +120,13 @@ def _where(
     b: Record,
     texts: Sequence[Mapping[str, Any]],
     first_site: Mapping[str, str] | None,
-    effects: Mapping[str, Any] | None,
-) -> Literal["tokens", "ids", "site", "effects"] | None:
+) -> Literal["tokens", "ids", "site"] | None:
     """In what two records first differ, None if in nothing."""
     if len(a.sequences) != len(b.sequences) or not all(text["is_same"] for text in texts):
         return "tokens"
     if any(text["n_other_ids"] for text in texts):
         return "ids"
-    if first_site is not None:
-        return "site"
-    return "effects" if effects and (effects["changes"] or not effects["n_compared"]) else None
+    return None if first_site is None else "site"
 
 
 def _summary(d: Diff) -> str:
@@ -153,25 +140,20 @@ def _summary(d: Diff) -> str:
     if n_heads := sum(len(layer.head_pairs) for layer in d.layers):
         n_changed = sum(len(layer.heads) for layer in d.layers)
         parts.append(f"{n_changed or 'none'} of {_count(n_heads, 'head')} changed")
-    if d["effects"]:
-        parts.append(changed_effects(d["effects"]))
+    if d.records is not None and all(record.effect for record in d.records):
+        parts.append("the effects are not compared")
     if where is None:
         sites = (site for layer in d.layers for site in layer.sites if site.seen != "shape")
         n = sum(site.status in ("identical", "within", "beyond") for site in sites)
         parts.insert(0, f"no difference in {_count(n, 'site')}" if n else "no difference")
         return "; ".join(parts)
-    site = "the effects"
+    first = "the first difference is"
+    if where != "site":
+        parts.append(f"{first} in the {'tokens' if where == 'tokens' else 'ids of the tokens'}")
+        first = "the first numbers that differ are"
     if first_site := d["first_site"]:
         name = "the mask" if first_site["site"] == "allowed" else first_site["site"]
-        site = f"{first_site['layer']} {name}".strip()
-    match where:
-        case "tokens" | "ids":
-            what = "tokens" if where == "tokens" else "ids of the tokens"
-            parts.append(f"the first difference is in the {what}")
-            if first_site:
-                parts.append(f"the first numbers that differ are in {site}")
-        case _:
-            parts.append(f"the first difference is in {site}")
+        parts.append(f"{first} in {first_site['layer']} {name}".replace("  ", " "))
     return "; ".join(parts)
 
 
@@ -190,82 +172,6 @@ def _texts(a: Record, b: Record) -> list[dict[str, Any]]:
         for family, sides in families.items()
         for number, pair in enumerate(zip(*sides, strict=False))
     ]
-
-
-def _settings(a: Record, b: Record, layers: Sequence[LayerDifference]) -> list[dict[str, Any]]:
-    """The settings that differ, with the labels of the layers concerned."""
-    sides = [("", _settings_of(a), _settings_of(b))]
-    if a.model is not None:
-        for layer in layers:
-            x, y = layer.inspected_a, layer.inspected_b
-            sides.append((layer.label, msgspec.to_builtins(x), msgspec.to_builtins(y)))
-    labels = defaultdict[tuple[str, str, str], list[str]](list)
-    for label, of_a, of_b in sides:
-        for name in of_a | of_b:
-            before, after = _word(of_a.get(name)), _word(of_b.get(name))
-            if before != after and name not in _NO_SETTINGS:
-                labels[name, before, after].append(label)
-    return [
-        {"name": name, "a": x, "b": y, "layers": [label for label in concerned if label]}
-        for (name, x, y), concerned in labels.items()
-    ]
-
-
-def _effects(a: Record, b: Record, tolerance: float) -> dict[str, Any] | None:
-    """The effects of B against those of A, of `n_compared` removals; None unless both have proven
-    effects. Heads match by number, edges by tokens. The tolerance is relative to the largest
-    effect; what is within the noise is no difference.
-    """
-    if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
-        return None
-    metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
-    texts = _positions_in_a(a.sequences[0], b.sequences[0])
-    context = _positions_in_a(a.keys[0], b.keys[0])
-
-    of_a = {_removal(effect): effect for effect in a.effects}
-    of_b = {_removal(_in_a(effect, texts, context)): effect for effect in b.effects}
-    both = [(effect, of_b[key]) for key, effect in of_a.items() if key in of_b]
-    size = attrgetter(metric)
-    largest = max((abs(size(effect)) for pair in both for effect in pair), default=0.0)
-    least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
-    changes = [{"a": x, "b": y, "change": size(y) - size(x)} for x, y in both]
-    changes = [change for change in changes if abs(change["change"]) > least]
-    return {
-        "metric": metric,
-        "tolerance": least,
-        "n_compared": len(both),
-        "changes": sorted(changes, key=lambda change: -abs(change["change"])),
-        "only_a": [effect for key, effect in of_a.items() if key not in of_b],
-        "only_b": [effect for key, effect in of_b.items() if key not in of_a],
-    }
-
-
-_removal = attrgetter("removed", "kind", "layer", "head", "heads", "kinds", "spans", "query", "key")
-"""What an effect is the effect of."""
-
-
-def _in_a(effect: Effect, texts: Mapping[int, int], context: Mapping[int, int]) -> Effect:
-    """An effect of B with the positions of its tokens in A, negative ones if A lacks them."""
-    if effect.query is None or effect.key is None:
-        return effect
-    queries = context if effect.kind == "encoder" else texts
-    keys = context if effect.kind in ("encoder", "cross") else texts
-    query, key = effect.query, effect.key
-    return changed(effect, query=queries.get(query, -1 - query), key=keys.get(key, -1 - key))
-
-
-def _positions_in_a(a: TokenSequence, b: TokenSequence) -> dict[int, int]:
-    """The positions in A of the tokens of B that correspond."""
-    of_a, of_b = pairs(a.tokens, b.tokens).tolist()
-    return dict(zip(of_b, of_a, strict=True))
-
-
-def changed_effects(effects: Mapping[str, Any]) -> str:
-    """The number of changed effects: `3 of 72 effects changed`."""
-    changes, n = effects["changes"], effects["n_compared"]
-    if not n:
-        return "no removal is in both, so no effects can be compared"
-    return f"{len(changes) or 'none'} of {_count(n, 'effect')} changed"
 
 
 def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
@@ -312,59 +218,3 @@ def _layers(record: Record) -> dict[str, tuple[Record, InspectedLayer | None]]:
         label = f"{layer.label}, attention {n_before + 1}" if n_before else layer.label
         layers[label] = record.of_layer(index), layer
     return layers
-
-
-_NO_SETTINGS = (
-    "random",
-    "device asked",  # inputs have shapes, and the environment has the device
-    "path",
-    "compared_len",
-    "identical_outputs",
-    "without",
-    "generated",  # of the model
-    "layer",
-    "kind",
-    "unverified",
-    "self_check",
-    "survey",
-    "call",
-    "extras",  # of a layer
-)
-
-
-def _settings_of(record: Record) -> dict[str, object]:
-    """The settings of a whole record, the command first."""
-    model, module, decoding, config = record.model, record.module, record.decoding, record.config
-    settings: dict[str, object] = {"command": shlex.join(record.command)}
-    settings |= (
-        {"weights": record.weights}
-        if model is None
-        else {"model": model.path, "padding": config.padding}
-    )
-    settings |= msgspec.to_builtins(model or config)
-    if module is not None:
-        arguments = {f"argument {argument.name}": argument.value for argument in module.arguments}
-        settings |= {"module": module.target, "called": module.called, **arguments}
-    if decoding is not None:
-        settings |= {"cache": decoding.cache, "prompt length": decoding.prompt_len}
-    settings["kernel"] = record.survey and record.survey.kernel
-    settings |= {
-        name: getattr(record.effect, name, None)
-        for name in ("metric", "position", "target", "versus")
-    }
-    for name, word in (("removed", "removed"), ("replace", "replaced by"), ("at", "removed at")):
-        settings[word] = tuple(dict.fromkeys(getattr(effect, name) for effect in record.effects))
-    settings |= {
-        name.replace("_", " "): value
-        for name, value in msgspec.to_builtins(record.environment).items()
-    }
-    return settings | {"self-check": "ok" if record.self_check.ok else "FAILED"}
-
-
-def _word(value: object) -> str:
-    """A setting as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple | list):
-        return ", ".join(map(_word, value)) or "none"
-    return "none" if value is None else str(value)

@@ -362,7 +362,7 @@ def _cells(
     heads: list[int | None] = [None]  # all at once
     is_one_row = name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)
     if "head" in axes and not layer.is_code and not is_one_row:
-        heads = [head for head in heads_of(layer.a) if head in heads_of(layer.b)]
+        heads = [head for head in _heads_of(layer.a) if head in _heads_of(layer.b)]
     has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
     for sequence in range(len(layer.places["query"]) if "batch" in axes else 1):
         for head in heads:
@@ -390,7 +390,7 @@ def _axis(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | 
     if axis == "head" and not layer.is_code:
         if head is None:
             return _Axis("", np.zeros((2, 1), int), np.zeros((2, 1), int))
-        indices = [[heads_of(record).index(head)] for record in records]
+        indices = [[_heads_of(record).index(head)] for record in records]
         return _Axis("head", np.full((2, 1), head), np.array(indices))
     if axis in ("query", "key") and not layer.is_code:
         first = [
@@ -415,7 +415,7 @@ def _chosen(array: Array, axes: Sequence[_Axis], side: int) -> Array:
     return array[np.ix_(*(np.minimum(axis.indices[side], n - 1) for axis, n in sizes))]
 
 
-def heads_of(record: Record) -> list[int]:
+def _heads_of(record: Record) -> list[int]:
     """The numbers of the heads on the head axis of a layer's arrays."""
     if record.survey:
         return [head.head for head in record.heads]

@@ -1,60 +1,49 @@
-"""The terminal views of a comparison. Of two records: settings, tokens, sites, effects, heads,
-maps, and the verdict last. Of two models: a grid of blocks × places that shows where it grows, the
-places, and last in a sentence where they first differ.
+"""The terminal views of a comparison. Of two records: tokens, sites, heads, and the verdict last.
+Of two models: a grid of blocks × places that shows where it grows, the places, and last in a
+sentence where they first differ.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.compare import changed_effects
 from mhacli.commands.diff.result import Diff
-from mhacli.commands.diff.sites import LayerDifference, SiteDifference, change_of, heads_of
+from mhacli.commands.diff.sites import LayerDifference, SiteDifference, change_of
 from mhacli.commands.diff.words import CAUSES, Row, where
-from mhacli.errors import UsageError, first_names
+from mhacli.errors import UsageError
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.grids import grids
-from mhacli.render.base.options import Screen, ViewOptions, chosen
-from mhacli.render.base.selection import DrawableHead, chosen_layers, drawable_heads, scale_of
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.selection import chosen_layers
 from mhacli.render.base.terminal import table
-from mhacli.render.checkpoint.effect import number_column, removal_name, removal_words
-from mhacli.render.heads.head_map import grid_of, head_map, largest_of_maps
 from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import Unit, shown
+from mhacli.text.numbers import Unit
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OF_CHANGE = {row.field for row in STATISTICS if row.is_change}
-_MOST_ROWS = 40
-"""The most rows of a map, unless everything is shown."""
-_LABEL = 12
-"""The most columns of the name of a row of a map."""
-_LEAST = 8
-"""The fewest columns of a map beside others."""
 
 
-def require_drawable(d: Diff, options: ViewOptions) -> None:
-    """Raises `UsageError` for a head, layer or sequence that one of the records lacks."""
+def require_layers(d: Diff, options: ViewOptions) -> None:
+    """Raises `UsageError` for a layer that one of the records lacks."""
     for record in d.records or ():
-        chosen(options.sequences, len(record.sequences), 1, False, "sequence")
         if record.model is None and options.layers is not None:
             raise UsageError(
                 "--layer works only with records of a checkpoint", hint="leave --layer out"
             )
-        drawable_heads(record, options)
+        chosen_layers(record, options)
 
 
 def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> RenderableType:
-    """The complete output of `mha diff`. `require_drawable` must accept the options."""
+    """The complete output of `mha diff`. `require_layers` must accept the options."""
     options = options or ViewOptions()
     if d.records is None:
         return _model_view(d, screen, options)
@@ -62,12 +51,10 @@ def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> Re
     layers = [layer for layer in d.layers if layer.inspected_a in inspected] or d.layers
     texts = [text for text in d["texts"] if not text["is_same"] or text["n_other_ids"]]
     sections = (
-        _settings(d, options),
+        _names(d),
         *(_text(text, options, screen) for text in texts),
         _sites(d, layers, options, screen),
-        _effects(d, options, screen),
         _heads(layers, options, screen),
-        *_maps(layers, options, screen),
     )
     lines = list[RenderableType]()
     for section in map(list, sections):
@@ -78,20 +65,13 @@ def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> Re
     return Group(*lines, rule, Text(visible(d.summary), style=_COLOURS[d.verdict]))
 
 
-def _settings(d: Diff, options: ViewOptions) -> Iterator[Text]:
-    """The names, and the settings that differ; the commands only if nothing else differs, since
-    they repeat the rest.
-    """
+def _names(d: Diff) -> Iterator[Text]:
+    """The names of the records, and how many texts they have if that differs."""
     yield Text(f"A = {visible(d['a'])} · B = {visible(d['b'])}", style="bold")
     n_a, n_b = d["n_sequences"]
     if n_a != n_b:
         words = f"A has {count_of(n_a, 'sequence')} and B has {n_b}"
         yield Text(f"{words}: the first {min(n_a, n_b)} are compared")
-    others = [row for row in d["settings"] if row["name"] != "command"]
-    is_alone = not others and all(text["is_same"] for text in d["texts"])
-    for row in d["settings"] if is_alone or options.everything else others:
-        of_layers = f" ({first_names(row['layers'], 1)})" if row["layers"] else ""
-        yield Text(visible(f"{row['name']}{of_layers}: {row['a']} → {row['b']}"))
 
 
 def _text(text: dict[str, Any], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
@@ -125,7 +105,7 @@ def _listed(
 
 
 def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
-    """The layers, sites or removals that one record alone has."""
+    """The layers or sites that one record alone has."""
     for letter, names in zip("AB", sides, strict=True):
         if text := ", ".join(dict.fromkeys(map(visible, names))):
             yield Text(f"{words} {letter}: {text}", style="dim")
@@ -251,34 +231,7 @@ def _place(
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
 
-# -------------------------------------------------------------------------------- effects and heads
-
-
-def _effects(d: Diff, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """The effects that changed; empty unless both records have effects."""
-    effects = d["effects"]
-    if d.records is None or effects is None:
-        return
-    number = number_column(effects["metric"])
-    rows = []
-    for change in effects["changes"]:
-        before, after = number.value(change["a"]), number.value(change["b"])
-        name = removal_words(change["a"], d.records[0])
-        rows.append({"removed": name, "A": before, "B": after, "B − A": change["change"]})
-    units: dict[str, Unit] = {
-        "removed": "word",
-        "A": number.unit,
-        "B": number.unit,
-        "B − A": "change",
-    }
-    title = f"{changed_effects(effects)}, the largest difference of {number.heading} first"
-    yield from _listed(units, rows, 7, options, screen, title)
-    of_a, of_b = d.records
-    yield from _alone(
-        "removed only in",
-        [removal_name(effect, of_a) for effect in effects["only_a"]],
-        [removal_name(effect, of_b) for effect in effects["only_b"]],
-    )
+# -------------------------------------------------------------------------------------------- heads
 
 
 def _heads(
@@ -318,98 +271,6 @@ def _heads(
 def _largest_first(size: float | None) -> float:
     """The key of a sort: the largest first, and before them what has no size."""
     return -math.inf if size is None else -size
-
-
-# --------------------------------------------------------------------------------------------- maps
-
-
-def _maps(
-    layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
-) -> Iterator[Iterator[RenderableType]]:
-    """A, B and B − A of the chosen heads, or of the head that changed most."""
-    if options.view == "none":
-        return
-    is_chosen = options.heads is not None or options.layers is not None
-    found = list[tuple[LayerDifference, dict[str, Any]]]()
-    for layer in layers:
-        heads = next((site.heads for site in layer.sites if site.site in ("pattern", "map")), [])
-        for head in heads:
-            if options.shows_head(head["head"]) and (is_chosen or head["largest"] != 0):
-                found.append((layer, head))
-    if not is_chosen:
-        found.sort(key=lambda pair: _largest_first(pair[1]["largest"]))
-    drawn = found if is_chosen or options.everything else found[:1]
-    n_more = len(found) - len(drawn)
-    more = f" · {n_more} more changed (--all, --head N)" if n_more else ""
-    for layer, head in drawn:
-        for sequence in options.sequences or (head["sequence"],):
-            yield _map(layer, head["head"], sequence, options, screen, more)
-    if is_chosen and not drawn:
-        words = "no head is drawn: the records have no pattern or map that can be compared"
-        yield iter([Text(words, style="yellow")])
-
-
-def _map(
-    layer: LayerDifference,
-    head: int,
-    sequence: int,
-    options: ViewOptions,
-    screen: Screen,
-    more: str,
-) -> Iterator[RenderableType]:
-    """A head in A, in B, and B − A, of the tokens that correspond."""
-    heads = [DrawableHead(record, heads_of(record).index(head)) for record in (layer.a, layer.b)]
-    a, b = (head_map(each, sequence) for each in heads)
-    title = f"{visible(layer.label)} head {head}".lstrip()
-    title += f" · sequence {sequence}" if len(layer.a.sequences) > 1 else ""
-    is_other = (a.block, a.first) != (b.block, b.first) or not layer.has_same_tokens
-    if a.block == b.block == 1:
-        is_other = False
-        rows, columns = layer.places["query"][sequence], layer.places["key"][sequence]
-        a, b = (
-            each.part(rows[side]).part(slice(None), columns[side])
-            for side, each in enumerate((a, b))
-        )
-    if is_other or not a.weights.size:
-        yield Text(
-            f"{title}: not drawn side by side: the records hold maps of other tokens", style="dim"
-        )
-        return
-    largest = _change(*(grid_of(each, "", scale="linear") for each in (a, b))).top
-    n_rows = len(a.weights) if options.everything else _MOST_ROWS
-    n_columns = screen.width // 3 - _LABEL - 2  # side by side
-    if n_columns < min(len(a.keys), _LEAST):
-        n_columns = screen.width - _LABEL - 2
-    a, b = (each.fitting(n_rows, n_columns) for each in (a, b))
-    scale, top = scale_of(options, heads), largest_of_maps((a, b))
-    meaning = f"each cell {a.block} × {a.block} tokens" if a.block > 1 else ""
-    panels = [
-        grid_of(each, name, scale=scale, top=top, digits=options.precision)
-        for each, name in ((a, "A"), (b, "B"))
-    ]
-    names = [fitted(name, _LABEL) for name in panels[0].rows]
-    of_a, of_b = (
-        replace(panel, rows=names, has_all_rows=True, meaning=meaning) for panel in panels
-    )
-    panels = [of_a, of_b, _change(of_a, of_b)]
-    yield Text(f"{title} · largest change {shown(largest, 'number')}{more}", style="bold")
-    yield from grids(
-        panels, screen, everything=options.everything, in_one_row=not options.everything
-    )
-
-
-def _change(of_a: Grid, of_b: Grid) -> Grid:
-    """B − A, up to the largest change; a hidden cell counts as zero."""
-    change = of_b.values - of_a.values
-    top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
-    return replace(
-        of_a,
-        values=change,
-        allowed=of_a.allowed | of_b.allowed,
-        title="B − A",
-        scale="change",
-        top=top,
-    )
 
 
 # --------------------------------------------------------------------------------------- two models

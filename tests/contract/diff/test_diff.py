@@ -5,8 +5,6 @@ records.
 from __future__ import annotations
 
 import difflib
-import functools
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -429,18 +427,6 @@ def test_tolerance_0_demands_the_same_bits(mha: Any, record: Any) -> None:
     assert diff(mha, record, "a", "double", "--tolerance", "1e-12", code=3)["verdict"] == "differ"
 
 
-@pytest.mark.parametrize("width", ["40", "160"])
-def test_the_largest_change_of_a_head_is_that_of_its_weights_in_any_width(
-    mha: Any, record: Any, width: str
-) -> None:
-    before, after = (
-        np.array(mha("show", record(name), "--json").json["pattern"]) for name in ("a", "scale")
-    )
-    shown = mha("diff", record("a"), record("scale"), env={"COLUMNS": width}, code=3).stdout
-    head, number = re.search(r"head (\d+) · largest change ([\d.]+)", shown).groups()
-    assert float(number) == pytest.approx(np.abs(after - before)[0, int(head)].max(), rel=1e-3)
-
-
 def test_a_mask_is_counted_in_cells(mha: Any, record: Any) -> None:
     mask = sites_of(diff(mha, record, "a", "full", code=3))["allowed"]
     back = sites_of(diff(mha, record, "full", "a", code=3))["allowed"]
@@ -483,7 +469,7 @@ def test_arrays_and_layers_of_one_record_alone_are_named_and_are_no_difference(
         assert [layer["layer"] for layer in document["layers"]] == ["layer 2"]
 
 
-# ------------------------------------------------------------------------------ tokens and settings
+# ------------------------------------------------------------------------------------------- tokens
 
 
 @pytest.mark.parametrize(
@@ -523,32 +509,6 @@ def test_texts_are_compared_as_far_as_both_records_have_them(mha: Any, record: A
     assert sites_of(document)["out"]["n_cells"] == 6 * 30
 
 
-@pytest.mark.parametrize(
-    ("b", "settings"),
-    [
-        ("seed", {"seed": ("0", "1")}),
-        ("double", {"dtype": ("float32", "float64")}),
-        ("scale", {"scale": (None, "0.5")}),
-        ("window", {"window": (None, None)}),
-        ("full", {"causal": ("yes", "no")}),
-        ("kv", {"n_kv_heads": ("3", "6")}),
-        ("softcap", {"softcap": (None, "2")}),
-        ("decode", {"cache": (None, None)}),
-        ("left", {"padding": ("right", "left")}),
-    ],
-)
-def test_settings_that_differ_are_named_with_both_values(
-    mha: Any, record: Any, b: str, settings: Any
-) -> None:
-    listed = {one["name"]: one for one in diff(mha, record, "a", b)["settings"]}
-    assert set(settings) <= set(listed) <= {*settings, "command", "kind of record", "prompt length"}
-    for name, values in settings.items():
-        assert listed[name]["a"] != listed[name]["b"]
-        sides = [listed[name][side].removesuffix(".0") for side in "ab"]
-        assert all(value in (None, word) for word, value in zip(sides, values, strict=True))
-    assert "command" not in {one["name"] for one in diff(mha, record, "a", "a")["settings"]}
-
-
 def test_a_layer_and_a_checkpoint_have_nothing_in_common(mha: Any, record: Any) -> None:
     ended = mha("diff", record("tokens of a model"), record("model of gpt2"), "--json", code=1)
     assert ended.error["code"] == "nothing-in-common"
@@ -579,7 +539,7 @@ def test_the_document_is_the_same_bytes_each_time_and_names_the_command(
 
 
 def test_the_command_needs_no_torch(mha: Any, record: Any) -> None:
-    ended = mha("diff", record("a"), record("seed"), "--view", "none", code=3, modules=NO_TORCH)
+    ended = mha("diff", record("a"), record("seed"), code=3, modules=NO_TORCH)
     assert "qk" in ended.stdout
 
 
@@ -600,8 +560,6 @@ def test_python_gives_the_document_of_the_command(mha: Any, record: Any) -> None
     ("words", "code", "mentions"),
     [
         ("RECORD --tolerance -1", 2, "--tolerance"),
-        ("RECORD --head 6", 2, "--head 6"),
-        ("RECORD --sequence 1", 2, "--sequence 1"),
         ("RECORD --layer 0", 2, "--layer"),
         ("", 2, ""),
     ],
@@ -621,107 +579,24 @@ def test_names_and_tokens_that_a_terminal_obeys_are_escaped(mha: Any) -> None:
     assert "\\x1b[2Jb" in ended.stdout
 
 
-# ------------------------------------------------------------------------------------------ effects
-
-
-EFFECTS: dict[str, tuple[str, ...]] = {
-    "plain": (TEXT,),
-    "mean": (TEXT, "--replace", "mean"),
-    "target": (TEXT, "--target", "b"),
-    "position": (TEXT, "--position", "4"),
-    "some": (TEXT, "--head", "0.1"),
-    "others": (TEXT, "--head", "0.1,2.3"),
-    "edges": (TEXT, "--edges", "--head", "1.2"),
-    "edges of more": (f"so {TEXT}", "--edges", "--head", "1.2"),
-}
-
-
-@pytest.fixture(scope="module")
-def effects(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The path and the document of a record of `EFFECTS`."""
-    folder = tmp_path_factory.mktemp("effects")
-
-    def saved(name: str) -> tuple[Path, Any]:
-        path = folder / f"{name.replace(' ', '-')}.record"
-        model = ("--model", checkpoints.folder("gpt2"))
-        command = ("effect", *EFFECTS[name], *model, "--json", "--save", path)
-        return path, run(folder, *command).json
-
-    return functools.cache(saved)
-
-
-@pytest.mark.real
 @pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("plain", "plain"),
-        ("plain", "mean"),
-        ("plain", "target"),
-        ("plain", "position"),
-        ("some", "others"),
-        ("others", "plain"),
-    ],
+    "option", ["--view none", "--head 1", "--sequence 0", "--decimals 3", "--map-scale log"]
 )
-def test_effects_of_the_same_removals_are_compared(mha: Any, effects: Any, a: str, b: str) -> None:
-    (path_a, first), (path_b, second) = effects(a), effects(b)
-    document = mha("diff", path_a, path_b, "--json", code=(0, 3)).json
-    rows = [
-        {(row["layer"], row["head"], str(row.get("heads"))): row for row in one["effects"]}
-        for one in (first, second)
-    ]
-    both = rows[0].keys() & rows[1].keys()
-    expected = {place: rows[1][place]["d_logit"] - rows[0][place]["d_logit"] for place in both}
-    expected = {place: change for place, change in expected.items() if abs(change) > 1e-3}
-    changes = document["effects"]["changes"]
-    listed = {
-        (one["a"]["layer"], one["a"]["head"], str(one["a"].get("heads"))): one["change"]
-        for one in changes
-    }
-    assert listed == pytest.approx(expected, abs=1e-6)
-    assert [abs(one["change"]) for one in changes] == sorted(
-        map(abs, listed.values()), reverse=True
-    )
-    assert document["effects"]["n_compared"] == len(both)
-    assert len(document["effects"]["only_a"]) == len(rows[0]) - len(both)
-    assert len(document["effects"]["only_b"]) == len(rows[1]) - len(both)
-    names = {"mean": "replaced by", "target": "target", "position": "position"}
-    if b in names:
-        assert names[b] in {setting["name"] for setting in document["settings"]}
-        assert document["verdict"] == "differ"
-    elif b == "plain" == a:
-        assert document["verdict"] == "agree"
-
-
-def test_edges_belong_together_by_their_tokens(mha: Any, effects: Any) -> None:
-    (path_a, first), (path_b, second) = effects("edges"), effects("edges of more")
-    document = mha("diff", path_a, path_b, "--json", code=3).json
-    n_more = len(second["effects"]) - len(first["effects"])
-    for change in document["effects"]["changes"]:
-        assert change["b"]["key"] == change["a"]["key"] + n_more
-    assert document["effects"]["n_compared"] > 8
-    assert len(document["effects"]["only_b"]) >= n_more > 0
-
-
-def test_edges_to_a_context_belong_together_by_the_tokens_of_the_context(
-    mha: Any, tmp_path: Path
+def test_an_option_of_pictures_names_what_draws_a_record(
+    mha: Any, record: Any, option: str
 ) -> None:
-    words = (
-        "effect",
-        "a dog",
-        "--context",
-        "the cat sat on the mat",
-        "--model",
-        checkpoints.folder("t5"),
-    )
-    effects = mha(*words, "--edges", "--head", "cross.1.0", "--json", "--save", "edges").json[
-        "effects"
-    ]
-    compared = mha("diff", "edges", "edges", "--json").json["effects"]
-    assert (compared["n_compared"], compared["only_a"], compared["only_b"]) == (
-        len(effects),
-        [],
-        [],
-    )
+    ended = mha("diff", record("a"), record("seed"), *option.split(), "--json", code=2)
+    assert ended.error["code"] == "usage"
+    assert "mha show" in ended.error["hint"]
+    assert option.split()[0] not in mha("diff", "--help-all").stdout.split()
+
+
+def test_effects_are_not_compared_and_the_verdict_says_so(mha: Any) -> None:
+    for name, how in (("a", "zero"), ("b", "mean")):
+        mha("effect", TEXT, "--causal", "--replace", how, "--save", name)
+    document = mha("diff", "a", "b", "--json").json
+    assert document["verdict"] == "agree"
+    assert "effects are not compared" in document["summary"]
 
 
 def test_numbers_that_are_not_finite_in_one_record_alone_are_counted(mha: Any, record: Any) -> None:
