@@ -27,6 +27,7 @@ _TOLERANCE = (
 )
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
+_PAGE = "--html FILE writes what is printed as a page"
 _PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browses them"
 
 
@@ -36,8 +37,13 @@ _PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browse
     'mha diff MODEL model.py:build "the cat sat on the mat"',
     "mha diff before.safetensors after.safetensors",
     removed=[
-        removed_option(names, _PICTURES)
-        for names in ("--view", "--head", "--sequence", "--precision --decimals", "--map-scale")
+        removed_option("--svg", _PAGE),
+        removed_option("--png", _PAGE),
+        removed_option("--view", _PICTURES),
+        removed_option("--head", _PICTURES),
+        removed_option("--sequence", _PICTURES),
+        removed_option("--precision --decimals", _PICTURES),
+        removed_option("--map-scale", _PICTURES),
     ],
 )
 def diff(
@@ -48,7 +54,7 @@ def diff(
     ),
     source: Annotated[Source, offers("typed", "text", "file", "encoding", "errors", "max_bytes")],
     options: Annotated[ViewOptions, offers("everything", "layers")],
-    output: Annotated[Output, offers("json", "png", "force", csv=_CSV, save=_SAVE, **REPORT)],
+    output: Annotated[Output, offers("json", "force", csv=_CSV, save=_SAVE, html=REPORT["html"])],
 ) -> None:
     """Compares two models, place by place in the order of execution, or two records; exit code 3 if
     they differ.
