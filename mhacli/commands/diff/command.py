@@ -5,6 +5,7 @@ they first differ.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +15,9 @@ from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers, removed_option
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.commands.diff.request import DiffRequest
-from mhacli.commands.diff.result import Diff
+from mhacli.commands.diff.result import Diff, ModelDiff, ModelDocument
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.data import decode
 from mhacli.models.folder import is_hub_id
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Source, setting
@@ -65,13 +67,15 @@ def diff(
     has_text = bool(source.typed or source.text or source.file) or request.ids is not None
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
+    result: Diff
     if "record" in kinds:
-        from mhacli.commands.diff.compare import diff as compare
-        from mhacli.commands.diff.view import require_layers
+        from mhacli.commands.diff.compare import compare_records
+        from mhacli.commands.diff.view import record_view, require_layers
 
         with show_activity("comparing"):
-            result = compare(request.a, request.b or "", tolerance=tolerance)
+            result = compare_records(request.a, request.b, tolerance)
         require_layers(result, options)
+        view = partial(record_view, result, options=options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
@@ -82,10 +86,13 @@ def diff(
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
-        result = Diff(document)
+        from mhacli.commands.diff.view import model_view
+
+        result = ModelDiff(decode(ModelDocument, document, "the comparison"))
+        view = partial(model_view, result, options=options)
     print_report(
         output,
-        view=lambda screen: result.view(screen, options),
+        view=view,
         json=lambda: result.to_dict(record_command()),
         csv=lambda: [*result.rows()],
     )

@@ -1,20 +1,33 @@
-"""`mhacli.diff`; and two records compared: texts and layers (`sites.py`). Differences are B − A.
-
-Dictionaries are parts of the JSON document as they are. Non-finite numbers are None.
+"""`mhacli.diff`; and two records compared: their texts, and their layers (`sites.py`). Differences
+are B − A. Non-finite numbers are None.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from mhacli.commands.diff.result import SCHEMA, Diff
-from mhacli.commands.diff.sites import LayerDifference, alone
+from mhacli.commands.diff import view  # noqa: F401 - it registers the views of differences
+from mhacli.commands.diff.result import (
+    SCHEMA,
+    Diff,
+    First,
+    LayerDifference,
+    Match,
+    RecordDiff,
+    RecordDocument,
+    Site,
+    TextDifference,
+    TokenChange,
+    Tolerance,
+    Verdict,
+)
+from mhacli.commands.diff.sites import LayerPair, alone, is_statistic
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES
-from mhacli.record.record import InspectedLayer, Record
+from mhacli.record.record import Record
 from mhacli.record.storage import load
 from mhacli.text.align import align
 from mhacli.text.escape import without_surrogates
@@ -43,118 +56,126 @@ def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) 
         from mhacli.commands.diff.models import diff_modules
 
         return diff_modules(a, b, inputs)
+    return compare_records(a, b, tolerance)
+
+
+def compare_records(a: Any, b: Any, tolerance: float | None) -> RecordDiff:
+    """The differences of two records, or of those in two files, as for `diff`."""
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
-    names = tuple(
-        name if isinstance(record, Record) else os.fspath(record)
-        for name, record in (("the first record", a), ("the second record", b))
-    )
-    a, b = (record if isinstance(record, Record) else load(record) for record in (a, b))
-    dtype = None
+    names = list[str]()
+    records = list[Record]()
+    for letter, each in (("first", a), ("second", b)):
+        is_record = isinstance(each, Record)
+        names.append(f"the {letter} record" if is_record else without_surrogates(os.fspath(each)))
+        records.append(each if is_record else load(each))
+    of_dtype = None
     if tolerance is None:
-        dtypes = {(record.model or record.config).dtype for record in (a, b)}
-        dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
-        tolerance = TOLERANCES[dtype].runs
-    return record_diff(a, b, names, tolerance, dtype)
+        dtypes = {(record.model or record.config).dtype for record in records}
+        of_dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
+        tolerance = TOLERANCES[of_dtype].runs
+    return _record_diff(*records, names, Tolerance(tolerance, of_dtype))
 
 
-def record_diff(
-    a: Record, b: Record, names: Sequence[str], tolerance: float, dtype: str | None
-) -> Diff:
-    """All differences of two named records. `tolerance` is relative; `dtype` is that from which it
-    follows, None if the user set it.
-    """
-    of_a, of_b = _layers(a), _layers(b)
-    layers = [
-        LayerDifference(each, *of_a[each], *of_b[each], tolerance) for each in of_a if each in of_b
-    ]
+def _record_diff(a: Record, b: Record, names: Sequence[str], tolerance: Tolerance) -> RecordDiff:
+    """All differences of two named records."""
+    labels_a, labels_b = _labels(a), _labels(b)
+    pairs = list[LayerPair]()
+    for index, label in enumerate(labels_a):
+        if label in labels_b:
+            records = _of_layer(a, index), _of_layer(b, labels_b.index(label))
+            pairs.append(LayerPair(label, index, *records, tolerance.relative))
+    layers = [pair.difference for pair in pairs]
     texts = _texts(a, b)
     first_site = _first_site(layers)
-    where = _where(a, b, texts, first_site)
-    statuses = {site.status for layer in layers for site in layer.sites}
-    verdict = "agree" if statuses & {"identical", "within"} else "nothing"
     first = None
-    if where is not None:
+    if len(a.sequences) != len(b.sequences) or not all(text.is_same for text in texts):
+        first = First("tokens")
+    elif any(text.n_other_ids for text in texts):
+        first = First("ids")
+    elif first_site is not None:
+        first = First("site", first_site.layer, first_site.site)
+    statuses = {site.status for layer in layers for site in layer.sites}
+    verdict: Verdict = "agree" if statuses & {"identical", "within"} else "nothing"
+    if first is not None:
         verdict = "differ"
-        at = first_site if first_site and where == "site" else {"layer": "", "site": None}
-        first = {"where": where, **at}
-    d = Diff(
-        {
-            "schema": SCHEMA,
-            "command": [],
-            "verdict": verdict,
-            "summary": "",
-            "said": "",  # the summary again, as documents have had it
-            "a": without_surrogates(names[0]),
-            "b": without_surrogates(names[1]),
-            "tolerance": {"relative": tolerance, "of_dtype": dtype},
-            "first": first,
-            "first_site": first_site,
-            "n_sequences": [len(a.sequences), len(b.sequences)],
-            "texts": texts,
-            "layers": [
-                {"layer": each.label, "sites": each.sites, "heads": each.heads, **each.only}
-                for each in layers
-            ],
-            **alone([label for label in of_a if label], [label for label in of_b if label]),
-        }
+    summary = "nothing can be compared: the records have no layer, site or step in common"
+    if verdict != "nothing":
+        n_heads = sum(len(pair.heads_of_both) for pair in pairs)
+        has_effects = a.effect is not None and b.effect is not None
+        summary = "; ".join(_sentences(layers, n_heads, first, first_site, has_effects=has_effects))
+    document = RecordDocument(
+        SCHEMA,
+        [],
+        verdict,
+        summary,
+        summary,
+        *names,
+        tolerance,
+        first,
+        first_site,
+        (len(a.sequences), len(b.sequences)),
+        texts,
+        layers,
+        *alone([*filter(None, labels_a)], [*filter(None, labels_b)]),
     )
-    d.records, d.layers = (a, b), layers
-    d["summary"] = d["said"] = _summary(d)
-    return d
+    return RecordDiff(document, (a, b), pairs)
 
 
-def _first_site(layers: Sequence[LayerDifference]) -> dict[str, str] | None:
+def _labels(record: Record) -> list[str]:
+    """The label of each layer, empty for a record without layers; several attentions of a layer are
+    numbered.
+    """
+    if record.model is None:
+        return [""]
+    labels = list[str]()
+    for index, layer in enumerate(record.layers):
+        n_before = sum(other.label == layer.label for other in record.layers[:index])
+        labels.append(f"{layer.label}, attention {n_before + 1}" if n_before else layer.label)
+    return labels
+
+
+def _of_layer(record: Record, index: int) -> Record:
+    """The record of a layer, the whole record if it has none."""
+    return record if record.model is None else record.of_layer(index)
+
+
+def _first_site(layers: Sequence[LayerDifference]) -> Site | None:
     """The first site that differs, in the order of execution; a statistic if no site of its layer
     differs.
     """
     for layer in layers:
-        for site in sorted(layer.sites, key=lambda site: site.is_statistic):
+        for site in sorted(layer.sites, key=is_statistic):
             if site.departs:
-                return {"layer": layer.label, "site": site.site}
+                return Site(layer.layer, site.site)
     return None
 
 
-def _where(
-    a: Record,
-    b: Record,
-    texts: Sequence[Mapping[str, Any]],
-    first_site: Mapping[str, str] | None,
-) -> Literal["tokens", "ids", "site"] | None:
-    """In what two records first differ, None if in nothing."""
-    if len(a.sequences) != len(b.sequences) or not all(text["is_same"] for text in texts):
-        return "tokens"
-    if any(text["n_other_ids"] for text in texts):
-        return "ids"
-    return None if first_site is None else "site"
-
-
-def _summary(d: Diff) -> str:
-    """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3
-    pattern`.
-    """
-    if d.verdict == "nothing":
-        return "nothing can be compared: the records have no layer, site or step in common"
-    where = d["first"] and d["first"]["where"]
-    parts = list[str]()
-    if n_heads := sum(len(layer.head_pairs) for layer in d.layers):
-        n_changed = sum(len(layer.heads) for layer in d.layers)
-        parts.append(f"{n_changed or 'none'} of {_count(n_heads, 'head')} changed")
-    if d.records is not None and all(record.effect for record in d.records):
-        parts.append("the effects are not compared")
-    if where is None:
-        sites = (site for layer in d.layers for site in layer.sites if site.seen != "shape")
+def _sentences(
+    layers: Sequence[LayerDifference],
+    n_heads: int,
+    first: First | None,
+    first_site: Site | None,
+    *,
+    has_effects: bool,
+) -> Iterator[str]:
+    """The result: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+    if first is None:
+        sites = (site for layer in layers for site in layer.sites if site.seen != "shape")
         n = sum(site.status in ("identical", "within", "beyond") for site in sites)
-        parts.insert(0, f"no difference in {_count(n, 'site')}" if n else "no difference")
-        return "; ".join(parts)
-    first = "the first difference is"
-    if where != "site":
-        parts.append(f"{first} in the {'tokens' if where == 'tokens' else 'ids of the tokens'}")
-        first = "the first numbers that differ are"
-    if first_site := d["first_site"]:
-        name = "the mask" if first_site["site"] == "allowed" else first_site["site"]
-        parts.append(f"{first} in {first_site['layer']} {name}".replace("  ", " "))
-    return "; ".join(parts)
+        yield f"no difference in {_count(n, 'site')}" if n else "no difference"
+    if n_heads:
+        n_changed = sum(len(layer.heads) for layer in layers)
+        yield f"{n_changed or 'none'} of {_count(n_heads, 'head')} changed"
+    if has_effects:
+        yield "the effects are not compared"
+    what = "first difference is"
+    if first is not None and first.where != "site":
+        yield f"the {what} in the {'tokens' if first.where == 'tokens' else 'ids of the tokens'}"
+        what = "first numbers that differ are"
+    if first_site is not None:
+        name = "the mask" if first_site.site == "allowed" else first_site.site
+        yield f"the {what} in " + f"{first_site.layer} {name}".strip()
 
 
 def _count(n: int, noun: str) -> str:
@@ -162,59 +183,47 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _texts(a: Record, b: Record) -> list[dict[str, Any]]:
+# -------------------------------------------------------------------------------------------- texts
+
+
+def _texts(a: Record, b: Record) -> list[TextDifference]:
     """The aligned texts that both have, paired by number."""
     families = {"texts": (a.sequences, b.sequences)}
     if a.context is not None or b.context is not None:
         families["context"] = (a.keys, b.keys)
     return [
-        {"family": family, "sequence": number, **_aligned(*pair)}
+        _aligned(family, number, *pair)
         for family, sides in families.items()
         for number, pair in enumerate(zip(*sides, strict=False))
     ]
 
 
-def _aligned(x: TokenSequence, y: TokenSequence) -> dict[str, Any]:
-    """Runs of equal tokens of a text of A and one of B (`matches`), some with other ids, and the
-    tokens between (`changes`).
-    """
+def _aligned(family: str, number: int, x: TokenSequence, y: TokenSequence) -> TextDifference:
+    """A text of A aligned with one of B."""
     parts, is_exact = align(x.tokens, y.tokens)
     equal = [(i, j) for i, j, is_equal in parts if is_equal]
     others = [(i, j) for i, j, is_equal in parts if not is_equal]
-    n_other_ids = sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True))
-    return {
-        "n_a": len(x.tokens),
-        "n_b": len(y.tokens),
-        "matches": [{"a": i.start, "b": j.start, "length": len(i)} for i, j in equal],
-        "n_other_ids": n_other_ids,
-        "exact": is_exact,
-        "n_aligned": sum(len(i) for i, _ in equal),
-        "is_same": not others,
-        "n_replaced": sum(len(i) for i, j in others if j),
-        "changes": [_change(x, y, i, j) for i, j in others],
-    }
+    return TextDifference(
+        family,
+        number,
+        n_a=len(x.tokens),
+        n_b=len(y.tokens),
+        matches=[Match(i.start, j.start, len(i)) for i, j in equal],
+        n_other_ids=sum(x.ids[m] != y.ids[n] for i, j in equal for m, n in zip(i, j, strict=True)),
+        exact=is_exact,
+        n_aligned=sum(len(i) for i, _ in equal),
+        is_same=not others,
+        n_replaced=sum(len(i) for i, j in others if j),
+        changes=[_change(x, y, i, j) for i, j in others],
+    )
 
 
-def _change(x: TokenSequence, y: TokenSequence, i: range, j: range) -> dict[str, Any]:
+def _change(x: TokenSequence, y: TokenSequence, i: range, j: range) -> TokenChange:
     """Tokens of A, of B, or of both, between equal ones."""
-    change: dict[str, Any] = {"change": "replaced"}
+    before, after = (
+        [without_surrogates(text.tokens[n]) for n in places] for text, places in ((x, i), (y, j))
+    )
+    kind: Literal["replaced", "only A", "only B"] = "replaced"
     if not i or not j:
-        change["change"] = "only A" if i else "only B"
-    for side, text, places in (("a", x, i), ("b", y, j)):
-        tokens = [without_surrogates(text.tokens[n]) for n in places]
-        change |= {f"{side}_begin": places.start, f"{side}_end": places.stop, side: tokens}
-    return change
-
-
-def _layers(record: Record) -> dict[str, tuple[Record, InspectedLayer | None]]:
-    """The record of each layer by its label, with its description; several attentions of a layer
-    are numbered.
-    """
-    if record.model is None:
-        return {"": (record, None)}
-    layers: dict[str, tuple[Record, InspectedLayer | None]] = {}
-    for index, layer in enumerate(record.layers):
-        n_before = sum(other.label == layer.label for other in record.layers[:index])
-        label = f"{layer.label}, attention {n_before + 1}" if n_before else layer.label
-        layers[label] = record.of_layer(index), layer
-    return layers
+        kind = "only A" if i else "only B"
+    return TokenChange(kind, i.start, i.stop, before, j.start, j.stop, after)

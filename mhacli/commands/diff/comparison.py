@@ -3,83 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-import msgspec
 import torch
 from msgspec.structs import replace as changed
 from torch import Tensor
 
 from mhacli.commands.diff.computed import Computed, Rounding
 from mhacli.commands.diff.gaps import Gap, gaps_at
-from mhacli.commands.diff.places import OF_CALLS, Part, Place, Stack
+from mhacli.commands.diff.places import OF_CALLS, Place
+from mhacli.commands.diff.result import Difference, ModelDocument, Stack, Unmatched
 from mhacli.errors import MhaError, first_names
+from mhacli.io.data import finite
 from mhacli.models.capture import Call
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""
 
 
-class _OfBoth(msgspec.Struct, frozen=True):
-    """A place of one model or of both, with the names of the modules."""
-
-    layer: int | None
-    stack: Stack | None
-    part: Part
-    site: str
-    name_a: str | None
-    name_b: str | None
-
-
-class Difference(_OfBoth, frozen=True):
-    """The difference of two models at a place: `relative` to what the first computes, the `largest`
-    of a number with its indices `at`, and the `head` that differs most. It is `beyond` rounding,
-    and so are `heads`; it is `healed` if what follows from it agrees again, such as after two
-    implementations that scale in another order.
-    """
-
-    relative: float
-    rounding: float
-    largest: float
-    at: tuple[int, ...] | None
-    head: int | None
-    heads: tuple[int, ...]
-    n_heads: int
-    beyond: bool
-    healed: bool = False
-
-
-class Unmatched(_OfBoth, frozen=True):
-    """A place that could not be compared, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The differences of two models at the `places` that both have, in the order of execution of
-    the first, the other places, the dtypes of both, and notes. Nothing is compared of two models
-    that read other `ids`.
-    """
-
-    places: list[Difference] = field(default_factory=list)
-    unmatched: list[Unmatched] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    times_rounding: int | None = None
-    ids: tuple[list[int], list[int]] | None = None
-
-
-def compare(a: Computed, b: Computed) -> Comparison:
+def compare(a: Computed, b: Computed) -> ModelDocument:
     """The differences of `b` from `a`, with the rounding of the one with the coarser dtype, of
     equals that of `a`. Places of other shapes are unmatched. Raises `MhaError` if no place can be
     compared.
     """
     coarser = max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
     coarser.measure_rounding()
-    rounding = _KnownRounding.of(coarser)
+    known = {place.key: rounding for place, rounding in coarser.rounding.items()}
+    # numbers of 64 bits are held to 32
+    least = max(torch.finfo(dtype).eps for dtype in (coarser.dtype, torch.float32))
     rows, unmatched = list[Difference](), list[Unmatched]()
     has_all_tokens = True
     for pair in _pairs(a, b):
@@ -94,7 +46,9 @@ def compare(a: Computed, b: Computed) -> Comparison:
             why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
             unmatched.append(Unmatched(*pair.a.where, pair.a.name, pair.b.name, why))
         for site, gap in gaps.items():
-            rows.append(_row(changed(pair.a, site=site), pair.b.name, gap, rounding))
+            place = changed(pair.a, site=site)
+            rounding = _rounding_at(known.get(place.key), least, len(gap.heads))
+            rows.append(_row(place, pair.b.name, gap, rounding))
     if not rows:
         reasons = [f"{place.part} {place.site}: {place.why}" for place in unmatched[:4]]
         words = "; ".join(reasons) or "neither has any"
@@ -104,7 +58,13 @@ def compare(a: Computed, b: Computed) -> Comparison:
         is_coarse = torch.finfo(coarser.dtype).eps > torch.finfo(torch.float32).eps
         rows = _with_healed(rows, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
     dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
-    return Comparison(rows, unmatched, [*_notes(a, b)], dtypes, TIMES_ROUNDING)
+    return ModelDocument(
+        places=rows,
+        unmatched=unmatched,
+        notes=[*_notes(a, b)],
+        dtypes=dtypes,
+        times_rounding=TIMES_ROUNDING,
+    )
 
 
 # ------------------------------------------------------------------------------------------- places
@@ -145,32 +105,18 @@ def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -
     return is_one and x.shape[-1] != y.shape[-1]
 
 
-@dataclass(frozen=True)
-class _KnownRounding:
-    """How far rounding moves each place of a model, by its key, and at least any place."""
-
-    by_key: Mapping[Any, Rounding]
-    least: float
-
-    @classmethod
-    def of(cls, computed: Computed) -> _KnownRounding:
-        """The measured rounding of a model; numbers of 64 bits are held to 32."""
-        least = max(torch.finfo(dtype).eps for dtype in (computed.dtype, torch.float32))
-        return cls({place.key: how for place, how in computed.rounding.items()}, least)
-
-    def at(self, place: Place, n_heads: int) -> Rounding:
-        """The rounding of a place, and of each of its heads."""
-        whole, heads = self.by_key.get(place.key, Rounding(0.0, []))
-        whole = max(whole, self.least) if math.isfinite(whole) else self.least
-        if len(heads) != n_heads:
-            return Rounding(whole, [whole] * n_heads)
-        return Rounding(whole, [max(self.least, head) for head in heads])
+def _rounding_at(known: Rounding | None, least: float, n_heads: int) -> Rounding:
+    """The rounding of a place, and of each of its heads: what is known of it, and at least any."""
+    whole, heads = known or Rounding(0.0, [])
+    whole = max(whole, least) if math.isfinite(whole) else least
+    if len(heads) != n_heads:
+        return Rounding(whole, [whole] * n_heads)
+    return Rounding(whole, [max(least, head) for head in heads])
 
 
-def _row(place: Place, name_b: str, gap: Gap, known: _KnownRounding) -> Difference:
+def _row(place: Place, name_b: str, gap: Gap, rounding: Rounding) -> Difference:
     """The difference at a place."""
     relatives = gap.heads
-    rounding = known.at(place, len(relatives))
     is_beyond = not gap.relative <= TIMES_ROUNDING * rounding.whole  # also if it is NaN
     heads = list[int]()
     if is_beyond:
@@ -180,9 +126,9 @@ def _row(place: Place, name_b: str, gap: Gap, known: _KnownRounding) -> Differen
         *place.where,
         place.name,
         name_b,
-        relative=gap.relative,
+        relative=finite(gap.relative),
         rounding=rounding.whole,
-        largest=gap.largest,
+        largest=finite(gap.largest),
         at=gap.at,
         head=relatives.index(max(relatives)) if relatives and is_beyond else None,
         heads=tuple(heads),

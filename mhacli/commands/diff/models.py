@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.commands.diff.comparison import Comparison, compare
+from mhacli.commands.diff.comparison import compare
 from mhacli.commands.diff.computed import Computed, compute, load_places, save_places
 from mhacli.commands.diff.places import OF_CALLS, Forward, Place
 from mhacli.commands.diff.request import DiffRequest, Side
-from mhacli.commands.diff.result import Diff, model_diff
+from mhacli.commands.diff.result import ModelDiff, ModelDocument
+from mhacli.commands.diff.words import summary_of
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
@@ -48,14 +50,14 @@ class _Subject(NamedTuple):
     loaded: Loaded | None
 
 
-def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> Diff:
+def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> ModelDiff:
     """The differences of two models in memory over `inputs`: keywords, positional arguments, or one
     tensor.
     """
     for model in (a, b):
         require_open(model, "mhacli.diff")
     of_a, of_b = (compute(model, forward_of(model, inputs)) for model in (a, b))
-    return model_diff(compare(of_a, of_b), (type(a).__name__, type(b).__name__))
+    return _with_verdict(compare(of_a, of_b), type(a).__name__, type(b).__name__)
 
 
 def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -63,7 +65,7 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     Raises `MhaError`.
     """
     request = decode(DiffRequest, fields, "the request")
-    names = (request.a, request.b or "")
+    names = request.a, request.b or ""
     subjects = [
         _Subject(side, find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None)
         for side in request.sides
@@ -83,7 +85,7 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
-        return model_diff(Comparison(ids=ids), names)
+        return _with_verdict(ModelDocument(ids=ids), *names)
     computed = list[Computed]()
     for subject in subjects:
         first = computed[0] if computed else None
@@ -92,14 +94,22 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         save_places(computed[0], inputs[0], request.command, request.save, force=request.force)
         return {"n_places": len(computed[0].entries)}
     stage("comparing", limited=False)
-    comparison = compare(computed[0], computed[1])
+    document = compare(computed[0], computed[1])
     if all(subject.loaded for subject in subjects):  # otherwise they are not known
-        of_a, of_b = request.sides
         for name in ("attn", "device", "revision"):
-            x, y = (getattr(side, name) or "default" for side in (of_a, of_b))
+            x, y = (getattr(side, name) or "default" for side in request.sides)
             if x != y:
-                comparison.notes.append(f"--{name}: {x} in A, {y} in B")
-    return model_diff(comparison, names)
+                document.notes.append(f"--{name}: {x} in A, {y} in B")
+    return _with_verdict(document, *names)
+
+
+def _with_verdict(document: ModelDocument, a: str, b: str) -> ModelDiff:
+    """The differences of two named models, with the first one and the result in a sentence."""
+    departures = (place for place in document.places if place.beyond and not place.healed)
+    first = next(departures, None)
+    verdict = "agree" if first is None and document.ids is None else "differ"
+    document = changed(document, a=a, b=b, first=first, verdict=verdict)
+    return ModelDiff(changed(document, summary=summary_of(document)))
 
 
 # --------------------------------------------------------------------------------------- the inputs

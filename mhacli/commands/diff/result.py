@@ -1,42 +1,38 @@
-"""The result of `mha diff` as data."""
+"""The results of `mha diff` as data: the differences of two records, and those of two models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from mhacli.commands.diff.words import summary_of
+import msgspec
+
 from mhacli.io.data import plain
 from mhacli.record.shown import Shown
 
 if TYPE_CHECKING:
-    from mhacli.commands.diff.comparison import Comparison
-    from mhacli.commands.diff.sites import LayerDifference
+    from mhacli.commands.diff.sites import LayerPair
     from mhacli.record.record import Record
-    from mhacli.render.base.options import Screen, ViewOptions
 
 SCHEMA = "mha.diff/1"
+Verdict = Literal["agree", "differ", "nothing"]
+Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
+Stack = Literal["encoder", "decoder", "cross"]
 
 
 class Diff(dict[str, Any], Shown):
-    """The document that `mha diff --json` prints, which also shows itself as the command does. Of
-    two `records` it has structs in place of JSON objects, and `layers` are the layers that both
-    have.
-    """
-
-    records: tuple[Record, Record] | None = None
-    layers: Sequence[LayerDifference] = ()
+    """The document that `mha diff --json` prints, which also shows itself as the command does."""
 
     def __repr__(self) -> str:
         """The result in a sentence."""
         return f"<Diff: {self.summary}>"
 
     @property
-    def verdict(self) -> Literal["agree", "differ", "nothing"]:
+    def verdict(self) -> Verdict:
         """Whether the two are equal up to rounding in everything that both have; `nothing` if that
         is nothing.
         """
-        verdict: Literal["agree", "differ", "nothing"] = self["verdict"]
+        verdict: Verdict = self["verdict"]
         return verdict
 
     @property
@@ -44,24 +40,17 @@ class Diff(dict[str, Any], Shown):
         """The result in a sentence."""
         return str(self["summary"])
 
-    def view(self, screen: Screen, options: ViewOptions | None = None) -> Any:
-        """What `mha diff` prints on a screen."""
-        from mhacli.commands.diff.view import diff_view
-
-        return diff_view(self, screen, options)
-
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document, of this `command`."""
-        return plain({**self, "command": [*command]})  # type: ignore[no-any-return]
+        return {**self, "command": [*command]}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of `--csv`, under the names of the document: a place; or a site of a layer, or a
         statistic of a head.
         """
-        document = self.to_dict()
-        for place in document.get("places", ()):
+        for place in self.get("places", ()):
             yield {name: value for name, value in place.items() if name != "heads"}
-        for layer in document.get("layers", ()):
+        for layer in self.get("layers", ()):
             label = layer["layer"]
             for site in layer["sites"]:
                 fields = {name: site[name] for name in site if name not in ("heads", "told")}
@@ -72,12 +61,263 @@ class Diff(dict[str, Any], Shown):
                     yield {**about, "a": row["a"], "b": row["b"]}
 
 
-def model_diff(comparison: Comparison, names: tuple[str, str]) -> Diff:
-    """The document of a comparison of two models, which are named."""
-    fields = plain(vars(comparison))
-    d = Diff(schema=SCHEMA, kind="models", command=[], a=names[0], b=names[1], **fields)
-    departures = (place for place in d["places"] if place["beyond"] and not place["healed"])
-    d["first"] = next(departures, None)
-    d["verdict"] = "differ" if d["first"] or d["ids"] else "agree"
-    d["summary"] = summary_of(d)
-    return d
+# -------------------------------------------------------------------------------------- two records
+
+
+class TokenChange(msgspec.Struct, frozen=True):
+    """Tokens of A, of B, or of both, between equal ones, with their first position and the one
+    after the last.
+    """
+
+    change: Literal["replaced", "only A", "only B"]
+    a_begin: int
+    a_end: int
+    a: list[str]
+    b_begin: int
+    b_end: int
+    b: list[str]
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A run of equal tokens: its positions in A and in B."""
+
+    a: int
+    b: int
+    length: int
+
+
+class TextDifference(msgspec.Struct, frozen=True):
+    """Runs of equal tokens of a text of A and one of B (`matches`), some with other ids, and the
+    tokens between (`changes`).
+    """
+
+    family: str
+    sequence: int
+    n_a: int
+    n_b: int
+    matches: list[Match]
+    n_other_ids: int
+    exact: bool
+    n_aligned: int
+    is_same: bool
+    n_replaced: int
+    changes: list[TokenChange]
+
+
+class CellPlace(msgspec.Struct, frozen=True):
+    """The place of a number by the names of its axes, with its indices in A and in B: tokens of
+    their text, and numbers of heads.
+    """
+
+    axes: list[str]
+    a: list[int]
+    b: list[int]
+
+
+class HeadGap(msgspec.Struct, frozen=True):
+    """The largest difference of a head at a site, None if it is not finite, and its sequence."""
+
+    head: int
+    largest: float | None
+    sequence: int
+
+
+class FormulaChange(msgspec.Struct, frozen=True):
+    """Two formulas of a step."""
+
+    a: str
+    b: str
+    name: str = "formula"
+    layers: tuple[str, ...] = ()
+
+
+class SiteDifference(msgspec.Struct, frozen=True):
+    """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in
+    traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits, within the
+    tolerance, beyond it, another shape or formula, or not comparable (`why`). `largest` is the
+    largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
+    `relative` their ratio. `n_different` cells are unequal; `n_nonfinite` of them are not finite in
+    one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`. `at`
+    is the place of the largest or first difference, and `told` are other formulas.
+    """
+
+    site: str
+    seen: Literal["array", "numbers", "extremes", "shape"]
+    status: Literal["identical", "within", "beyond", "shape", "skipped"]
+    axes: tuple[str, ...]
+    shape_a: tuple[int, ...] | None
+    shape_b: tuple[int, ...] | None
+    n_cells: int = 0
+    n_different: int = 0
+    n_nonfinite: int = 0
+    n_only_a: int = 0
+    n_only_b: int = 0
+    largest: float | None = None
+    magnitude: float | None = None
+    at: CellPlace | None = None
+    why: str = ""
+    heads: list[HeadGap] = []
+    told: list[FormulaChange] = []
+    relative: float | None = None
+
+    @property
+    def departs(self) -> bool:
+        """Whether the records differ here."""
+        return self.status in ("beyond", "shape")
+
+
+class StatisticChange(msgspec.Struct, frozen=True):
+    """A statistic of a head that changed, None in a record that lacks it."""
+
+    name: str
+    a: float | None
+    b: float | None
+
+
+class HeadChange(msgspec.Struct, frozen=True):
+    """A head that changed, with its types; `size` is the largest change of a weight, None if a
+    number is missing or new.
+    """
+
+    layer: str
+    head: int
+    kind_a: str
+    kind_b: str
+    size: float | None
+    statistics: list[StatisticChange]
+
+
+class LayerDifference(msgspec.Struct, frozen=True):
+    """The sites of a layer, the heads that changed, and the arrays of A alone, and of B alone."""
+
+    layer: str
+    sites: list[SiteDifference]
+    heads: list[HeadChange]
+    only_a: list[str]
+    only_b: list[str]
+
+
+class Site(msgspec.Struct, frozen=True):
+    """A site of a layer."""
+
+    layer: str
+    site: str
+
+
+class First(msgspec.Struct, frozen=True):
+    """In what two records first differ, and the site, if it is one."""
+
+    where: Literal["tokens", "ids", "site"]
+    layer: str = ""
+    site: str | None = None
+
+
+class Tolerance(msgspec.Struct, frozen=True):
+    """The tolerance, relative to the largest number of a site, and the dtype from which it follows,
+    None if the user set it.
+    """
+
+    relative: float
+    of_dtype: str | None
+
+
+class RecordDocument(msgspec.Struct, frozen=True):
+    """The differences of two records, their layers in the order of execution; `said` is the summary
+    again, as documents have had it.
+    """
+
+    schema: str
+    command: list[str]
+    verdict: Verdict
+    summary: str
+    said: str
+    a: str
+    b: str
+    tolerance: Tolerance
+    first: First | None
+    first_site: Site | None
+    n_sequences: tuple[int, int]
+    texts: list[TextDifference]
+    layers: list[LayerDifference]
+    only_a: list[str]
+    only_b: list[str]
+
+
+class RecordDiff(Diff):
+    """The differences of two records, with the layers that both have."""
+
+    def __init__(
+        self, document: RecordDocument, records: tuple[Record, Record], pairs: Sequence[LayerPair]
+    ) -> None:
+        super().__init__(plain(document))
+        self.document = document
+        self.records = records
+        self.pairs = pairs
+
+
+# --------------------------------------------------------------------------------------- two models
+
+
+class _OfBoth(msgspec.Struct, frozen=True):
+    """A place of one model or of both, with the names of the modules."""
+
+    layer: int | None
+    stack: Stack | None
+    part: Part
+    site: str
+    name_a: str | None
+    name_b: str | None
+
+
+class Difference(_OfBoth, frozen=True):
+    """The difference of two models at a place: `relative` to what the first computes, the `largest`
+    of a number with its indices `at`, and the `head` that differs most; None for what is not
+    finite. It is `beyond` rounding, and so are `heads`; it is `healed` if what follows from it
+    agrees again, such as after two implementations that scale in another order.
+    """
+
+    relative: float | None
+    rounding: float
+    largest: float | None
+    at: tuple[int, ...] | None
+    head: int | None
+    heads: tuple[int, ...]
+    n_heads: int
+    beyond: bool
+    healed: bool = False
+
+
+class Unmatched(_OfBoth, frozen=True):
+    """A place that could not be compared, and why."""
+
+    why: str
+
+
+class ModelDocument(msgspec.Struct, frozen=True):
+    """The differences of two models at the `places` that both have, in the order of execution of
+    the first, the other places, the dtypes of both, and notes. Nothing is compared of two models
+    that read other `ids`.
+    """
+
+    schema: str = SCHEMA
+    kind: Literal["models"] = "models"
+    command: list[str] = []
+    a: str = ""
+    b: str = ""
+    places: list[Difference] = []
+    unmatched: list[Unmatched] = []
+    notes: list[str] = []
+    dtypes: list[str] = []
+    times_rounding: int | None = None
+    ids: tuple[list[int], list[int]] | None = None
+    first: Difference | None = None
+    verdict: Literal["agree", "differ"] = "agree"
+    summary: str = ""
+
+
+class ModelDiff(Diff):
+    """The differences of two models."""
+
+    def __init__(self, document: ModelDocument) -> None:
+        super().__init__(plain(document))
+        self.document = document

@@ -5,18 +5,26 @@ and their heads. Differences are B − A; a non-finite number is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace as changed
 
+from mhacli.commands.diff.result import (
+    CellPlace,
+    FormulaChange,
+    HeadChange,
+    HeadGap,
+    LayerDifference,
+    SiteDifference,
+    StatisticChange,
+)
 from mhacli.io.data import Array, finite
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
-from mhacli.record.record import InspectedLayer, Record, Step, TensorSummary
+from mhacli.record.record import Record, Step, TensorSummary
 from mhacli.sites import SITES
 from mhacli.text.align import pairs
 
@@ -61,68 +69,32 @@ _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "cor
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
 
 
-def alone(a: Collection[Any], b: Collection[Any]) -> dict[str, list[Any]]:
+def is_statistic(site: SiteDifference) -> bool:
+    """Whether it is no site of the computation."""
+    return site.site in _STATISTICS
+
+
+def alone(a: Collection[str], b: Collection[str]) -> tuple[list[str], list[str]]:
     """What A alone has, and what B alone."""
-    return {
-        "only_a": [each for each in a if each not in b],
-        "only_b": [each for each in b if each not in a],
-    }
-
-
-class SiteDifference(msgspec.Struct, frozen=True):
-    """The comparison of one site of one layer: of arrays, of all numbers of a small tensor in
-    traces, of extremes and moments, or of shapes alone (`seen`). `status` is equal bits, within the
-    tolerance, beyond it, another shape or formula, or not comparable (`why`). `largest` is the
-    largest |B − A| of numbers finite in both, `magnitude` the largest number of either, and
-    `relative` their ratio. `n_different` cells are unequal; `n_nonfinite` of them are not finite in
-    one, or differently in both; of a mask one record alone allows `n_only_a` and `n_only_b`.
-    `at` has the `axes` of the largest or first difference, with its indices in `a` and in `b`:
-    tokens of their text, and numbers of heads. `heads` are the largest difference of each head and
-    its sequence, `told` other formulas, as settings.
-    """
-
-    site: str
-    seen: Literal["array", "numbers", "extremes", "shape"]
-    status: Literal["identical", "within", "beyond", "shape", "skipped"]
-    axes: tuple[str, ...]
-    shape_a: tuple[int, ...] | None
-    shape_b: tuple[int, ...] | None
-    n_cells: int = 0
-    n_different: int = 0
-    n_nonfinite: int = 0
-    n_only_a: int = 0
-    n_only_b: int = 0
-    largest: float | None = None
-    magnitude: float | None = None
-    at: dict[str, Any] | None = None
-    why: str = ""
-    heads: list[dict[str, Any]] = []
-    told: list[dict[str, Any]] = []
-    relative: float | None = None
-
-    @property
-    def is_statistic(self) -> bool:
-        """Whether it is no site of the computation."""
-        return self.site in _STATISTICS
-
-    @property
-    def departs(self) -> bool:
-        """Whether the records differ here."""
-        return self.status in ("beyond", "shape")
+    return [each for each in a if each not in b], [each for each in b if each not in a]
 
 
 @dataclass(frozen=True)
-class LayerDifference:
-    """One layer of both records, or the whole records with an empty `label` if they have no layers.
-    `inspected_a` and `inspected_b` describe the layers of checkpoints.
+class LayerPair:
+    """One layer of both records, with its `index` in A, or the whole records with an empty `label`
+    if they have no layers.
     """
 
     label: str
+    index: int
     a: Record
-    inspected_a: InspectedLayer | None
     b: Record
-    inspected_b: InspectedLayer | None
     tolerance: float
+
+    @property
+    def records(self) -> tuple[Record, Record]:
+        """Both."""
+        return self.a, self.b
 
     @cached_property
     def places(self) -> dict[str, list[Array]]:
@@ -144,31 +116,25 @@ class LayerDifference:
         ]
         return all(x.tokens == y.tokens for x, y in texts)
 
-    @property
-    def only(self) -> dict[str, list[str]]:
-        """The arrays of A alone, and of B alone."""
-        of_a, of_b = (
-            [name for name in _ORDER if name in record.arrays] for record in (self.a, self.b)
-        )
-        return alone(of_a, of_b)
-
     @cached_property
-    def sites(self) -> list[SiteDifference]:
+    def difference(self) -> LayerDifference:
+        """What differs."""
+        arrays = ([name for name in _ORDER if name in each.arrays] for each in self.records)
+        return LayerDifference(self.label, self._sites(), self._heads(), *alone(*arrays))
+
+    def _sites(self) -> list[SiteDifference]:
         """The sites in order: arrays that both have, other steps of their traces, and of user code
         steps of one alone.
         """
-        is_decoded = self.a.decoding is not None or self.b.decoding is not None
-        a, b = (
-            {step.site: step for step in record.trace if not is_decoded}
-            for record in (self.a, self.b)
-        )
+        a, b = ({step.site: step for step in record.trace} for record in self.records)
+        if self.a.decoding is not None or self.b.decoding is not None:
+            a = b = {}
+        steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
         names = [name for name in a | b if self.is_code or name not in _ORDER]
         return [
             _compared_site(self, name, a.get(name), b.get(name))
             for name in dict.fromkeys((*names, *_ORDER))
-            if (name in self.a.arrays and name in self.b.arrays)
-            or (name in a and name in b)
-            or (self.is_code and (name in a or name in b))
+            if name in steps or all(name in record.arrays for record in self.records)
         ]
 
     @property
@@ -177,39 +143,29 @@ class LayerDifference:
         return self.a.module is not None and self.b.module is not None
 
     @property
-    def head_pairs(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
+    def heads_of_both(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
         """The heads with statistics in both records; none if the numbers of heads differ."""
+        if self.a.config.n_heads != self.b.config.n_heads:
+            return []
         of_b = {head.head: head for head in self.b.heads}
-        is_alike = self.a.config.n_heads == self.b.config.n_heads
-        return [(head, of_b[head.head]) for head in self.a.heads if is_alike and head.head in of_b]
+        return [(head, of_b[head.head]) for head in self.a.heads if head.head in of_b]
 
-    @cached_property
-    def heads(self) -> list[dict[str, Any]]:
-        """The heads that changed; `size` is the largest change of a weight, None if a number is
-        missing or new.
-        """
-        heads = list[dict[str, Any]]()
-        for a, b in self.head_pairs:
-            statistics = list[dict[str, Any]]()
+    def _heads(self) -> list[HeadChange]:
+        """The heads that changed."""
+        heads = list[HeadChange]()
+        for a, b in self.heads_of_both:
+            statistics = list[StatisticChange]()
             size = 0.0
             for row in _CHANGES:
                 before, after = getattr(a, row.field), getattr(b, row.field)
                 change = change_of(before, after)
                 if change > self.tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
-                    statistics.append({"name": row.field, "a": before, "b": after})
+                    statistics.append(StatisticChange(row.field, before, after))
                     if row.is_change or math.isinf(change):
                         size = max(size, change)
             if statistics or a.kind != b.kind:
-                heads.append(
-                    {
-                        "layer": self.label,
-                        "head": a.head,
-                        "kind_a": a.kind,
-                        "kind_b": b.kind,
-                        "size": finite(size),
-                        "statistics": statistics,
-                    }
-                )
+                kinds = a.kind, b.kind
+                heads.append(HeadChange(self.label, a.head, *kinds, finite(size), statistics))
         return heads
 
 
@@ -252,58 +208,55 @@ def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
     return _StoredSite(step.axes, step.shape, numbers)
 
 
-def _compared_site(
-    layer: LayerDifference, name: str, a: Step | None, b: Step | None
-) -> SiteDifference:
+def _compared_site(pair: LayerPair, name: str, a: Step | None, b: Step | None) -> SiteDifference:
     """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
-    of shapes.
+    of shapes; and of the formulas of user code.
     """
-    x, y = _stored(layer.a, name, a), _stored(layer.b, name, b)
-    is_array = name in layer.a.arrays and name in layer.b.arrays
-    is_same = x.shape == y.shape and layer.has_same_tokens
-    values = [step.values for step in (a, b) if step is not None and step.values is not None]
+    x, y = _stored(pair.a, name, a), _stored(pair.b, name, b)
+    is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
     row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
-    why = _other_shape(layer, row, y.axes)
-    has_numbers = x.numbers is not None and y.numbers is not None and x.axes == y.axes
+    why = _other_shape(pair, row, y.axes)
+    can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
+    values = [step.values for step in (a, b) if step is not None and step.values is not None]
     if why:
         row = changed(row, status="shape", why=why)
-    elif has_numbers and (is_array or is_same):
-        row = _of_numbers(layer, row, x, y)
-    elif len(values) == 2 and is_same:
-        row = _of_extremes(layer, row, values[0], values[1])
-    counts = {(each.n_nan, each.n_inf) for each in values}
-    if row.seen in ("numbers", "extremes") and len(counts) > 1:
+    elif can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
+        row = _of_numbers(pair, row, (x.numbers, y.numbers))
+    elif can_match and not is_array and len(values) == 2:
+        row = _of_extremes(pair, row, values)
+    if (
+        row.seen in ("numbers", "extremes")
+        and len({(each.n_nan, each.n_inf) for each in values}) > 1
+    ):
         row = changed(row, status="beyond")
     if a is None or b is None or not a.operation or not b.operation or a.formula == b.formula:
         return row
-    told = [{"name": "formula", "a": a.formula, "b": b.formula, "layers": []}]
+    told = [FormulaChange(a.formula, b.formula)]
     return changed(row, status=row.status if why else "beyond", told=told)
 
 
 def _of_extremes(
-    layer: LayerDifference, row: SiteDifference, a: TensorSummary, b: TensorSummary
+    pair: LayerPair, row: SiteDifference, values: Sequence[TensorSummary]
 ) -> SiteDifference:
     """The comparison of a site by what both traces say of all its numbers."""
-    x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in (a, b))
+    x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in values)
     totals = _Totals()
-    totals.add(_Cells(0, None, [], x, y, np.ones(1, bool)))
+    totals.add(_Cells(x, y))
     words = "by min, max, mean, std"
-    return changed(row, seen="extremes", why=words, **totals.fields(layer.tolerance))
+    return changed(row, seen="extremes", why=words, **totals.fields(pair.tolerance))
 
 
 def _of_numbers(
-    layer: LayerDifference, row: SiteDifference, x: _StoredSite, y: _StoredSite
+    pair: LayerPair, row: SiteDifference, arrays: tuple[Array, Array]
 ) -> SiteDifference:
     """The comparison of a site whose numbers both records have."""
-    assert x.numbers is not None
-    assert y.numbers is not None
     is_mask = row.site in ("visible", "allowed")  # a count or a mask is the same, or it is not
     totals = _Totals()
-    for cells in _cells(layer, row.site, x.axes, (x.numbers, y.numbers)):
+    for cells in _cells(pair, row.site, row.axes, arrays):
         totals.add(cells)
     seen = "array" if row.seen == "array" else "numbers"
-    row = changed(row, seen=seen, **totals.fields(0.0 if is_mask else layer.tolerance))
+    row = changed(row, seen=seen, **totals.fields(0.0 if is_mask else pair.tolerance))
     if not row.n_cells:
         row = changed(row, status="skipped", why="they have no cells in common", heads=[])
     if is_mask or not row.n_cells:
@@ -311,7 +264,7 @@ def _of_numbers(
     return row
 
 
-def _other_shape(layer: LayerDifference, row: SiteDifference, axes_b: tuple[str, ...]) -> str:
+def _other_shape(pair: LayerPair, row: SiteDifference, axes_b: tuple[str, ...]) -> str:
     """Why two shapes differ, empty if they do not. Padding decides whether sequences have positions
     in common, so a batch is excused.
     """
@@ -320,12 +273,12 @@ def _other_shape(layer: LayerDifference, row: SiteDifference, axes_b: tuple[str,
     axes_a = [axis for axis in row.axes if axis != "batch"]
     if axes_a != [axis for axis in axes_b if axis != "batch"]:
         return f"axes {' '.join(row.axes)} against {' '.join(axes_b)}"
-    excused = {"batch"} if layer.is_code else _MATCHED
+    excused = {"batch"} if pair.is_code else _MATCHED
     a = dict(zip(row.axes, row.shape_a, strict=True))
     b = dict(zip(axes_b, row.shape_b, strict=True))
     sizes = {axis: (n, b[axis]) for axis, n in a.items() if axis not in excused}
     if "head" in a and row.site not in FOR_ALL_HEADS:
-        sizes = {"head": (layer.a.config.n_heads, layer.b.config.n_heads)} | sizes
+        sizes = {"head": (pair.a.config.n_heads, pair.b.config.n_heads)} | sizes
     return next((f"{axis} {n} against {m}" for axis, (n, m) in sizes.items() if n != m), "")
 
 
@@ -340,79 +293,75 @@ class _Axis(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """Some cells of a sequence and a head, None for all heads: their axes, the numbers of both
-    records there, and which of them count.
+    """Some cells of both records: their numbers, the sequence and the head, None for all heads,
+    their axes, and which of them count, None for all.
     """
 
-    sequence: int
-    head: int | None
-    axes: Sequence[_Axis]
     a: Array
     b: Array
-    counted: Array
+    sequence: int = 0
+    head: int | None = None
+    axes: Sequence[_Axis] = ()
+    counted: Array | None = None
 
 
 def _cells(
-    layer: LayerDifference, name: str, axes: Sequence[str], arrays: tuple[Array, Array]
+    pair: LayerPair, name: str, axes: Sequence[str], arrays: tuple[Array, Array]
 ) -> Iterator[_Cells]:
     """The cells of two arrays that correspond, a sequence and a head at a time, which bounds
     memory.
     """
-    records = layer.a, layer.b
     heads: list[int | None] = [None]  # all at once
     is_one_row = name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)
-    if "head" in axes and not layer.is_code and not is_one_row:
-        heads = [head for head in _heads_of(layer.a) if head in _heads_of(layer.b)]
-    has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in records)
-    for sequence in range(len(layer.places["query"]) if "batch" in axes else 1):
+    if "head" in axes and not pair.is_code and not is_one_row:
+        heads = [head for head in _heads_of(pair.a) if head in _heads_of(pair.b)]
+    has_masks = all("allowed" in record.arrays for record in pair.records)
+    for sequence in range(len(pair.places["query"]) if "batch" in axes else 1):
         for head in heads:
             sizes = zip(axes, arrays[0].shape, strict=True)
-            matched = [_axis(layer, axis, n, sequence, head) for axis, n in sizes]
-            x, y = (_chosen(array, matched, side) for side, array in enumerate(arrays))
-            counted = np.ones(1, bool)
-            if has_masks:  # scores of masked cells have no meaning
-                a, b = (
-                    _chosen(record.arrays["allowed"], matched, side)
-                    for side, record in enumerate(records)
-                )
-                counted = a & b
-            yield _Cells(sequence, head, matched, x, y, counted)
+            matched = [_axis(pair, axis, n, sequence, head) for axis, n in sizes]
+            counted = None
+            if has_masks and name in ("qk", "scores"):  # scores of masked cells have no meaning
+                masks = (record.arrays["allowed"] for record in pair.records)
+                counted = np.logical_and(*_chosen(masks, matched))
+            x, y = _chosen(arrays, matched)
+            yield _Cells(x, y, sequence, head, matched, counted)
 
 
-def _axis(layer: LayerDifference, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
+def _axis(pair: LayerPair, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
     """What corresponds along an axis: tokens, the one sequence and head, or all cells of the same
     meaning.
     """
-    records = (layer.a, layer.b)
     if axis == "batch":
         places = np.full((2, 1), sequence)
         return _Axis("sequence", places, places)
-    if axis == "head" and not layer.is_code:
+    if axis == "head" and not pair.is_code:
         if head is None:
             return _Axis("", np.zeros((2, 1), int), np.zeros((2, 1), int))
-        indices = [[_heads_of(record).index(head)] for record in records]
+        indices = [[_heads_of(record).index(head)] for record in pair.records]
         return _Axis("head", np.full((2, 1), head), np.array(indices))
-    if axis in ("query", "key") and not layer.is_code:
-        first = [
-            record.first_query(sequence) if axis == "query" else record.first_key(sequence)
-            for record in records
+    if axis in ("query", "key") and not pair.is_code:
+        places = pair.places[axis][sequence]
+        firsts = [
+            [record.first_query(sequence) if axis == "query" else record.first_key(sequence)]
+            for record in pair.records
         ]
-        places = layer.places[axis][sequence]
-        return _Axis(axis, places, places + np.array(first)[:, None])
+        return _Axis(axis, places, places + np.array(firsts))
     is_same = True
     if axis == "span":
-        is_same = [span.name for span in layer.a.spans] == [span.name for span in layer.b.spans]
+        is_same = [span.name for span in pair.a.spans] == [span.name for span in pair.b.spans]
     elif axis in _MADE_OF:
-        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in records)
-        is_same = a == b and (layer.has_same_tokens or axis == "step")
+        a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in pair.records)
+        is_same = a == b and (pair.has_same_tokens or axis == "step")
     places = np.tile(np.arange(n if is_same else 0), (2, 1))
     return _Axis(axis, places, places)
 
 
-def _chosen(array: Array, axes: Sequence[_Axis], side: int) -> Array:
-    """The numbers of the array of a side; one row may stand for all heads."""
-    sizes = zip(axes, array.shape, strict=True)
-    return array[np.ix_(*(np.minimum(axis.indices[side], n - 1) for axis, n in sizes))]
+def _chosen(arrays: Iterable[Array], axes: Sequence[_Axis]) -> Iterator[Array]:
+    """The numbers of the arrays of A and of B; one row may stand for all heads."""
+    for side, array in enumerate(arrays):
+        sizes = zip(axes, array.shape, strict=True)
+        yield array[np.ix_(*(np.minimum(axis.indices[side], n - 1) for axis, n in sizes))]
 
 
 def _heads_of(record: Record) -> list[int]:
@@ -435,14 +384,15 @@ class _Totals:
     n_only_b: int = 0
     largest: float = 0.0
     magnitude: float = 0.0
-    at: dict[str, list[Any]] | None = None
+    at: CellPlace | None = None
     is_identical: bool = True
     _worst: float = 0.0
     _heads: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def add(self, cells: _Cells) -> None:
         """Adds cells of a sequence and a head."""
-        index = np.flatnonzero(np.broadcast_to(cells.counted, cells.a.shape))
+        counted = True if cells.counted is None else cells.counted
+        index = np.flatnonzero(np.broadcast_to(counted, cells.a.shape))
         x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (cells.a, cells.b))
         with np.errstate(over="ignore", invalid="ignore"):
             gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
@@ -480,7 +430,7 @@ class _Totals:
             "relative": self.largest / (self.magnitude or 1.0),
             "at": self.at,
             "heads": [
-                {"head": n, "largest": finite(gap), "sequence": -sequence}
+                HeadGap(n, finite(gap), -sequence)
                 for n, (gap, sequence) in sorted(self._heads.items())
             ],
         }
@@ -491,11 +441,11 @@ def _largest(numbers: Array) -> float:
     return float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
 
 
-def _place(cells: _Cells, index: int) -> dict[str, list[Any]] | None:
+def _place(cells: _Cells, index: int) -> CellPlace | None:
     """The place of a cell by the names of its axes, in A and in B; None without axes."""
     numbers = np.unravel_index(index, cells.a.shape)
     named = [(axis, n) for axis, n in zip(cells.axes, numbers, strict=False) if axis.name]
     if not named:
         return None
     of_a, of_b = ([int(axis.places[side, n]) for axis, n in named] for side in (0, 1))
-    return {"axes": [axis.name for axis, _ in named], "a": of_a, "b": of_b}
+    return CellPlace([axis.name for axis, _ in named], of_a, of_b)

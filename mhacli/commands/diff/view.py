@@ -13,12 +13,23 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.result import Diff
-from mhacli.commands.diff.sites import LayerDifference, SiteDifference, change_of
-from mhacli.commands.diff.words import CAUSES, Row, where
+from mhacli.commands.diff.result import (
+    CellPlace,
+    Difference,
+    ModelDiff,
+    ModelDocument,
+    RecordDiff,
+    SiteDifference,
+    TextDifference,
+    Unmatched,
+)
+from mhacli.commands.diff.sites import LayerPair, change_of
+from mhacli.commands.diff.words import CAUSES, where
 from mhacli.errors import UsageError
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
+from mhacli.record.record import Record
+from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import count_of, fitted, token_text
 from mhacli.render.base.grids import grids
@@ -29,12 +40,13 @@ from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
+_OPTIONS = ViewOptions()
 _OF_CHANGE = {row.field for row in STATISTICS if row.is_change}
 
 
-def require_layers(d: Diff, options: ViewOptions) -> None:
+def require_layers(d: RecordDiff, options: ViewOptions) -> None:
     """Raises `UsageError` for a layer that one of the records lacks."""
-    for record in d.records or ():
+    for record in d.records:
         if record.model is None and options.layers is not None:
             raise UsageError(
                 "--layer works only with records of a checkpoint", hint="leave --layer out"
@@ -42,54 +54,52 @@ def require_layers(d: Diff, options: ViewOptions) -> None:
         chosen_layers(record, options)
 
 
-def diff_view(d: Diff, screen: Screen, options: ViewOptions | None = None) -> RenderableType:
-    """The complete output of `mha diff`. `require_layers` must accept the options."""
-    options = options or ViewOptions()
-    if d.records is None:
-        return _model_view(d, screen, options)
-    inspected = [each.inspected for each in chosen_layers(d.records[0], options)]
-    layers = [layer for layer in d.layers if layer.inspected_a in inspected] or d.layers
-    texts = [text for text in d["texts"] if not text["is_same"] or text["n_other_ids"]]
-    sections = (
-        _names(d),
+# -------------------------------------------------------------------------------------- two records
+
+
+@draws(RecordDiff)
+def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) -> RenderableType:
+    """The complete output for two records. `require_layers` must accept the options."""
+    document, record = d.document, d.records[0]
+    chosen = [record.layers.index(each.inspected) for each in chosen_layers(record, options)]
+    pairs = [pair for pair in d.pairs if pair.index in chosen] or d.pairs
+    names = [Text(f"A = {visible(document.a)} · B = {visible(document.b)}", style="bold")]
+    n_a, n_b = document.n_sequences
+    if n_a != n_b:
+        words = f"A has {count_of(n_a, 'sequence')} and B has {n_b}"
+        names.append(Text(f"{words}: the first {min(n_a, n_b)} are compared"))
+    texts = [text for text in document.texts if not text.is_same or text.n_other_ids]
+    sections: list[Iterable[RenderableType]] = [
+        names,
         *(_text(text, options, screen) for text in texts),
-        _sites(d, layers, options, screen),
-        _heads(layers, options, screen),
-    )
+        _sites(d, pairs, options, screen),
+        _heads(pairs, options, screen),
+    ]
     lines = list[RenderableType]()
     for section in map(list, sections):
         if section:
             lines += [*section, Text()]
-    limit = f"{d['tolerance']['relative']:.3g} × the site's largest"
+    limit = f"{document.tolerance.relative:.3g} × the site's largest"
     rule = Text(f"numbers agree if |B − A| ≤ {limit} (--tolerance)", style="dim")
     return Group(*lines, rule, Text(visible(d.summary), style=_COLOURS[d.verdict]))
 
 
-def _names(d: Diff) -> Iterator[Text]:
-    """The names of the records, and how many texts they have if that differs."""
-    yield Text(f"A = {visible(d['a'])} · B = {visible(d['b'])}", style="bold")
-    n_a, n_b = d["n_sequences"]
-    if n_a != n_b:
-        words = f"A has {count_of(n_a, 'sequence')} and B has {n_b}"
-        yield Text(f"{words}: the first {min(n_a, n_b)} are compared")
-
-
-def _text(text: dict[str, Any], options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+def _text(text: TextDifference, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The number of equal tokens of a text, and the tokens between them."""
-    words = f"{text['n_aligned']} tokens are the same, of {text['n_a']} in A and {text['n_b']} in B"
-    if text["n_other_ids"]:
-        words += f"; {text['n_other_ids']} of them have another id in the vocabulary"
+    words = f"{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"
+    if text.n_other_ids:
+        words += f"; {text.n_other_ids} of them have another id in the vocabulary"
     rows = []
-    for change in text["changes"]:
-        before, after = (" ".join(map(token_label, change[side])) or "–" for side in "ab")
-        rows.append({"position": change["a_begin"], "A": before, "B": after})
-    yield Text(f"{text['family'].replace('texts', 'sequence')} {text['sequence']}: {words}")
+    for change in text.changes:
+        before, after = (" ".join(map(token_label, side)) or "–" for side in (change.a, change.b))
+        rows.append({"position": change.a_begin, "A": before, "B": after})
+    yield Text(f"{text.family.replace('texts', 'sequence')} {text.sequence}: {words}")
     yield from _listed({"position": "id", "A": "word", "B": "word"}, rows, 12, options, screen)
 
 
 def _listed(
     units: Mapping[str, Unit],
-    rows: Sequence[Row],
+    rows: Sequence[Mapping[str, Any]],
     most: int,
     options: ViewOptions,
     screen: Screen,
@@ -115,88 +125,62 @@ def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
 
 
 def _sites(
-    d: Diff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
+    d: RecordDiff, pairs: Sequence[LayerPair], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The sites of a layer that differ, or the first of each of several layers; with `everything`
     all sites.
     """
-    is_brief = len(layers) > 1 and not options.everything
+    is_brief = len(pairs) > 1 and not options.everything
     rows = list[_SiteRow]()
-    for layer in layers:
-        shown_sites = [
+    for pair in pairs:
+        sites = [
             site
-            for site in layer.sites
+            for site in pair.difference.sites
             if options.everything or site.status not in ("identical", "skipped")
         ]
         if is_brief:
-            shown_sites.sort(key=lambda site: not site.departs)
-            del shown_sites[1:]
-        rows += [_SiteRow(layer, site) for site in shown_sites]
-    if rows:
-        n_more = sum(len(layer.sites) for layer in layers) - len(rows)
-        yield from _site_table(rows, n_more, len(layers) > 1, is_brief, options, screen)
-    elif not layers:
-        yield Text("the records have no layer in common", style="yellow")
-    yield from _alone("only in", d["only_a"], d["only_b"])
-    if not is_brief:
-        for layer in layers:
-            sides = (map(_site_name, names) for names in layer.only.values())
-            yield from _alone(f"{layer.label} only in".lstrip(), *sides)
-
-
-class _SiteRow(NamedTuple):
-    """A site of a layer."""
-
-    layer: LayerDifference
-    site: SiteDifference
-
-
-def _site_table(
-    rows: Sequence[_SiteRow],
-    n_more: int,
-    has_layers: bool,
-    is_brief: bool,
-    options: ViewOptions,
-    screen: Screen,
-) -> Iterator[RenderableType]:
-    """The table of sites, and how many more there are."""
-    columns: list[Column[_SiteRow]] = [
-        Column(
-            heading="site",
-            value=lambda row: _site_name(row.site.site),
-            style=lambda row: "red" if row.site.departs else "",
-        ),
-        column("diff", "largest", lambda row: row.site.largest, "number"),
-        column("diff", "relative", lambda row: row.site.relative, "number"),
-        Column(
-            heading="where",
-            value=lambda row: "; ".join(_remarks(row.site, row.layer)),
-            least=24,
-            wraps=True,
-        ),
-    ]
-    if has_layers:
-        columns.insert(0, Column(heading="layer", value=lambda row: visible(row.layer.label)))
+            sites.sort(key=lambda site: not site.departs)
+            del sites[1:]
+        rows += [_SiteRow(pair, site) for site in sites]
     title = "sites that differ, in the order of execution"
     if options.everything:
         title = "sites, in the order of execution"
     elif is_brief:
         title = "the first site of each layer that differs"
+    n_more = sum(len(pair.difference.sites) for pair in pairs) - len(rows)
     notes = list[str]()
     if n_more:
         words = count_of(n_more, "more site")
         notes.append(f"{words} (--all)" if is_brief else f"{words} without a difference (--all)")
-    yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
+    if rows:
+        columns = _SITE_COLUMNS if len(pairs) > 1 else _SITE_COLUMNS[1:]
+        yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
+    elif not pairs:
+        yield Text("the records have no layer in common", style="yellow")
+    yield from _alone("only in", d.document.only_a, d.document.only_b)
+    if not is_brief:
+        for pair in pairs:
+            only = pair.difference.only_a, pair.difference.only_b
+            sides = (map(_site_name, names) for names in only)
+            yield from _alone(f"{pair.label} only in".lstrip(), *sides)
+
+
+class _SiteRow(NamedTuple):
+    """A site of a layer."""
+
+    pair: LayerPair
+    site: SiteDifference
 
 
 def _site_name(site: str) -> str:
     return "mask" if site == "allowed" else visible(site)
 
 
-def _remarks(site: SiteDifference, layer: LayerDifference) -> Iterator[str]:
+def _remarks(row: _SiteRow) -> Iterator[str]:
     """How a site differs if no size tells, where, and why nothing was compared; or how equal it
     is.
     """
+    site = row.site
     if site.status in ("identical", "within"):
         words = words_of("columns", "diff")[site.status].heading
         yield words if site.seen != "shape" else "same shape"
@@ -207,54 +191,60 @@ def _remarks(site: SiteDifference, layer: LayerDifference) -> Iterator[str]:
     elif site.largest is None and site.n_different:
         yield f"{site.n_different} of {site.n_cells} differ"
     if site.at is not None:
-        yield ", ".join(_place(layer, *site.at.values()))
+        yield ", ".join(_place(row.pair.a, site.at))
     if site.why:
         yield site.why
-    for setting in site.told:
-        yield f"{setting['name']}: {visible(setting['a'])} against {visible(setting['b'])}"
+    for change in site.told:
+        yield f"{change.name}: {visible(change.a)} against {visible(change.b)}"
 
 
-def _place(
-    layer: LayerDifference, axes: Sequence[str], of_a: Sequence[int], of_b: Sequence[int]
-) -> Iterator[str]:
-    """The place of a number in A: `head 3`, `query 5 “mat”`, `key 2 “sat”`, with that in B if it
-    differs.
+def _place(record: Record, at: CellPlace) -> Iterator[str]:
+    """The place of a number in A, whose record is given: `head 3`, `query 5 “mat”`, `key 2 “sat”`,
+    with that in B if it differs.
     """
-    sequence = of_a[0] if axes[0] == "sequence" else 0
-    for axis, i, j in zip(axes, of_a, of_b, strict=True):
-        if axis == "sequence" and len(layer.a.sequences) == 1:
+    sequence = at.a[0] if at.axes[0] == "sequence" else 0
+    for axis, i, j in zip(at.axes, at.a, at.b, strict=True):
+        if axis == "sequence" and len(record.sequences) == 1:
             continue
         name = ""
         if axis in ("query", "key"):
-            texts = layer.a.sequences if axis == "query" else layer.a.keys
+            texts = record.sequences if axis == "query" else record.keys
             name = f" “{fitted(token_text(texts[sequence].tokens, i), 16)}”"
         yield f"{axis} {i}{name}" + (f" ({j} in B)" if i != j else "")
 
 
-# -------------------------------------------------------------------------------------------- heads
+_SITE_COLUMNS: list[Column[_SiteRow]] = [
+    Column(heading="layer", value=lambda row: visible(row.pair.label)),
+    Column(
+        heading="site",
+        value=lambda row: _site_name(row.site.site),
+        style=lambda row: "red" if row.site.departs else "",
+    ),
+    column("diff", "largest", lambda row: row.site.largest, "number"),
+    column("diff", "relative", lambda row: row.site.relative, "number"),
+    Column(heading="where", value=lambda row: "; ".join(_remarks(row)), least=24, wraps=True),
+]
+"""The columns of the table of sites; the first one only of several layers."""
 
 
 def _heads(
-    layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
+    pairs: Sequence[LayerPair], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The heads that changed most, missing and new ones first, each with the statistic that changed
     most; with `everything` all that changed.
     """
-    heads = [head for layer in layers for head in layer.heads]
-    heads.sort(key=lambda head: _largest_first(head["size"]))
+    heads = [head for pair in pairs for head in pair.difference.heads]
+    heads.sort(key=lambda head: -math.inf if head.size is None else -head.size)
     names = words_of("columns", "statistic")
-    rows = []
+    rows = list[dict[str, Any]]()
     for head in heads:
-        kinds = dict.fromkeys(words_of_type(head[kind]).name for kind in ("kind_a", "kind_b"))
-        name = f"{visible(head['layer'])} head {head['head']}".removeprefix(" head ")
+        kinds = dict.fromkeys(words_of_type(kind).name for kind in (head.kind_a, head.kind_b))
+        name = f"{visible(head.layer)} head {head.head}".removeprefix(" head ")
         about = {"head": name, "type": " → ".join(kinds)}
-        changes = sorted(head["statistics"], key=lambda row: -change_of(row["a"], row["b"]))
-        changes.sort(key=lambda row: row["name"] not in _OF_CHANGE)
-        if not options.everything:
-            del changes[1:]
-        for row in changes:
-            name = names[row["name"]].name
-            rows.append({**about, "statistic": name, "A": row["a"], "B": row["b"]})
+        changes = sorted(head.statistics, key=lambda row: -change_of(row.a, row.b))
+        changes.sort(key=lambda row: row.name not in _OF_CHANGE)
+        for row in changes if options.everything else changes[:1]:
+            rows.append({**about, "statistic": names[row.name].name, "A": row.a, "B": row.b})
         if not changes:
             rows.append({**about, "statistic": None, "A": None, "B": None})
     units: dict[str, Unit] = {
@@ -266,11 +256,6 @@ def _heads(
     }
     title = f"{count_of(len(heads), 'head')} changed, the largest change first"
     yield from _listed(units, rows, 4, options, screen, title)
-
-
-def _largest_first(size: float | None) -> float:
-    """The key of a sort: the largest first, and before them what has no size."""
-    return -math.inf if size is None else -size
 
 
 # --------------------------------------------------------------------------------------- two models
@@ -289,36 +274,38 @@ _SHORT = {
 }
 
 
-def _model_view(d: Diff, screen: Screen, options: ViewOptions) -> RenderableType:
+@draws(ModelDiff)
+def model_view(d: ModelDiff, screen: Screen, options: ViewOptions = _OPTIONS) -> RenderableType:
     """The complete output for two models."""
-    names = zip((d["a"], d["b"]), d["dtypes"] or ("", ""), strict=True)
+    document = d.document
+    names = zip((document.a, document.b), document.dtypes or ("", ""), strict=True)
     of_a, of_b = (f"{name} {dtype}".strip() for name, dtype in names)
-    parts = [*_model_grid(d, screen), *_model_places(d, screen, options)]
+    parts = [*_model_grid(document, screen), *_model_places(document, screen, options)]
     if parts:
         parts.insert(0, Text())
     return Group(
         Text(visible(f"A = {of_a} · B = {of_b}"), style="bold"),
-        *(Text(visible(note), style="yellow") for note in d["notes"]),
+        *(Text(visible(note), style="yellow") for note in document.notes),
         *parts,
         Text(),
-        Text(visible(d["summary"]), style=_COLOURS[d["verdict"]]),
+        Text(visible(d.summary), style=_COLOURS[d.verdict]),
     )
 
 
-def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
+def _model_grid(d: ModelDocument, screen: Screen) -> Iterator[RenderableType]:
     """The blocks in rows, their places in columns, shaded by how far differences are above
     rounding; nothing if none is.
     """
     cells: dict[str, dict[tuple[str, str], float]] = {}
-    for place in d["places"]:
-        if place["layer"] is not None:
-            name = f"{place['stack'] or ''} {place['layer']}".strip()
+    for place in d.places:
+        if place.layer is not None:
+            name = f"{place.stack or ''} {place.layer}".strip()
             ratio = _RATIO_OF_INFINITE
-            if place["relative"] is not None:
-                ratio = place["relative"] / place["rounding"]
+            if place.relative is not None:
+                ratio = place.relative / place.rounding
             of_layer = cells.setdefault(name, {})
-            of_layer[place["part"], place["site"]] = math.log10(max(1.0, ratio))
-    if not cells or d["first"] is None:
+            of_layer[place.part, place.site] = math.log10(max(1.0, ratio))
+    if not cells or d.first is None or d.times_rounding is None:
         return
     columns = [key for key in CAUSES if any(key in of_layer for of_layer in cells.values())]
     values = np.array(
@@ -339,57 +326,59 @@ def _model_grid(d: Diff, screen: Screen) -> Iterator[RenderableType]:
         unit="short",
         meaning=(
             "powers of ten of relative difference ÷ rounding; beyond rounding from"
-            f" {math.log10(d['times_rounding']):.1f} on"
+            f" {math.log10(d.times_rounding):.1f} on"
         ),
     )
     yield from grids([grid], screen, form="shades")
     yield Text()
 
 
-def _model_places(d: Diff, screen: Screen, options: ViewOptions) -> Iterator[RenderableType]:
+def _model_places(
+    d: ModelDocument, screen: Screen, options: ViewOptions
+) -> Iterator[RenderableType]:
     """The first place and those outside of blocks that differ, with `everything` all places; and
     what is unmatched.
     """
-    places, rows = d["places"], d["places"]
+    rows = d.places
     if not options.everything:
         rows = [
             place
-            for place in places
-            if (place["layer"] is None and place["relative"] != 0) or place == d["first"]
+            for place in d.places
+            if (place.layer is None and place.relative != 0) or place == d.first
         ]
-    columns: list[Column[Row]] = [
+    columns: list[Column[Difference]] = [
         Column(
             heading="place",
             value=where,
-            style=lambda row: "red" if row["beyond"] and not row["healed"] else "",
+            style=lambda row: "red" if row.beyond and not row.healed else "",
             least=34,
         ),
         Column(
             heading="relative",
-            value=lambda row: row["relative"],
+            value=lambda row: row.relative,
             unit="number",
             meaning="|B − A| ÷ |A|",
         ),
         Column(
             heading="rounding",
-            value=lambda row: row["rounding"],
+            value=lambda row: row.rounding,
             unit="number",
             meaning="change by rounding",
         ),
-        column("diff", "largest", lambda row: row["largest"], "number", drop=1),
-        Column(heading="module in A", value=lambda row: visible(row["name_a"]), drop=2),
+        column("diff", "largest", lambda row: row.largest, "number", drop=1),
+        Column(heading="module in A", value=lambda row: visible(row.name_a or ""), drop=2),
     ]
     if rows:
-        n_more = len(places) - len(rows)
+        n_more = len(d.places) - len(rows)
         notes = [f"{n_more} more places (--all)"] if n_more else []
         yield from table(Table(columns=columns, rows=rows), screen.width, *notes)
-    why: Column[Row] = Column(
-        heading="why", value=lambda row: visible(row["why"]), least=24, wraps=True
-    )
-    if d["unmatched"]:
+    if d.unmatched:
+        why: Column[Unmatched] = Column(
+            heading="why", value=lambda row: visible(row.why), least=24, wraps=True
+        )
         listed = Table(
             columns=[Column(heading="not compared", value=where), why],
-            rows=d["unmatched"],
+            rows=d.unmatched,
             most=None if options.everything else _MOST_UNMATCHED,
         )
         yield from table(listed, screen.width)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import TypeVar
 
+from mhacli.commands.diff.result import Difference, ModelDocument, Unmatched
 from mhacli.text.numbers import shown
 
-Row = Mapping[str, Any]
-"""A place in the document, compared or not."""
+Row = Difference | Unmatched
+"""A place, compared or not."""
+AnyRow = TypeVar("AnyRow", Difference, Unmatched)
 Site = tuple[str, str]
 """A part of a model, and a site in it."""
 CAUSES: Mapping[Site, str] = {
@@ -49,29 +52,29 @@ _NAMES = {
 }
 
 
-def summary_of(d: Mapping[str, Any]) -> str:
+def summary_of(d: ModelDocument) -> str:
     """The result in a sentence: where the two first differ, how far, and what may be its cause."""
-    if d["ids"] is not None:
-        return _other_ids(*d["ids"])
-    first, places = d["first"], d["places"]
-    place = first
-    if first is None:  # the nearest to a difference, by what rounding explains
-        equal = (place for place in places if not place["healed"])
-        place = max(equal, key=lambda place: place["relative"] / place["rounding"])
-    relative = math.inf if place["relative"] is None else place["relative"]
-    rounding = shown(place["rounding"], "number")
-    size = f"{where(place)}: relative {shown(relative, 'number')}, rounding {rounding}"
-    if first is not None:
-        return f"they first differ in {size}; {_cause(d, first)}"
-    nearest = f"the nearest to it is {size}" if relative else "they are the same, bit for bit"
-    return f"no difference beyond rounding in {len(places)} places; {nearest}"
+    if d.ids is not None:
+        return _other_ids(*d.ids)
+    if d.first is not None:
+        return f"they first differ in {_size(d.first)}; {_cause(d, d.first)}"
+    equal = (place for place in d.places if not place.healed)
+    nearest = max(equal, key=lambda place: (place.relative or 0.0) / place.rounding)
+    words = "they are the same, bit for bit"
+    if nearest.relative:
+        words = f"the nearest to it is {_size(nearest)}"
+    return f"no difference beyond rounding in {len(d.places)} places; {words}"
+
+
+def _size(place: Difference) -> str:
+    relative = shown(math.inf if place.relative is None else place.relative, "number")
+    return f"{where(place)}: relative {relative}, rounding {shown(place.rounding, 'number')}"
 
 
 def _other_ids(a: Sequence[int], b: Sequence[int]) -> str:
     """The first ids that two tokenizers give differently, or that one lacks."""
-    n = min(len(a), len(b))
-    at = next((i for i in range(n) if a[i] != b[i]), n)
-    of_a, of_b = (str(ids[at]) if at < len(ids) else "no token" for ids in (a, b))
+    pairs = enumerate(zip_longest(a, b, fillvalue="no token"))
+    at, (of_a, of_b) = next((at, ids) for at, ids in pairs if ids[0] != ids[1])
     return (
         f"the two tokenizers give other ids: {len(a)} tokens and {len(b)}, the first difference is"
         f" token {at}, {of_a} in A and {of_b} in B; nothing else is compared (--ids gives both the"
@@ -83,38 +86,38 @@ def where(place: Row) -> str:
     """A place in words: `layer 2, attention, head 1 (z)`. What a model without a head gives is its
     output.
     """
-    part, site = place["part"], _NAMES.get(place["site"], place["site"])
-    words = [] if place["layer"] is None else [f"layer {place['layer']}"]
-    words.append("output" if part == "logits" and not place["name_a"] else part)
-    if place["stack"]:
-        words[0] = f"{place['stack']} {words[0]}"
-    if heads := place.get("heads"):
-        noun = "kv head" if place["site"].startswith(("k", "v")) else "head"
-        if len(heads) == place["n_heads"] > 1:
+    part, site = place.part, _NAMES.get(place.site, place.site)
+    words = [] if place.layer is None else [f"layer {place.layer}"]
+    words.append("output" if part == "logits" and not place.name_a else part)
+    if place.stack:
+        words[0] = f"{place.stack} {words[0]}"
+    if isinstance(place, Difference) and place.heads:
+        noun = "kv head" if place.site.startswith(("k", "v")) else "head"
+        if len(place.heads) == place.n_heads > 1:
             words.append(f"all {noun}s")
         else:
-            words.append(f"{noun if len(heads) == 1 else f'{noun}s'} {', '.join(map(str, heads))}")
+            numbers = ", ".join(map(str, place.heads))
+            words.append(f"{noun if len(place.heads) == 1 else f'{noun}s'} {numbers}")
     name = ", ".join(words)
     return name if site == part else f"{name} ({site})"
 
 
-def _cause(d: Mapping[str, Any], first: Row) -> str:
+def _cause(d: ModelDocument, first: Difference) -> str:
     """What is equal before the first place, and what therefore differs: its cause, or what could
     not be compared before it.
     """
-    places, part = d["places"], first["part"]
-    if first is places[0] and part != "embedding":
+    part = first.part
+    if first is d.places[0] and part != "embedding":
         return "nothing before it could be compared"
-    n_lacking = len(_layers(d["unmatched"]) - _layers(places))
+    n_lacking = len(_layers(d.unmatched) - _layers(d.places))
     if n_lacking and part in ("norm", "logits"):
         layers = "1 layer" if n_lacking == 1 else f"{n_lacking} layers"
         return f"before it, {layers} could not be compared; the others are equal"
-    layer = (first["layer"], first["stack"])
-    compared, unmatched = _sites_of(places, layer), _sites_of(d["unmatched"], layer)
-    equal = {site for site, place in compared.items() if not place["beyond"]}
-    site, order = (part, first["site"]), [*CAUSES]
+    compared, unmatched = _sites_beside(first, d.places), _sites_beside(first, d.unmatched)
+    equal = {site for site, place in compared.items() if not place.beyond}
+    site, order = (part, first.site), [*CAUSES]
     before = order[: order.index(site)] if site in order else []
-    causes = [*_not_compared(before, part, equal, unmatched), CAUSES.get(site, first["site"])]
+    causes = [*_not_compared(before, part, equal, unmatched), CAUSES.get(site, first.site)]
     is_captured = any((part, inner) in {*compared, *unmatched} for inner in ("scores", "z"))
     if site == ("attention", "output") and not is_captured:
         causes.insert(-1, "inside of attention, of which nothing was captured,")
@@ -127,18 +130,17 @@ def _cause(d: Mapping[str, Any], first: Row) -> str:
 
 def _layers(rows: Sequence[Row]) -> set[tuple[int, str | None]]:
     """The layers of places, with their stacks."""
-    return {(row["layer"], row["stack"]) for row in rows if row["layer"] is not None}
+    return {(row.layer, row.stack) for row in rows if row.layer is not None}
 
 
-def _sites_of(rows: Sequence[Row], layer: tuple[int | None, str | None]) -> dict[Site, Row]:
-    """The places of a layer by part and site."""
-    return {
-        (row["part"], row["site"]): row for row in rows if (row["layer"], row["stack"]) == layer
-    }
+def _sites_beside(first: Difference, rows: Sequence[AnyRow]) -> dict[Site, AnyRow]:
+    """The places of the layer of the first one, by part and site."""
+    layer = first.layer, first.stack
+    return {(row.part, row.site): row for row in rows if (row.layer, row.stack) == layer}
 
 
 def _not_compared(
-    before: Sequence[Site], part: str, equal: Collection[Site], unmatched: Mapping[Site, Row]
+    before: Sequence[Site], part: str, equal: Collection[Site], unmatched: Mapping[Site, Unmatched]
 ) -> list[str]:
     """What may differ between the last equal place `before` the first different one and that one,
     in the order of execution, because it was not compared. All of another part is one cause.
@@ -154,8 +156,7 @@ def _not_compared(
             break
         place, cause = unmatched[site], CAUSES[site]
         if site[1] == "norm":
-            name = place["name_a"] or place["name_b"]
-            cause = f"norm before it, {name} ({place['why']}),"
+            cause = f"norm before it, {place.name_a or place.name_b} ({place.why}),"
         causes.append(cause)
     return causes[::-1]
 
