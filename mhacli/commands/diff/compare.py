@@ -74,17 +74,20 @@ def compare_records(a: Any, b: Any, tolerance: float | None) -> RecordDiff:
         dtypes = {(record.model or record.config).dtype for record in records}
         of_dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
         tolerance = TOLERANCES[of_dtype].runs
-    return _record_diff(*records, names, Tolerance(tolerance, of_dtype))
+    return _record_diff(records, names, Tolerance(tolerance, of_dtype))
 
 
-def _record_diff(a: Record, b: Record, names: Sequence[str], tolerance: Tolerance) -> RecordDiff:
+def _record_diff(
+    records: Sequence[Record], names: Sequence[str], tolerance: Tolerance
+) -> RecordDiff:
     """All differences of two named records."""
+    a, b = records
     labels_a, labels_b = _labels(a), _labels(b)
     pairs = list[LayerPair]()
     for index, label in enumerate(labels_a):
         if label in labels_b:
-            records = _of_layer(a, index), _of_layer(b, labels_b.index(label))
-            pairs.append(LayerPair(label, index, *records, tolerance.relative))
+            of_a, of_b = _of_layer(a, index), _of_layer(b, labels_b.index(label))
+            pairs.append(LayerPair(label, index, of_a, of_b, tolerance.relative))
     layers = [pair.difference for pair in pairs]
     texts = _texts(a, b)
     first_site = _first_site(layers)
@@ -104,20 +107,23 @@ def _record_diff(a: Record, b: Record, names: Sequence[str], tolerance: Toleranc
         n_heads = sum(len(pair.heads_of_both) for pair in pairs)
         has_effects = a.effect is not None and b.effect is not None
         summary = "; ".join(_sentences(layers, n_heads, first, first_site, has_effects=has_effects))
+    only_a, only_b = alone([*filter(None, labels_a)], [*filter(None, labels_b)])
     document = RecordDocument(
-        SCHEMA,
-        [],
-        verdict,
-        summary,
-        summary,
-        *names,
-        tolerance,
-        first,
-        first_site,
-        (len(a.sequences), len(b.sequences)),
-        texts,
-        layers,
-        *alone([*filter(None, labels_a)], [*filter(None, labels_b)]),
+        schema=SCHEMA,
+        command=[],
+        verdict=verdict,
+        summary=summary,
+        said=summary,
+        a=names[0],
+        b=names[1],
+        tolerance=tolerance,
+        first=first,
+        first_site=first_site,
+        n_sequences=(len(a.sequences), len(b.sequences)),
+        texts=texts,
+        layers=layers,
+        only_a=only_a,
+        only_b=only_b,
     )
     return RecordDiff(document, (a, b), pairs)
 

@@ -108,6 +108,11 @@ class _Span:
             if isinstance(item, _Span):
                 yield from item.within()
 
+    @property
+    def inner(self) -> list[_Span]:
+        """The modules that ran within it."""
+        return [item for item in self.within() if isinstance(item, _Span)]
+
     def end(self) -> None:
         """Forgets the outputs of what ran within it."""
         for item in self.items:
@@ -319,31 +324,29 @@ class Pass:
 
     def _attends(self, span: _Span) -> bool:
         """Whether an attention ran within a span."""
-        return bool(span.calls) or any(
-            isinstance(item, _Span) and item.name in self.silent for item in span.within()
-        )
+        return bool(span.calls) or any(inner.name in self.silent for inner in span.inner)
 
     def _blocks(self) -> set[str]:
         """The names of the blocks: elements of the longest list of modules of one class whose
         elements contain attention; without any attention, elements of the list with most modules.
         """
-        spans = [item for item in self.root.within() if isinstance(item, _Span)]
+        spans = self.root.inner
         elements = [span for span in spans if is_numbered(span.name)]
         with_attention = [span for span in elements if self._attends(span)]
         members = dict.fromkeys((_list_of(span), span.name) for span in with_attention or elements)
         if with_attention:
             n_members = Counter(of_list for of_list, _ in members)
-            attentions = [span.name for span in spans if self._is_attention(span)]
+            attentions = [
+                span.name
+                for span in spans
+                if span.name in self.silent or any(isinstance(item, int) for item in span.items)
+            ]
             lists = _lists_around(attentions, with_attention, n_members)
         else:
             n_modules = Counter(of_list.name for of_list, _ in members)
             lists = {name for name, _ in n_modules.most_common(1)}
         names = {span.name for span in elements if _list_of(span).name in lists}
         return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
-
-    def _is_attention(self, span: _Span) -> bool:
-        """Whether a module computes an attention itself, captured or silent."""
-        return span.name in self.silent or any(isinstance(item, int) for item in span.items)
 
     def _flat(self, span: _Span, owner: _Span | None) -> list[_Item]:
         """What runs within a span, at the level of norms and of units without one."""
@@ -352,18 +355,17 @@ class Pass:
             if isinstance(item, int):
                 items.append(_Item("call", span, owner, _BlockPart("call", number=item)))
                 continue
-            inner = [each for each in item.within() if isinstance(each, _Span)]
             if item.name in self.blocks:
                 items.append(_Item("block", item, None))
             elif item.name in self.silent and not item.calls:
                 items.append(_Item("silent", item, item, _BlockPart("silent", item.run, item.name)))
             elif item.is_norm:
                 items.append(_Item("norm", item, owner))
-            elif any(each.name in self.blocks for each in inner):
+            elif any(each.name in self.blocks for each in item.inner):
                 items += self._flat(item, None)
             elif self._attends(item):
                 items += self._flat(item, owner or item)
-            elif any(each.is_norm for each in inner):
+            elif any(each.is_norm for each in item.inner):
                 items += self._flat(item, owner)
             elif item.has_weights:
                 is_table = isinstance(item.module, nn.Embedding)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from mhacli.io.data import plain
+from mhacli.record.heads import Kind
 from mhacli.record.shown import Shown
 
 if TYPE_CHECKING:
@@ -181,8 +182,8 @@ class HeadChange(msgspec.Struct, frozen=True):
 
     layer: str
     head: int
-    kind_a: str
-    kind_b: str
+    kind_a: Kind
+    kind_b: Kind
     size: float | None
     statistics: list[StatisticChange]
 
