@@ -31,6 +31,7 @@ _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
 _PAGE = "--html FILE writes what is printed as a page"
 _PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browses them"
+_OF_PICTURES = ("--view", "--head", "--sequence", "--precision --decimals", "--map-scale")
 
 
 @command(
@@ -39,13 +40,8 @@ _PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browse
     'mha diff MODEL model.py:build "the cat sat on the mat"',
     "mha diff before.safetensors after.safetensors",
     removed=[
-        removed_option("--svg", _PAGE),
-        removed_option("--png", _PAGE),
-        removed_option("--view", _PICTURES),
-        removed_option("--head", _PICTURES),
-        removed_option("--sequence", _PICTURES),
-        removed_option("--precision --decimals", _PICTURES),
-        removed_option("--map-scale", _PICTURES),
+        *(removed_option(names, _PAGE) for names in ("--svg", "--png")),
+        *(removed_option(names, _PICTURES) for names in _OF_PICTURES),
     ],
 )
 def diff(

@@ -16,7 +16,6 @@ from mhacli.commands.diff.result import (
     First,
     LayerDifference,
     Match,
-    RecordDiff,
     RecordDocument,
     Site,
     TextDifference,
@@ -24,7 +23,7 @@ from mhacli.commands.diff.result import (
     Tolerance,
     Verdict,
 )
-from mhacli.commands.diff.sites import LayerPair, alone, is_statistic
+from mhacli.commands.diff.sites import LayerPair, RecordDiff, alone, is_statistic
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import Record

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from mhacli.io.data import plain
 from mhacli.record.heads import Kind
 from mhacli.record.shown import Shown
-
-if TYPE_CHECKING:
-    from mhacli.commands.diff.sites import LayerPair
-    from mhacli.record.record import Record
 
 SCHEMA = "mha.diff/1"
 Verdict = Literal["agree", "differ", "nothing"]
@@ -242,18 +238,6 @@ class RecordDocument(msgspec.Struct, frozen=True):
     layers: list[LayerDifference]
     only_a: list[str]
     only_b: list[str]
-
-
-class RecordDiff(Diff):
-    """The differences of two records, with the layers that both have."""
-
-    def __init__(
-        self, document: RecordDocument, records: tuple[Record, Record], pairs: Sequence[LayerPair]
-    ) -> None:
-        super().__init__(plain(document))
-        self.document = document
-        self.records = records
-        self.pairs = pairs
 
 
 # --------------------------------------------------------------------------------------- two models

@@ -15,14 +15,16 @@ from msgspec.structs import replace as changed
 
 from mhacli.commands.diff.result import (
     CellPlace,
+    Diff,
     FormulaChange,
     HeadChange,
     HeadGap,
     LayerDifference,
+    RecordDocument,
     SiteDifference,
     StatisticChange,
 )
-from mhacli.io.data import Array, finite
+from mhacli.io.data import Array, finite, plain
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
 from mhacli.record.record import Record, Step, TensorSummary
 from mhacli.sites import SITES
@@ -167,6 +169,18 @@ class LayerPair:
                 kinds = a.kind, b.kind
                 heads.append(HeadChange(self.label, a.head, *kinds, finite(size), statistics))
         return heads
+
+
+class RecordDiff(Diff):
+    """The differences of two records, with the layers that both have."""
+
+    def __init__(
+        self, document: RecordDocument, records: tuple[Record, Record], pairs: Sequence[LayerPair]
+    ) -> None:
+        super().__init__(plain(document))
+        self.document = document
+        self.records = records
+        self.pairs = pairs
 
 
 _CHANGES = sorted(

@@ -18,12 +18,11 @@ from mhacli.commands.diff.result import (
     Difference,
     ModelDiff,
     ModelDocument,
-    RecordDiff,
     SiteDifference,
     TextDifference,
     Unmatched,
 )
-from mhacli.commands.diff.sites import LayerPair, change_of
+from mhacli.commands.diff.sites import LayerPair, RecordDiff, change_of
 from mhacli.commands.diff.words import CAUSES, where
 from mhacli.errors import UsageError
 from mhacli.record.glossary import words_of
