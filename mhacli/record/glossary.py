@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, toml
+import msgspec
 
 TABLES = ("bench", "decode", "effect", "diff", "doctor")
 """The commands with a table of their own in columns.toml, beside those of heads."""
 
 
-class Word(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A word with its explanation. `also` are further names, those of JSON fields included.
 
     A column has a `heading` (a statistic without one has no column), a `name` elsewhere, and a
@@ -57,5 +57,7 @@ def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Ma
 @cache
 def tables_of(file: str) -> Mapping[str, Mapping[str, Word]]:
     """All tables of a file, by name."""
-    content = Path(__file__).with_name(f"{file}.toml").read_bytes()
-    return toml.decode(content, type=dict[str, dict[str, Word]])
+    import tomllib  # not for a help text
+
+    text = Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, dict[str, Word]])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from math import inf
 from typing import Any, Literal
-
-from msgspec import toml
 
 Unit = Literal[
     "word",
@@ -31,12 +28,41 @@ Unit = Literal[
 `brief` one few digits; a `count` is of operations, and an `error` of rounding, with three
 digits."""
 
-
-@cache
-def _forms() -> Mapping[Unit, Sequence[tuple[float, float, str]]]:
-    """The forms of each unit: below which size, what the number is divided by, and its digits."""
-    content = Path(__file__).with_name("numbers.toml").read_bytes()
-    return toml.decode(content, type=dict[Unit, list[tuple[float, float, str]]])
+_FORMS: Mapping[Unit, Sequence[tuple[float, float, str]]] = {
+    "integer": [(inf, 1, "{:,}")],
+    "nats": [(inf, 1, "{:.2f}")],
+    "weight": [(inf, 1, "{:.2f}")],
+    "brief": [(9.995, 1, "{:.2f}"), (99.95, 1, "{:.1f}"), (inf, 1, "{:.0f}")],
+    "short": [(9.995, 1, "{:.2f}"), (999.5, 1, "{:.1f}"), (inf, 1, "{:,.0f}")],
+    "number": [(1e-4, 1, "{:.2e}"), (1e5, 1, "{:.4g}"), (inf, 1, "{:.2e}")],
+    "change": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
+    "size": [(1e-4, 1, "{:.1e}"), (inf, 1, "{:.4f}")],
+    "error": [(0.0995, 1, "{:.2e}"), (inf, 1, "{:.3g}")],
+    "fraction": [(inf, 0.01, "{:.0f} %")],
+    "percent": [(0.0995, 0.01, "{:#.2g} %"), (inf, 0.01, "{:.0f} %")],
+    "count": [
+        (10_000, 1, "{}"),
+        (999.5e3, 1e3, "{:#.3g} k"),
+        (999.5e6, 1e6, "{:#.3g} M"),
+        (999.5e9, 1e9, "{:#.3g} G"),
+        (inf, 1e12, "{:#.3g} T"),
+    ],
+    "seconds": [
+        (999.5e-9, 1e-9, "{:#.3g} ns"),
+        (999.5e-6, 1e-6, "{:#.3g} µs"),
+        (0.9995, 1e-3, "{:#.3g} ms"),
+        (999.5, 1, "{:#.3g} s"),
+        (inf, 1, "{:,.0f} s"),
+    ],
+    "bytes": [
+        (1023.5, 1, "{:.0f} B"),
+        (1023.95 * 2**10, 2**10, "{:.1f} KiB"),
+        (1023.95 * 2**20, 2**20, "{:.1f} MiB"),
+        (1023.95 * 2**30, 2**30, "{:.1f} GiB"),
+        (inf, 2**40, "{:.1f} TiB"),
+    ],
+}
+"""The forms of each unit: below which size, what the number is divided by, and its digits."""
 
 
 def shown(value: object, unit: Unit, digits: int | None = None) -> str:
@@ -57,8 +83,8 @@ def shown(value: object, unit: Unit, digits: int | None = None) -> str:
         return "0"
     if unit == "short" and isinstance(number, int):
         unit = "integer"
-    forms = _forms()[unit]
-    _, divisor, form = next((form for form in forms if abs(number) < form[0]), forms[-1])
+    fitting = (form for form in _FORMS[unit] if abs(number) < form[0])
+    _, divisor, form = next(fitting, _FORMS[unit][-1])
     if digits is not None:
         _, _, suffix = form.partition("}")
         form = f"{{:.{digits}{'g' if unit == 'error' else 'f'}}}{suffix}"

@@ -23,7 +23,7 @@ from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
 from mhacli.viewer.heads import Overview, Words
-from mhacli.viewer.keys import KEYS, LINES
+from mhacli.viewer.keys import KEYS
 from mhacli.viewer.session import Session
 
 # -------------------------------------------------------------------------------------------- texts
@@ -83,8 +83,12 @@ _EXPLAINED = (
 
 def _help(session: Session, width: int) -> Iterator[RenderableType]:
     """All keys, and the use of the mouse."""
-    for title, lines in LINES.items():
-        rows = [(f"{line.shown:<11}", line.tip) for line in lines if line.tip]
+    for title, keys in KEYS.items():
+        rows = [
+            (f"{key.key_display:<11}", key.tooltip)
+            for key in keys
+            if isinstance(key, Binding) and key.tooltip
+        ]
         yield from _pairs(rows, width, title)
         yield Text()
     yield Text(_EXPLAINED)

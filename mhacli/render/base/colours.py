@@ -13,13 +13,11 @@ of the 16 colours depends on the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct, toml
 from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
 from rich.style import Style
@@ -105,14 +103,18 @@ def ink_on(colour: Sequence[int]) -> str:
 # -------------------------------------------------------------------------------------------- ramps
 
 
-class Side(Struct, frozen=True):
+@dataclass(frozen=True)
+class Side:
     """A scale from its middle to one end: colours in equal steps, and palette numbers for terminals
     with 256 and 16 colours.
+
+    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control
+    Sequences".
     """
 
-    points: tuple[RGB, ...]
-    of_256: tuple[int, ...]
-    of_16: tuple[int, ...]
+    points: Sequence[RGB]
+    of_256: Sequence[int]
+    of_16: Sequence[int]
 
     def paints(self) -> Iterator[Color]:
         """The colours of the levels 0 … 255 from the middle, interpolated between the points."""
@@ -166,6 +168,21 @@ def glyph(level: int) -> str:
     return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
 
 
+_VIRIDIS = (
+    (68, 1, 84),
+    (70, 50, 127),
+    (54, 92, 141),
+    (39, 127, 142),
+    (31, 161, 135),
+    (74, 194, 109),
+    (159, 218, 58),
+    (253, 231, 37),
+)
+WEIGHTS = Ramp([Side(_VIRIDIS, (53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))], glyph)
+"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours
+between them but greys."""
+
+_NONE = (68, 68, 68)
 _STRONG = 0.5
 """The fraction of the largest change from which a sign is a strong one."""
 _FAINT = 0.05
@@ -183,6 +200,22 @@ def change_glyph(level: int) -> str:
     return strong if part >= _STRONG else weak
 
 
+CHANGES = Ramp(
+    [
+        Side((_NONE, (86, 180, 233)), (238, 60, 67, 74, 117), (8, 6, 6, 6, 14, 14)),
+        Side((_NONE, (230, 159, 0)), (238, 94, 136, 178, 220), (8, 3, 3, 3, 11, 11)),
+    ],
+    change_glyph,
+)
+"""Less on one side, more on the other, 255 in the middle. The ends are the sky blue and the orange
+of Okabe and Ito, which differ for every kind of colour blindness. Both are equally far from the
+dark grey of no change, so that brightness shows the size of a change in either direction. Source:
+Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
+
+
+# --------------------------------------------------------------------------------------- head types
+
+
 class KindSign(NamedTuple):
     """The sign of a head type, and its colour on a terminal."""
 
@@ -190,19 +223,17 @@ class KindSign(NamedTuple):
     colour: str
 
 
-class _Colours(Struct, frozen=True):
-    """The content of colours.toml."""
-
-    weights: tuple[Side, ...]
-    changes: tuple[Side, ...]
-    signs: dict[Kind, KindSign]
-
-
-_DATA = toml.decode(Path(__file__).with_name("colours.toml").read_bytes(), type=_Colours)
-WEIGHTS = Ramp(_DATA.weights, glyph)
-CHANGES = Ramp(_DATA.changes, change_glyph)
-"""Less on one side, more on the other, 255 in the middle."""
-KIND_SIGNS = _DATA.signs
+KIND_SIGNS: Mapping[Kind, KindSign] = {
+    "previous-token": KindSign("◀", "cyan"),
+    "sink": KindSign("┃", "magenta"),
+    "diagonal": KindSign("╲", "bright_magenta"),
+    "duplicate-token": KindSign("≡", "yellow"),
+    "induction": KindSign("↻", "green"),
+    "local": KindSign("▪", "bright_blue"),
+    "positional": KindSign("⇠", "cyan"),
+    "uniform": KindSign("░", "default"),
+    "mixed": KindSign("○", "default"),
+}
 
 
 def type_sign(kind: Kind) -> tuple[str, Style]:
