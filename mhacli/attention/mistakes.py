@@ -7,7 +7,7 @@ is a line in the function of its part, and a line in record/mistakes.toml.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from mhacli.attention import stages
 from mhacli.attention.stages import (
+    LETTERS,
     Inputs,
+    Letter,
     Mistake,
     Projection,
     ReferenceLayer,
@@ -377,15 +379,17 @@ def of_masks() -> Iterator[Mistake]:
         late = {"value_weights": partial(filled_after_softmax, value)}
         yield Mistake("mask-after-softmax", late, f"masked weights are set to {number}")
 
-    for code, padding in (  # for real queries, hidden queries look like ignored padding
-        ("padding-of-queries", lambda layer, real: real[:, None, :, None]),
-        ("padding-ignored", lambda layer, real: torch.ones_like(real)[:, None, None, :]),
-        ("padding-inverted", lambda layer, real: ~real[:, None, None, :]),
-        ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :]),
+    for code, padding, at in (  # for real queries, hidden queries look like ignored padding
+        ("padding-of-queries", lambda layer, real: real[:, None, :, None], ()),
+        (
+            "padding-ignored",
+            lambda layer, real: torch.ones_like(real)[:, None, None, :],
+            (DROPPED,),
+        ),
+        ("padding-inverted", lambda layer, real: ~real[:, None, None, :], ()),
+        ("padding-of-first-sequence", lambda layer, real: real[:1, None, None, :], ()),
     ):
-        yield Mistake(
-            code, {"padding_rule": padding}, at=(DROPPED,) if code == "padding-ignored" else ()
-        )
+        yield Mistake(code, {"padding_rule": padding}, at=at)
 
 
 def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
@@ -441,7 +445,8 @@ def filled_after_softmax(
 # ---------------------------------------------------------- projections, norms and rotary positions
 
 
-_NAMES = {"v": "values", "k": "keys", "q": "queries"}
+_NAMES: Mapping[Letter, str] = {"v": "values", "k": "keys", "q": "queries"}
+"""The vectors of each role, the likelier taker of another's projection first."""
 
 
 def of_projections() -> Iterator[Mistake]:
@@ -451,19 +456,22 @@ def of_projections() -> Iterator[Mistake]:
     splitting = (r"\bchunk\(", r"\bsplit\(", r"\bunbind\(", r"\btensor_split\(", r"\w\[.*\d\]")
     for order in map("".join, list(permutations("qkv"))[1:]):
         words = f"{', '.join(order)} serve as q, k, v"
-        wrong, site = (
-            {"project": partial(projected, order, "qkv")},
-            "q_proj" if order[0] != "q" else "k_proj",
+        mistake = partial(
+            Mistake,
+            stages={"project": partial(projected, order, "qkv")},
+            detail=words,
+            letters=changed_roles(order),
         )
-        yield Mistake("qkv-order", wrong, words, site, splitting, ("order", "fused"))
+        yield mistake("qkv-order", at=splitting, needs=("order", "fused"))
         passing = (", *".join(rf"\b{letter}\w*" for letter in order),)
-        yield Mistake("qkv-order, by separate projections", wrong, words, site, passing, ("order",))
+        yield mistake("qkv-order, by separate projections", at=passing, needs=("order",))
     for taker, giver in permutations(_NAMES, 2):  # the likeliest pair first
         name, roles = f"{_NAMES[taker]}-from-{_NAMES[giver]}", "qkv".replace(taker, giver)
-        yield Mistake(name, {"project": partial(projected, roles, "qkv")}, changes=f"{taker}_proj")
-        as_heads = {"take": partial(exchanged, roles)}
-        yield Mistake(f"{name}, as heads", as_heads, changes="z" if taker == "v" else "qk")
-    for letter in "qkv":
+        mistake = partial(Mistake, letters=taker, gives=giver)
+        yield mistake(name, {"project": partial(projected, roles, "qkv")})
+        site = "z" if taker == "v" else "qk"
+        yield mistake(f"{name}, as heads", {"take": partial(exchanged, roles)}, changes=site)
+    for letter in LETTERS:
         shared = {"project": partial(projected, letter * 3, "qkv")}
         yield Mistake("one-projection", shared, f"that of the {_NAMES[letter]}")
     unprojected = {"project": lambda layer, inputs, role: inputs.rows_of(role)}
@@ -478,9 +486,8 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-queries", "qqv"),
         ("keys-of-queries, and values", "qqq"),
     ):
-        yield Mistake(
-            code, {"project": partial(projected, "qkv", givers)}, changes=f"{code[0]}_proj"
-        )
+        wrong = {"project": partial(projected, "qkv", givers)}
+        yield Mistake(code, wrong, letters=changed_roles(givers))
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
         yield Mistake(
@@ -544,6 +551,11 @@ def of_rotations() -> Iterator[Mistake]:
     )
     of_values = {"take": lambda layer, qkv, role: rotated(layer, qkv[2], 0)}
     yield Mistake("rope-of-values", of_values, changes="v", letters="v")
+
+
+def changed_roles(order: str) -> str:
+    """The letters of q, k and v in whose place another one stands."""
+    return "".join(right for right, given in zip("qkv", order, strict=True) if right != given)
 
 
 def projected(weights: str, rows: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Any:

@@ -21,6 +21,9 @@ from mhacli.attention.core import Tap, four_axes, no_tap, per_query_head
 from mhacli.attention.layer import rates
 
 Pairing = Literal["half", "interleaved"]
+Letter = Literal["q", "k", "v"]
+"""The role of queries, of keys or of values."""
+LETTERS: tuple[Letter, ...] = ("q", "k", "v")
 
 
 @dataclass(frozen=True, eq=False)
@@ -515,8 +518,9 @@ class Mistake:
     of its own; where several forms have one name, `detail` says in what it differs.
 
     `stages` are the wrong stages by name, the first is its `stage`; with `letters` they are wrong
-    for some of q, k and v, their last argument, and right for the rest. `changes` is the site that
-    it changes, where it is not that of the stage. Its source line is the first that matches a
+    for some of q, k and v, their last argument, and right for the rest. `gives` is the role whose
+    projection serves for another one, which `takes` it. `changes` is the site that it changes,
+    where it is not that of the stage. Its source line is the first that matches a
     regular expression of `at`, the likelier first, else the one that computes its site. `needs` are
     facts without which it may be a choice: `causal` if attention is meant to be causal, `pairing`
     if the rotary pairing is stated, `order` if it is known which projection is which, `fused` if
@@ -533,6 +537,7 @@ class Mistake:
     shown_by: Literal["", "further", "steps"] = ""
     may_be_nan: bool = False
     letters: str = ""
+    gives: Letter | None = None
 
     @property
     def code(self) -> str:
@@ -545,9 +550,14 @@ class Mistake:
         return next(iter(self.stages))
 
     @property
+    def takes(self) -> Letter:
+        """The first of q, k and v that it is wrong for."""
+        return next((letter for letter in LETTERS if letter in self.letters), "q")
+
+    @property
     def site(self) -> str:
         """The site that it changes."""
-        return self.changes or _SITES[RIGHT[self.stage]].format(self.letters[:1] or "q")
+        return self.changes or _SITES[RIGHT[self.stage]].format(self.takes)
 
     def wrong(self, name: str) -> Callable[..., Any]:
         """Its stage of this name, which is right for other letters."""

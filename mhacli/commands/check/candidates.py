@@ -41,8 +41,21 @@ _READ = "read from the run"
 """The ending of a choice that a call showed."""
 Norm = Callable[[Tensor], Tensor]
 """A norm."""
-Design = tuple[Mapping[str, Any], tuple[Choice, ...]]
-"""A possible design: fields of the layer, and the choices that they are."""
+
+
+class DesignChoice(NamedTuple):
+    """A possible design: the fields of the layer that it changes, and the choices that it is."""
+
+    changes: Mapping[str, Any]
+    choices: tuple[Choice, ...] = ()
+
+
+_PLAIN = DesignChoice({})
+
+
+def _chosen(name: str, message: str, **changes: Any) -> DesignChoice:
+    """A design that is one choice."""
+    return DesignChoice(changes, (Choice(name, message),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +77,20 @@ class Candidate:
             else replace(self.design, weights=self.reading.weights)
         )
 
-    def with_designs(self, *options: Design) -> Candidate:
+    def with_designs(self, *options: DesignChoice) -> Candidate:
         """The same with further designs."""
-        fields = {name: value for changes, _ in options for name, value in changes.items()}
-        choices = (*self.choices, *(choice for _, chosen in options for choice in chosen))
-        return replace(self, design=replace(self.design, **fields), choices=choices)
+        fields = {name: value for option in options for name, value in option.changes.items()}
+        choices = [*self.choices, *(choice for option in options for choice in option.choices)]
+        return replace(self, design=replace(self.design, **fields), choices=tuple(choices))
 
     def contradicts(self, request: CheckRequest) -> tuple[str, ...]:
         """The statements, `heads` or `scale`, that it does not follow."""
-        heads = self.reading is not None and request.n_heads not in (None, self.design.n_heads)
-        scale = request.scale is not None and self.design.scale is not request.scale
-        return ("heads",) * heads + ("scale",) * scale
+        contradicted = []
+        if self.reading is not None and request.n_heads not in (None, self.design.n_heads):
+            contradicted.append("heads")
+        if request.scale is not None and self.design.scale is not request.scale:
+            contradicted.append("scale")
+        return tuple(contradicted)
 
 
 def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
@@ -117,21 +133,24 @@ def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
         yield Candidate(ReferenceLayer(subject.sizes.n_heads, subject.sizes.n_heads))
         return
     for reading in readings_of(subject, module, probed.tensors, request.n_heads):
-        without_out = (
-            () if reading.out else (Choice("no-out-proj", "there is no output projection"),)
-        )
+        choices = list(reading.choices)
+        if not reading.out:
+            choices.append(Choice("no-out-proj", "there is no output projection"))
         design = ReferenceLayer(reading.n_heads, reading.n_kv_heads)
-        base = Candidate(design, (*reading.choices, *without_out), reading)
+        base = Candidate(design, tuple(choices), reading)
         yield base
-        for splits, merges in (
-            ((True, True), (True, False), (False, True)) if reading.n_heads > 1 else ()
-        ):
-            words = (
-                f"a head has every {reading.n_heads}th"
-                f" column{'' if splits == merges else ' on one side'}"
+        if reading.n_heads == 1:
+            continue
+        words = f"a head has every {reading.n_heads}th column"
+        for splits, merges in ((True, True), (True, False), (False, True)):
+            yield base.with_designs(
+                _chosen(
+                    "interleaved-heads",
+                    words if splits == merges else f"{words} on one side",
+                    interleaved_split=splits,
+                    interleaved_merge=merges,
+                )
             )
-            fields = {"interleaved_split": splits, "interleaved_merge": merges}
-            yield base.with_designs((fields, (Choice("interleaved-heads", words),)))
 
 
 def readings_of(
@@ -185,37 +204,37 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, f
 # --------------------------------------------------------------------- causality, scale and softcap
 
 
-def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """With its own causal mask and without, the expected one first; only one where its behaviour
     shows which. Then with a rule of its own that the probes show; where it is meant to be causal,
     one that shows the future does not count.
     """
     expected, influence = probed.expects_causal, probed.influence
     if expected and probed.visible == "full":
-        yield {"causal": not probed.subject.mask_forms}, ()
+        yield DesignChoice({"causal": not probed.subject.mask_forms})
         return
-    yield {"causal": expected}, ()
-    yield {"causal": not expected}, ()
+    yield DesignChoice({"causal": expected})
+    yield DesignChoice({"causal": not expected})
     is_finite = bool(call.out.isfinite().all())  # NaN would count as seeing nothing
     if influence is None or not is_finite or (expected and bool(influence.triu(1).any())):
         return
     if probed.visible in ("other", "itself only"):
-        choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
-        yield {"causal": False, "visible_cells": influence}, (choice,)
+        words = "tokens see others by a rule of its own, such as a window"
+        yield _chosen("own-pattern", words, causal=False, visible_cells=influence)
 
 
-def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The stated softcap, else the number that scores are divided by before a tanh."""
     caps = [value for _, value in numbers_of(probed.subject.built.arguments.items(), "softcap")]
-    for op in call.operations if not caps else ():
-        factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
-        if factor and call.as_scores(op.output, op.output.shape) is not None:
-            caps.append(1 / factor)
-    yield (
-        ({"softcap": caps[0]}, (Choice("softcap", f"scores are soft-capped at {caps[0]:g}"),))
-        if caps
-        else ({}, ())
-    )
+    if not caps:
+        for op in call.operations:
+            factor = _factor_of(op.sources[0]) if op.name == "tanh" else None
+            if factor and call.as_scores(op.output, op.output.shape) is not None:
+                caps.append(1 / factor)
+    if caps:
+        yield _chosen("softcap", f"scores are soft-capped at {caps[0]:g}", softcap=caps[0])
+    else:
+        yield _PLAIN
 
 
 def _factor_of(operation: Operation) -> float | None:
@@ -226,30 +245,26 @@ def _factor_of(operation: Operation) -> float | None:
     return number if operation.name.startswith("mul") else 1 / number
 
 
-def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The possible scales: of the option, the usual one, of arguments, and the learned factors of
     vectors or scores that the call shows, a number or one for each head, `[head, 1, 1]`.
     """
     stated = probed.request.scale
     if stated is not None:
-        yield {"scale": stated}, (Choice("scale", f"the scale is {stated:g}, from --scale"),)
-    yield {}, ()
+        yield _chosen("scale", f"the scale is {stated:g}, from --scale", scale=stated)
+    yield _PLAIN
     arguments = probed.subject.built.arguments.items()
     for name, value in numbers_of(arguments, "scale"):
-        yield {"scale": value}, (Choice("scale", f"the scale is {value:g}, given as {name}"),)
+        yield _chosen("scale", f"the scale is {value:g}, given as {name}", scale=value)
     for name, value in arguments:
         if name.rpartition(".")[2] == "query_pre_attn_scalar" and type(value) in (int, float):
-            yield (
-                {"scale": value**-0.5},
-                (Choice("scale", f"the scale is 1/√{value:g}, given as {name}"),),
-            )
+            words = f"the scale is 1/√{value:g}, given as {name}"
+            yield _chosen("scale", words, scale=value**-0.5)
     if all(any(_are_units(rows) for _, rows in call.vectors(role)) for role in "qk"):
         factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} | {1.0}
         for factor in filter(None, factors):
-            yield (
-                {"scale": factor},
-                (Choice("scale", f"the scale of cosines is {factor:g}, {_READ}"),),
-            )
+            words = f"the scale of cosines is {factor:g}, {_READ}"
+            yield _chosen("scale", words, scale=factor)
     behind = call.behind
     for op, source in call.combined("mul", "div"):
         if not _is_learned(source) or op in behind:
@@ -258,12 +273,9 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
         scores = call.as_scores(factor, op.output.shape)
         read = f"is learned, {_READ}{_at(op.at)}"
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
-            yield (
-                {"scale": scores[0, :, :1, :1]},
-                (Choice("scale", f"the scale of each head {read}"),),
-            )
+            yield _chosen("scale", f"the scale of each head {read}", scale=scores[0, :, :1, :1])
         elif factor.numel() == 1:
-            yield {"scale": float(factor)}, (Choice("scale", f"the scale {read}"),)
+            yield _chosen("scale", f"the scale {read}", scale=float(factor))
 
 
 def _are_units(rows: Tensor) -> bool:
@@ -289,10 +301,10 @@ class ScoreBias(NamedTuple):
 
     values: Tensor
     at: SourceLine
-    mistake: str = ""
+    mistake: str | None = None
 
 
-def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The score bias that a call shows, for inputs of any length; it raises what the subject
     raises.
     """
@@ -311,11 +323,11 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
     def bias(inputs: Inputs) -> Tensor | None:
         return at_lengths(inputs.keys is not None, *inputs.lengths)
 
-    added = [
-        Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(each.at)}")
-        for each in shown[:1]
-    ]
-    yield {"bias": bias if shown else None}, tuple(added)
+    if shown:
+        words = f"score bias [head, query, key], {_READ}{_at(shown[0].at)}"
+        yield _chosen("score-bias", words, bias=bias)
+    else:
+        yield _PLAIN
 
 
 def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
@@ -334,29 +346,30 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
             -1 if op.name.startswith("sub") else 1
         )
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
-        if not torch.equal(bias, bias[:1].expand_as(bias)):
-            by_head = bias.reshape(
-                bias.shape[1], len(bias), *bias.shape[2:]
-            )  # as if sequences vary faster than heads
-            is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
-            yield ScoreBias(bias, op.at, "bias-head-order, batched" * is_moved)
+        if torch.equal(bias, bias[:1].expand_as(bias)):
+            yield _bias_of_all_sequences(bias[:1], visible, op, source)
             continue
-        slopes = bias[0, :, -1, visible].diff(
-            dim=-1
-        )  # a penalty grows with the distance to earlier keys
-        is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
-        is_bonus = (
-            slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0) and not _is_learned(source)
-        )
-        reshaped = next(
-            (each for each in source.upstream() if _moves_heads(each, bias.shape)), None
-        )
-        at, mistake = (
-            (op.at, "bias-reversed" * is_bonus)
-            if reshaped is None
-            else (reshaped.at, "bias-head-order")
-        )
-        yield ScoreBias(bias[:1], at, mistake)
+        # read as if sequences vary faster than heads, it may be one for all sequences
+        by_head = bias.reshape(bias.shape[1], len(bias), *bias.shape[2:])
+        is_moved = torch.equal(by_head, by_head[:, :1].expand_as(by_head))
+        yield ScoreBias(bias, op.at, "bias-head-order, batched" if is_moved else None)
+
+
+def _bias_of_all_sequences(
+    bias: Tensor, visible: Tensor, op: Operation, source: Operation
+) -> ScoreBias:
+    """A bias `[1, head, query, key]` that an operation adds, with its mistake; `visible` are the
+    keys of the last query.
+    """
+    reshaped = next((each for each in source.upstream() if _moves_heads(each, bias.shape)), None)
+    if reshaped is not None:
+        return ScoreBias(bias, reshaped.at, "bias-head-order")
+    # a penalty grows with the distance to earlier keys: along the keys, it must not fall
+    slopes = bias[0, :, -1, visible].diff(dim=-1)
+    is_line = torch.allclose(slopes, slopes[:, :1].expand_as(slopes))
+    falls = slopes.shape[-1] > 1 and is_line and bool(slopes.max() < 0)
+    is_bonus = falls and not _is_learned(source)
+    return ScoreBias(bias, op.at, "bias-reversed" if is_bonus else None)
 
 
 def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
@@ -369,7 +382,7 @@ def _moves_heads(operation: Operation, shape: Sequence[int]) -> bool:
     return table[-1] == shape[1] > 1 and table != reshaped and reshaped[-3:] == tuple(shape[1:])
 
 
-def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The sink logit of each head, `[head]`, an extra score column that is equal for all
     queries.
     """
@@ -380,12 +393,10 @@ def sinks(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
             continue
         logits = call.as_scores(column, torch.Size((*op.output.shape[:-1], k_len)))
         if logits is not None and torch.equal(logits, logits[:1, :, :1].expand_as(logits)):
-            yield (
-                {"sinks": logits[0, :, 0, 0]},
-                (Choice("sinks", f"each head has a sink logit, {_READ}{_at(op.at)}"),),
-            )
+            words = f"each head has a sink logit, {_READ}{_at(op.at)}"
+            yield _chosen("sinks", words, sinks=logits[0, :, 0, 0])
             return
-    yield {}, ()
+    yield _PLAIN
 
 
 # ---------------------------------------------------------------------------------------- rotations
@@ -397,50 +408,74 @@ PAIRS: dict[Pairing, str] = {
 }
 
 
-def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+class Rotation(NamedTuple):
+    """A rotation that a call shows: the radians per position of each pair of columns, in a width
+    of `d` columns.
+    """
+
+    pairing: Pairing
+    rates: Tensor
+    d: int
+
+    @property
+    def words(self) -> str:
+        """Which columns it turns, and by which angles."""
+        base, n_turned = base_of(self.rates), 2 * len(self.rates)
+        words = (
+            f"{PAIRS[self.pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
+        )
+        if n_turned != self.d:
+            words = f"the first {n_turned} of {self.d} columns, {words}"
+        return f"{words}, backwards" if self.rates[0] < 0 else words
+
+
+def rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """Every distinct rotation of queries or keys in a call, by position or by head, backward ones
     last, with the stated pairing; none and the usual ones if it only shows tables of numbers that
     multiply queries or keys.
     """
-    stated, distinct = (
-        probed.request.rope,
-        dict[tuple[Pairing, tuple[float, ...]], tuple[Tensor, int]](),
-    )
-    pairs = [
-        pair for role in "qk" for pair in combinations([rows for _, rows in call.vectors(role)], 2)
-    ]
+    shown = _rotations_in(call, probed.request.rope)
+    for each in sorted(shown, key=lambda rotation: bool(rotation.rates[0] < 0)):
+        words = f"rotary positions rotate {each.words}"
+        yield _chosen("rope", words, pairing=each.pairing, rates=each.rates)
+    if not shown:
+        yield from _usual_rotations(probed, call)
+
+
+def _rotations_in(call: RecordedCall, stated: Pairing | None) -> list[Rotation]:
+    """Every distinct rotation of queries or keys in a call."""
+    distinct: dict[tuple[Pairing, tuple[float, ...]], Rotation] = {}
+    vectors = [[rows for _, rows in call.vectors(role)] for role in "qk"]
+    pairs = [pair for rows in vectors for pair in combinations(rows, 2)]
     for (x, y), pairing, axis in product(pairs, PAIRS, (-2, -3)):
         if x.shape != y.shape or x.shape[-1] % 2:
             continue
         rates = _rates(x.movedim(axis, 0), y.movedim(axis, 0), pairing)
         if rates is not None:
+            rotation = Rotation(stated or pairing, rates, x.shape[-1])
             angles = tuple(rates.round(decimals=4).tolist())
-            distinct.setdefault((stated or pairing, angles), (rates, x.shape[-1]))
-    for (pairing, _), (rates, d) in sorted(
-        distinct.items(), key=lambda each: bool(each[1][0][0] < 0)
-    ):
-        base, n_turned = base_of(rates), 2 * len(rates)
-        words = "" if n_turned == d else f"the first {n_turned} of {d} columns, "
-        words += f"{PAIRS[pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
-        words += ", backwards" if rates[0] < 0 else ""
-        yield (
-            {"pairing": pairing, "rates": rates},
-            (Choice("rope", f"rotary positions rotate {words}"),),
-        )
-    if distinct:
-        return
-    path = {*call.path("q"), *call.path("k")}
-    products = call.combined("mul", "addcmul", "matmul", "bmm", "einsum")
-    has_tables = any(
-        source.output.ndim > 1 and op in path and not op.projects for op, source in products
-    )
-    if not stated:
-        yield {}, ()
+            distinct.setdefault((rotation.pairing, angles), rotation)
+    return [*distinct.values()]
+
+
+def _usual_rotations(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
+    """None, unless a pairing is stated, and those by the usual angles."""
+    stated, pairings = probed.request.rope, list[Pairing]()
+    if stated:
+        pairings = [stated]
+    else:
+        yield _PLAIN
+        path = {*call.path("q"), *call.path("k")}
+        products = call.combined("mul", "addcmul", "matmul", "bmm", "einsum")
+        if any(
+            source.output.ndim > 1 and op in path and not op.projects for op, source in products
+        ):
+            pairings = [*PAIRS]
     given = numbers_of(probed.subject.built.arguments.items(), "theta")
     thetas = dict.fromkeys([value for _, value in given] + [10000.0])
-    for pairing, theta in product([stated] if stated else PAIRS if has_tables else (), thetas):
+    for pairing, theta in product(pairings, thetas):
         words = f"rotary positions rotate {PAIRS[pairing]}, base {theta:g}"
-        yield {"pairing": pairing, "theta": theta}, (Choice("rope", words),)
+        yield _chosen("rope", words, pairing=pairing, theta=theta)
 
 
 def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
@@ -529,16 +564,16 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
     return norm
 
 
-def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The norms of queries and keys that a call shows, the same for both and none where it shows
     one.
     """
     q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
     if q_norm is None or k_norm is None:
-        yield {}, ()
+        yield _PLAIN
     if q_norm or k_norm:
-        choice = Choice("qk-norm", f"queries and keys are normalised, as {_READ}")
-        yield {"q_norm": q_norm or k_norm, "k_norm": k_norm or q_norm}, (choice,)
+        words = f"queries and keys are normalised, as {_READ}"
+        yield _chosen("qk-norm", words, q_norm=q_norm or k_norm, k_norm=k_norm or q_norm)
 
 
 # ----------------------------------------------------------------------------- around the attention
@@ -547,78 +582,88 @@ def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
 _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
-def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The norm of the module that the inputs pass first, or the input of the queries alone; none
     where the call shows none.
     """
-    made = _made_rows(call)
-    norm = next(
-        (norm for norm in _norms_in(probed) if _is_made(call.inputs.queries, norm, made)), None
-    )
+    made, queries = _made_rows(call), call.inputs.queries
+    norm = next((norm for norm in _norms_in(probed) if _is_made(queries, norm, made)), None)
     if norm is None:
-        yield {}, ()
+        yield _PLAIN
         return
-    normed = norm
-    yield (
-        {"before": lambda inputs: inputs.map(normed)},
-        (Choice("pre-norm", "the input is normalised first"),),
-    )
+    words = "the input is normalised first"
+    yield _chosen("pre-norm", words, before=partial(_all_normed, norm))
     if probed.subject.takes_context:
-
-        def queries_normed(inputs: Inputs) -> Inputs:
-            return inputs._replace(queries=normed(inputs.queries), keys=inputs.rows_of("k"))
-
-        yield (
-            {"before": queries_normed},
-            (Choice("pre-norm", "the input of the queries is normalised first"),),
-        )
+        words = "the input of the queries is normalised first"
+        yield _chosen("pre-norm", words, before=partial(_queries_normed, norm))
 
 
-def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design]:
+def _all_normed(norm: Norm, inputs: Inputs) -> Inputs:
+    return inputs.map(norm)
+
+
+def _queries_normed(norm: Norm, inputs: Inputs) -> Inputs:
+    return inputs._replace(queries=norm(inputs.queries), keys=inputs.rows_of("k"))
+
+
+@dataclass(frozen=True)
+class AfterAttention:
+    """What follows the output projection: learned numbers times the output, then the input added,
+    then a norm, then an activation, each if there is one. As a function it is `after` of a layer.
+    """
+
+    has_residual: bool = False
+    norm: Norm | None = None
+    activation: Callable[[Tensor], Tensor] | None = None
+    gate: Tensor | None = None
+
+    def __call__(self, out: Tensor, x: Tensor) -> Tensor:
+        """What is made of an output, and the input."""
+        if self.gate is not None:
+            require(do_broadcast(out.shape, self.gate.shape))
+            out = out * self.gate
+        if self.has_residual:
+            require(do_broadcast(out.shape, x.shape))
+            out = out + x
+        normed = out if self.norm is None else self.norm(out)
+        return normed if self.activation is None else self.activation(normed)
+
+
+def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """What the call does with the output: learned numbers times it, a residual connection, a norm
     of the module, and an activation at the end.
     """
     if probed.subject.is_function or not call.operations:
-        yield {}, ()
+        yield _PLAIN
         return
-    inputs, out, last, made = (
-        call.inputs.queries,
-        as_float64(call.out),
-        call.operations[-1],
-        _made_rows(call),
-    )
-    name, activation = last.name.rstrip("_"), None
+    out, last, choices, activation = as_float64(call.out), call.operations[-1], list[Choice](), None
+    name = last.name.rstrip("_")
     if name in _ACTIVATIONS:
         out, activation = _as_rows(last.sources[0].output), getattr(F, name)
-    for norm, is_residual in product((*_norms_in(probed), None), (True, False)):
-        if is_residual and inputs.shape != out.shape:
-            continue
-        if any(_is_made(rows + inputs if is_residual else rows, norm, [out]) for rows in made):
-            break
-
-    def after(gate: Tensor, out: Tensor, x: Tensor) -> Tensor:
-        require(do_broadcast(out.shape, gate.shape))
-        require(not is_residual or do_broadcast(out.shape, x.shape))
-        summed = out * gate + x if is_residual else out * gate
-        normed = summed if norm is None else norm(summed)
-        return normed if activation is None else activation(normed)
-
-    choices = (
-        [Choice("activation", f"the output passes through {name}")]
-        if activation is not None
-        else []
-    )
-    choices += [Choice("post-norm", "the output is normalised")] if norm is not None else []
-    choices += [Choice("residual", "the input is added to the output")] if is_residual else []
+        choices.append(Choice("activation", f"the output passes through {name}"))
+    after = replace(_summed(probed, call, out), activation=activation)
+    if after.norm is not None:
+        choices.append(Choice("post-norm", "the output is normalised"))
+    if after.has_residual:
+        choices.append(Choice("residual", "the input is added to the output"))
     gated = Choice("gate", "the output is multiplied by learned numbers")
     for op, source in call.combined("mul"):
-        if (
-            op in call.behind
-            and source.output.numel() in (1, out.shape[-1])
-            and _is_learned(source)
-        ):
-            yield {"after": partial(after, as_float64(source.output).flatten())}, (*choices, gated)
-    yield {"after": partial(after, torch.ones(()))}, tuple(choices)
+        is_of_width = source.output.numel() in (1, out.shape[-1])
+        if op in call.behind and is_of_width and _is_learned(source):
+            gate = as_float64(source.output).flatten()
+            yield DesignChoice({"after": replace(after, gate=gate)}, (*choices, gated))
+    yield DesignChoice({"after": after}, tuple(choices))
+
+
+def _summed(probed: ProbedAttention, call: RecordedCall, out: Tensor) -> AfterAttention:
+    """The residual connection and the norm that make an output of what the call makes before."""
+    inputs, made = call.inputs.queries, _made_rows(call)
+    for norm, has_residual in product((*_norms_in(probed), None), (True, False)):
+        if has_residual and inputs.shape != out.shape:
+            continue
+        if any(_is_made(rows + inputs if has_residual else rows, norm, [out]) for rows in made):
+            return AfterAttention(has_residual, norm)
+    return AfterAttention()
 
 
 def _norms_in(probed: ProbedAttention) -> list[Norm]:

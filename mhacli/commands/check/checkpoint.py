@@ -44,6 +44,7 @@ from mhacli.models.layers import ModelInputs, PassInspection
 from mhacli.models.load import Loaded, ModelTokenizer, device_of, find, load_model, require_ids
 from mhacli.models.run import make_inputs, outputs_of
 from mhacli.record.checks import ROW_SUMS
+from mhacli.record.record import InspectedLayer
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
@@ -226,44 +227,58 @@ def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
     with captured(model, ours()(inspection.take), batch=len(texts)):
         passes.run_pass(*texts, mask=passes.model.mask, side=side)
-    layers, inside = [layer for layer, *_ in inspection.results], dict[tuple[str, str], list[str]]()
-    for (
-        layer
-    ) in layers:  # whether their weights times their values were verified to be their output
-        kind = type(model.get_submodule(layer.name)).__name__
-        inside.setdefault((kind, "; ".join(layer.unverified[:1])), []).append(layer.name)
-    compared_inside = tuple(
-        AttentionInside(kind, tuple(dict.fromkeys(names)), "unknown" if reason else "right", reason)
-        for (kind, reason), names in inside.items()
-    )
-    layers = [
+    layers = [result.layer for result in inspection.results]
+    inside = _inside(model, layers)
+    understood = [
         layer
         for layer in layers
         if not any("is not understood" in reason for reason in layer.unverified)
     ]
-    checks = [(check, layer) for layer in layers for check in layer.survey.checks]
+    checks = [
+        (check, layer)
+        for layer in understood
+        for check in layer.survey.checks
+        if check.name == ROW_SUMS or check.is_of_outputs
+    ]
     sums = [check for check, _ in checks if check.name == ROW_SUMS]
     if not sums:
-        why = (
-            "mha does not know some keywords of these attention calls"
-            if inside
-            else "no attention was captured"
-        )
-        return not_tried(passes, "row-sums", why, inside=compared_inside)
+        why = "no attention was captured"
+        if layers:
+            why = "mha does not know some keywords of these attention calls"
+        return not_tried(passes, "row-sums", why, inside=inside)
     answer = partial(answer_of, passes, "row-sums", tried=Tried(len(texts[0]), 1))
-    for check, layer in checks:
-        if not check.ok and (check.name == ROW_SUMS or check.is_of_outputs):
-            message = "the output is not the attention weights times the values"
-            if check.name == ROW_SUMS:
-                message = "the attention weights of a query do not sum to 1"
-            message += ": NaN or Inf" if check.error is None else ""
-            at = Place(attention=layer.name)
-            failed = answer(False, message, check.error, tolerance=check.tolerance, at=at)
-            return Observed(behaviour=failed, inside=compared_inside)
+    failing = next(((check, layer) for check, layer in checks if not check.ok), None)
+    if failing is not None:
+        check, layer = failing
+        message = "the output is not the attention weights times the values"
+        if check.name == ROW_SUMS:
+            message = "the attention weights of a query do not sum to 1"
+        if check.error is None:
+            message += ": NaN or Inf"
+        at = Place(attention=layer.name)
+        failed = answer(False, message, check.error, tolerance=check.tolerance, at=at)
+        return Observed(behaviour=failed, inside=inside)
     worst = max(sums, key=lambda check: check.severity)
-    reason = f"the attention weights of {len(layers)} attentions sum to 1, and give the outputs"
+    reason = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
     held = answer(True, reason, worst.error, tolerance=worst.tolerance)
-    return Observed(behaviour=held, inside=compared_inside)
+    return Observed(behaviour=held, inside=inside)
+
+
+def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
+    """The attentions of a model by class, and whether their weights times their values were
+    verified to be their output, or why not.
+    """
+    names: dict[tuple[str, str], dict[str, None]] = {}
+    for layer in layers:
+        kind, reason = (
+            type(model.get_submodule(layer.name)).__name__,
+            next(iter(layer.unverified), ""),
+        )
+        names.setdefault((kind, reason), {})[layer.name] = None
+    return tuple(
+        AttentionInside(kind, tuple(named), "unknown" if reason else "right", reason)
+        for (kind, reason), named in names.items()
+    )
 
 
 _WORD = "word"

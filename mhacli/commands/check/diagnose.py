@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from mhacli.attention.mistakes import MISTAKES, sentinels
 from mhacli.attention.stages import (
@@ -26,10 +24,11 @@ from mhacli.attention.stages import (
 )
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import Candidate, candidates
-from mhacli.commands.check.layer_sites import sites_in
+from mhacli.commands.check.layer_sites import LayerSites, sites_in
 from mhacli.commands.check.probes import (
     InputCase,
     ProbedAttention,
+    is_same_unmasked,
     large_case,
     make_case,
     masked_cases,
@@ -37,22 +36,26 @@ from mhacli.commands.check.probes import (
     unmasked_inputs,
 )
 from mhacli.commands.check.result import Behaviour
+from mhacli.commands.check.steps import Steps, is_chunked, read_in_steps
 from mhacli.io.data import finite
-from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER
-from mhacli.usercode.graph import RecordedCall, Watcher
+from mhacli.usercode.graph import RecordedCall
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import call_role, called_function
-from mhacli.usercode.steps import StepConvention, causal_inputs, step_conventions
 from mhacli.usercode.target import Choice
 
-_MOST_RANKED, _LAYERS_FOR_ONE, _LAYERS_FOR_MORE, _PLAIN = 100, 12, 2, 3
-"""The most layers to rank, to try with one mistake, and with several: a few seconds' work. The
-first two may be the same layer without and with its own causal mask. The plainest are tried
-early."""
+_MOST_RANKED = 100
+"""The most layers that are ranked by what they share with the call."""
+_LAYERS_FOR_ONE = 12
+"""The layers that are tried with each single mistake: a few seconds' work."""
+_LAYERS_FOR_MORE = 2
+"""Those that are tried with several mistakes: the first two may be one layer, without and with its
+own causal mask."""
+_PLAIN = 3
+"""The layers of the fewest choices, which are tried whatever they share with the call."""
 _MOST_MISTAKES = 4
 _HIDES = -1e4
 """A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores
@@ -75,15 +78,19 @@ class Trial:
         """Raises `OutOfTime` if the time of the examination is over."""
         self.stage("comparing with the reference", limited=False)
 
+    def sites_with(self, *mistakes: Mistake) -> LayerSites:
+        """The sites of the layer with these mistakes in the call."""
+        return sites_in(self.call, self.candidate.layer, mistakes)
+
     def n_produced(self, mistakes: Sequence[Mistake]) -> int:
         """How many tensors the layer with these mistakes has in common with the call."""
-        return sites_in(self.call, self.candidate.layer, mistakes).n_produced
+        return self.sites_with(*mistakes).n_produced
 
     def likelihood(self, mistakes: Sequence[Mistake]) -> tuple[int, bool]:
         """How many tensors it has in common with the call, and whether the line of the last mistake
         reads like it.
         """
-        sites, last = sites_in(self.call, self.candidate.layer, mistakes), mistakes[-1]
+        sites, last = self.sites_with(*mistakes), mistakes[-1]
         source = sites.line_of(last.site).source
         return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
@@ -93,16 +100,23 @@ class Trial:
         return [(*known, mistake) for mistake in self.pool if taken.isdisjoint(mistake.stages)]
 
 
+class Proof(NamedTuple):
+    """The largest difference of a trial that explains its cases, relative to the tolerance."""
+
+    error: float
+    trial: Trial
+
+
 @dataclass
 class Diagnosis:
     """The result of a diagnosis. `call` is the recorded first case. `proofs` are the mistakes that
-    together give the outputs, each with the largest difference, relative to the tolerance, and the
-    trial that shows it. Where nothing explains the output, `likeliest` is the layer that has the
-    most tensors in common with the call, and `likeliest_mistake` the mistake of it that gives the
-    weighted values of the call. `not_examined` are masks that act only beside another argument,
+    together give the outputs. Where nothing explains the output, `likeliest` is the layer that has
+    the most tensors in common with the call, and `likeliest_mistake` the mistake of it that gives
+    the weighted values of the call. `not_examined` are masks that act only beside another argument,
     `ignored` those that hide nothing whatever stands in them, and `unexplained` those that no
     hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments `passed`
-    were given, and `notes` are for callers. `over` ended it, if its time was over.
+    were given, and `notes` are for callers. `over` ended it, if its time was over, and left
+    `untried` what it had still to try.
     """
 
     cases: list[InputCase]
@@ -110,7 +124,7 @@ class Diagnosis:
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     likeliest_mistake: Mistake | None = None
-    proofs: dict[Mistake, tuple[float, Trial]] = field(default_factory=dict)
+    proofs: dict[Mistake, Proof] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
     not_examined: list[str] = field(default_factory=list)
@@ -120,6 +134,7 @@ class Diagnosis:
     passed: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
+    untried: list[str] = field(default_factory=list)
 
     @property
     def layer(self) -> ReferenceLayer:
@@ -153,15 +168,13 @@ class Diagnosis:
         hides scores by −∞ or by −10⁹; `changes` are other fields of it.
         """
         layer, known = replace(self.layer, **changes), (*self.mistakes, *more)
-        return any(
-            error_of(layer, (*known, *hides), [case]) <= 1.0
-            for hides in ((), *zip(sentinels(-1e9)))
-        )
+        hiding: list[tuple[Mistake, ...]] = [known, *((*known, each) for each in sentinels(-1e9))]
+        return any(error_of(layer, mistakes, [case]) <= 1.0 for mistakes in hiding)
 
-    def accepts(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
-        """Whether one of these tuples of mistakes explains the cases of a trial. Keeps it: of
-        several, the one whose layer shares the most tensors with the call, and then one whose line
-        reads like it.
+    def accept(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
+        """Keeps the tuple of mistakes that explains the cases of a trial, and returns whether one
+        does: of several, the one whose layer shares the most tensors with the call, and then one
+        whose line reads like it.
         """
         self.n_hypotheses += len(hypotheses)
         trial.require_time()
@@ -178,17 +191,18 @@ class Diagnosis:
             else matching[0]
         )
         self.candidate = trial.candidate
-        self.proofs |= {new: (error, trial) for new in mistakes if new not in self.proofs}
+        self.proofs |= {new: Proof(error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
         return True
 
-    def finds(self, trial: Trial, n_more: int = 1) -> bool:
-        """Whether mistakes of the pool explain the cases together with those that are known, and
-        keeps them: one, else one more after each that shares the most tensors with the call.
+    def find(self, trial: Trial, n_more: int = 1) -> bool:
+        """Keeps mistakes of the pool that explain the cases together with those that are known, and
+        returns whether some do: one, else one more after each that shares the most tensors with the
+        call.
         """
         leads, n_shared = [self.mistakes], 0
         for n_left in reversed(range(n_more)):
-            if any(self.accepts(trial, trial.with_one_more(lead)) for lead in leads):
+            if any(self.accept(trial, trial.with_one_more(lead)) for lead in leads):
                 return True
             counts = [
                 (trial.n_produced(more), more) for more in trial.with_one_more(leads[0]) if n_left
@@ -231,58 +245,78 @@ def error_of(
     return worst
 
 
+REFERENCE = "comparison with the reference"
+"""The first thing that a diagnosis tries, by the name under which reports list it."""
+_LARGE_SCORES = "scores × 1,000,000"
+
+
 def diagnose(probed: ProbedAttention) -> Diagnosis:
     """Diagnoses a subject, as far as its time allows. Raises `UserRaised`."""
     result = Diagnosis([], RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0))))
     try:
-        _diagnose(result, probed)
+        _explain_unmasked(result, probed)
+        if result.candidate is not None:
+            _explain_masks(result, probed)
+        result.untried = ["cache"]
         stage, name = probed.subject.built.stage, probed.request.target_request.target
         stage(f"giving {name} a text step by step", limited=False)
-        examine_stepwise(probed, result)
+        _explain_steps(result, probed)
+        result.untried = []
     except OutOfTime as over:
         result.over = over
     return result
 
 
-def _diagnose(result: Diagnosis, probed: ProbedAttention) -> None:
-    """Puts into a diagnosis which layer explains the outputs, with which mistakes."""
-    subject, seed = probed.subject, probed.request.seed
-    cases = [
-        make_case(name, subject, inputs) for name, inputs in unmasked_inputs(subject, seed).items()
-    ]
-    result.cases, result.call = cases, recorded_case(subject, cases[0])
-    again = make_case("", subject, cases[0].inputs)
-    if (
-        largest_difference(again.output, cases[0].output) <= again.tolerance
-    ):  # else no layer matches
+def _explain_unmasked(result: Diagnosis, probed: ProbedAttention) -> None:
+    """Puts into a diagnosis the layer that explains the outputs without masks."""
+    subject = probed.subject
+    inputs = unmasked_inputs(subject, probed.request.seed)
+    result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
+    result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
+    first = result.cases[0]
+    result.call = recorded_case(subject, first)
+    again = make_case("", subject, first.inputs)
+    if largest_difference(again.output, first.output) <= again.tolerance:  # else no layer matches
         _explain_core(result, probed)
-    if result.candidate is None:
-        return
-    of_masks = [
-        form for form in subject.mask_forms if call_role(form.parameter) != "bias"
-    ] or subject.mask_forms
-    forms, means = [*of_masks, *subject.padding_forms], probed.request.mask_means
-    if means is not None:  # what is added to scores, such as −∞, has no True
-        forms = [
-            each
-            for each in forms
-            if each.kind != "additive" and (each.kind == "lengths" or each.true_means == means)
-        ]
-    for name in dict.fromkeys(form.parameter for form in forms):
-        of_name = [form for form in forms if form.parameter == name]
-        _explain_masked(result, probed, list(masked_cases(subject, seed, of_name)))
+
+
+def _explain_masks(result: Diagnosis, probed: ProbedAttention) -> None:
+    """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
+    subject, seed = probed.subject, probed.request.seed
+    by_name = _forms_to_try(probed)
+    result.untried = [*by_name, _LARGE_SCORES, "cache"]
+    for name, forms in by_name.items():
+        _explain_masked(result, probed, list(masked_cases(subject, seed, forms)))
+        result.untried.remove(name)
     masked = [case for case in result.cases if case.form is not None]
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
-    for case in masked_cases(
-        subject, seed, of_windows, batch=4
-    ):  # two images with two windows each
+    # two images with two windows each
+    for case in masked_cases(subject, seed, of_windows, batch=4):
         _explain_further(result, probed, [case])
-    unmasked = large_case(subject, cases[0])
+    unmasked = large_case(subject, result.cases[0])
     for case in masked:
         _explain_further(result, probed, [large_case(subject, case), unmasked])
     if not masks:
         _explain_further(result, probed, [unmasked])
+
+
+def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
+    """The forms of each mask and padding by the name of its argument, those of the stated meaning
+    of True.
+    """
+    subject, means = probed.subject, probed.request.mask_means
+    masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"]
+    by_name: dict[str, list[MaskForm]] = {}
+    for form in (*(masks or subject.mask_forms), *subject.padding_forms):
+        # what is added to scores, such as −∞, has no True, and lengths have none either
+        if means is None or form.kind == "lengths":
+            fits = True
+        else:
+            fits = form.kind != "additive" and form.true_means == means
+        if fits:
+            by_name.setdefault(form.parameter, []).append(form)
+    return by_name
 
 
 def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> list[Mistake]:
@@ -315,14 +349,13 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
     attends to another, which few mistakes explain.
     """
     call, ranked, attends = result.call, list[Trial](), probed.visible != "itself only"
-    most = _LAYERS_FOR_ONE if attends else _PLAIN
+    most, stage = _LAYERS_FOR_ONE if attends else _PLAIN, probed.subject.built.stage
     for _, group in groupby(
         candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))
     ):
         layers = list(group)
-        stage = probed.subject.built.stage
         plain = [Trial(candidate, result.cases, call, stage) for candidate in layers]
-        if any(result.accepts(trial, [()]) for trial in plain):
+        if any(result.accept(trial, [()]) for trial in plain):
             return
         by_run = sorted(
             layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced
@@ -334,45 +367,45 @@ def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
         }
         ranked = ranked or [likely[layer] for layer in by_run[:most]]
         result.likeliest = ranked[0].candidate
-        if any(map(result.finds, likely.values())):
+        if any(map(result.find, likely.values())):
             return
-    if attends and any(result.finds(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
+    if attends and any(result.find(trial, _MOST_MISTAKES) for trial in ranked[:_LAYERS_FOR_MORE]):
         return
-    if ranked and not any(sites_in(call, trial.candidate.layer).producers("z") for trial in ranked):
-        layer, pool = ranked[0].candidate.layer, ranked[0].pool
-        shown = [mistake for mistake in pool if sites_in(call, layer, [mistake]).producers("z")]
-        result.likeliest_mistake = (
-            shown[0] if len({mistake.code for mistake in shown}) == 1 else None
-        )
+    result.likeliest_mistake = _mistake_of_values(ranked)
+
+
+def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
+    """The one mistake of the likeliest layer that gives weighted values of the call, where no layer
+    gives them without a mistake.
+    """
+    if not ranked or any(trial.sites_with().producers("z") for trial in ranked):
+        return None
+    shown = [each for each in ranked[0].pool if ranked[0].sites_with(each).producers("z")]
+    return shown[0] if len({mistake.code for mistake in shown}) == 1 else None
 
 
 def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
-    """Accepts the mask form that matches, else mistakes under the likeliest form."""
+    """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
     subject, candidate = probed.subject, result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
         return
-    unmasked = [
-        case for case in result.cases if case.form is None
-    ]  # which a mistake must explain too
-    for case in cases:
-        if result.explains(case):
-            is_added = case.form is not None and case.form.kind == "additive"
-            for other in cases if is_added else ():  # (1 − mask) · −10 also hides where −∞ is given
+    # which a mistake must explain too
+    unmasked = [case for case in result.cases if case.form is None]
+    obeyed = next(filter(result.explains, cases), None)
+    if obeyed is not None:
+        if obeyed.form is not None and obeyed.form.kind == "additive":
+            for other in cases:  # (1 − mask) · −10 also hides where −∞ is given
                 _explain_further(result, probed, [other])
-            result.cases.append(case)
-            result.choices.append(Choice("mask-form", case.name))
-            return
-    for case in cases if result.layer.causal else ():
-        if (
-            case.form is not None
-            and "query" in case.form.axes
-            and result.explains(case, causal=False)
-        ):
-            what = f"a mask that is given takes the place of its own causal mask ({case.name})"
-            result.choices.append(Choice("mask-replaces-causal", what))
-            return
+        result.cases.append(obeyed)
+        result.choices.append(Choice("mask-form", obeyed.name))
+        return
+    replacing = next((case for case in cases if _replaces_causality(result, case)), None)
+    if replacing is not None:
+        what = f"a mask that is given takes the place of its own causal mask ({replacing.name})"
+        result.choices.append(Choice("mask-replaces-causal", what))
+        return
     form = cases[0].form
     assert form is not None
     if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
@@ -381,17 +414,17 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
     for case in cases:
         call = recorded_case(subject, case)
         pool = _pool(probed, candidate, call)
-        if result.finds(Trial(candidate, [case, *unmasked], call, subject.built.stage, pool)):
+        if result.find(Trial(candidate, [case, *unmasked], call, subject.built.stage, pool)):
             return
     result.unexplained.append(form.parameter)
-    inputs = cases[0].inputs
-    allowed, real = (
-        None if each is None else torch.ones_like(each) for each in (inputs.allowed, inputs.real)
-    )
-    if torch.equal(
-        as_float64(subject(inputs._replace(allowed=allowed, real=real), mask=form)), cases[0].output
-    ):
+    if is_same_unmasked(subject, cases[0]):
         result.ignored.append(form.parameter)
+
+
+def _replaces_causality(result: Diagnosis, case: InputCase) -> bool:
+    """Whether a mask of queries hides all that is hidden, in a layer that is else causal."""
+    is_of_queries = case.form is not None and "query" in case.form.axes
+    return result.layer.causal and is_of_queries and result.explains(case, causal=False)
 
 
 def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
@@ -413,121 +446,48 @@ def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[Inp
         for mistake in _pool(probed, result.candidate, call)
         if mistake.shown_by == "further"
     ]
-    result.finds(Trial(result.candidate, cases, call, probed.subject.built.stage, pool))
+    result.find(Trial(result.candidate, cases, call, probed.subject.built.stage, pool))
 
 
-# ----------------------------------------------------------------------------- steps behind a cache
-
-
-_FEWEST = 4
-"""The shortest text that is read in steps."""
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-def examine_stepwise(probed: ProbedAttention, diagnosis: Diagnosis) -> None:
-    """Reads a text after a prefill, token by token, and in longer steps, by each convention until
-    one gives what one call gives, and diagnoses the first that does not. Nothing if the subject
-    takes no cache, if no convention works, and if tokens see later ones.
-    """
-    attention, form = probed.subject, diagnosis.mask_form
-    if probed.module is not None:  # which no call has left anything in
-        attention = attention.with_call(cast_copy(probed.module, attention.dtype, attention.device))
-    takes_causal = (
-        probed.visible == "full" and form is not None and {"query", "key"} <= set(form.axes)
-    )
-    is_causal = takes_causal or (
-        probed.influence is not None and not bool(probed.influence.triu(1).any())
-    )
-    length, mask = attention.sizes.q_len, form if takes_causal else None
-    conventions = [*step_conventions(attention, mask)] if is_causal and length >= _FEWEST else []
-    if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
+def _explain_steps(result: Diagnosis, probed: ProbedAttention) -> None:
+    """Puts into a diagnosis whether steps behind a cache are right."""
+    steps = read_in_steps(probed, result.mask_form)
+    if steps is None:
         return
-    rows = attention.drawer(probed.request.seed).rows(length).to(attention.dtype)
-    whole = as_float64(
-        replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask)
-    )
-    tried = []
-    for convention in conventions:
-        cases = list(_cases(convention, rows))
-        differing = [
-            case for case in cases if largest_difference(case.output, whole) > case.tolerance
-        ]
-        tried += [(convention, cases, differing)] if cases else []
-        if cases and not differing:
-            break
-    if not tried:
-        return
-    convention, cases, differing = min(tried, key=lambda each: bool(each[2]))
-    ok, reason = _judged(convention, cases, differing, diagnosis)
-    largest = max(largest_difference(case.output, whole) for case in cases)
-    diagnosis.passed, reason = convention.names, f"{reason} ({', '.join(convention.names)})"
-    diagnosis.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(largest))
+    names = steps.convention.names
+    ok, reason = _judged(steps, result)
+    result.passed, reason = names, f"{reason} ({', '.join(names)})"
+    result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 
-def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
-    """The cases of a prefill with single steps, of single tokens, and of longer steps where they
-    are accepted; none if the first raises, or if what is read later does not depend on what was
-    read first.
-    """
-    length, text = rows.shape[1], as_float64(rows)
-    start = length - 2
-    changed = torch.cat([rows[:, :start].flip(-1) + 0.5, rows[:, start:]], dim=1)
-    single, longer = tuple(range(1, length + 1)), ((length - 3, length - 1, length), (2, length))
-    for ends in ((start, length - 1, length), single, *longer):
-        # not every attention accepts longer steps, or a first step of one token
-        with suppress(*NO_ANSWER):
-            out = convention(rows, ends)
-            if (
-                ends[0] == start
-                and largest_difference(out[:, start:], convention(changed, ends)[:, start:]) <= 1e-9
-            ):
-                return
-            name = (
-                f"steps of {' + '.join(str(end - start) for start, end in pairwise((0, *ends)))}"
-                " tokens"
-            )
-            yield InputCase(name, Inputs(text, ends=ends), out)
-
-
-def _is_chunked(case: InputCase) -> bool:
-    """Whether a step after the first has several tokens."""
-    return any(end - start > 1 for start, end in pairwise(case.inputs.ends))
-
-
-def _judged(
-    convention: StepConvention,
-    cases: Sequence[InputCase],
-    differing: Sequence[InputCase],
-    diagnosis: Diagnosis,
-) -> tuple[bool | None, str]:
+def _judged(steps: Steps, diagnosis: Diagnosis) -> tuple[bool | None, str]:
     """Whether steps are right, and what they give. The mistake of those that differ from one call
     joins the diagnosis if it is known. If steps of one token do not differ, later ones of several
     tokens that are masked as torch masks a first call, or not understood, are left to the caller.
     """
-    same, has_chunks = "token by token, after a prefill", any(map(_is_chunked, cases))
-    if not differing:
-        diagnosis.notes += (
-            [] if has_chunks else [f"not examined: {_LATER_CHUNK}, which raises an error"]
-        )
-        return True, f"{same}{', in chunks' * has_chunks}: the same as in one call"
-    takes_single_steps = _is_chunked(differing[0])
-    judged = [case for case in cases if takes_single_steps or not _is_chunked(case)]
-    watcher = Watcher(convention.attention.built.file)
-    with suppress(*NO_ANSWER):  # the call cannot be recorded
-        convention(differing[0].inputs.queries, differing[0].inputs.ends, within=watcher)
-    call = RecordedCall(differing[0].output, differing[0].inputs, operations=watcher.operations)
+    single, same = "token by token, after a prefill", "the same as in one call"
+    if not steps.differing:
+        if any(map(is_chunked, steps.cases)):
+            return True, f"{single}, in chunks: {same}"
+        diagnosis.notes.append(f"not examined: {_LATER_CHUNK}, which raises an error")
+        return True, f"{single}: {same}"
+    takes_single_steps = is_chunked(steps.differing[0])
+    judged = [case for case in steps.cases if takes_single_steps or not is_chunked(case)]
+    call = steps.recorded()
     is_of_torch = any("is_causal" in operation.at.source for operation in call.operations)
-    pool = (
-        []
-        if takes_single_steps and is_of_torch
-        else [each for each in MISTAKES if each.shown_by == "steps"]
-    )
-    is_named = diagnosis.candidate is not None and diagnosis.finds(
-        Trial(diagnosis.candidate, judged, call, convention.attention.built.stage, pool)
+    pool = [each for each in MISTAKES if each.shown_by == "steps"]
+    if takes_single_steps and is_of_torch:
+        pool = []
+    stage = steps.convention.attention.built.stage
+    is_named = diagnosis.candidate is not None and diagnosis.find(
+        Trial(diagnosis.candidate, judged, call, stage, pool)
     )
     if takes_single_steps and not is_named:
         diagnosis.notes.append(
             f"{_LATER_CHUNK} gives another output than one call: give one token at a time"
         )
-        return None, f"{same}: the same as in one call; later chunks differ"
-    return False, f"{differing[0].name} give other outputs than one call"
+        return None, f"{single}: {same}; later chunks differ"
+    return False, f"{steps.differing[0].name} give other outputs than one call"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,12 +20,13 @@ import mhacli
 from mhacli.attention.devices import one_thread
 from mhacli.commands.check.against import compare
 from mhacli.commands.check.behaviour import (
+    TESTS,
     BehaviourTester,
     Intent,
     is_claimed_causal,
     reason_of,
 )
-from mhacli.commands.check.diagnose import Diagnosis, diagnose, error_of
+from mhacli.commands.check.diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.passes import Passes
@@ -44,7 +45,7 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
-from mhacli.usercode.build import arguments_of, copied, load_built, with_zeros_drawn
+from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
 from mhacli.usercode.door import NO_ANSWER, ours
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.limits import OutOfTime, TimedStage
@@ -69,13 +70,8 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, An
 def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
     started = time.perf_counter()
-    try:
-        with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
-            examination = examine(request, stage)
-    except OutOfTime as over:  # before there was anything to compare
-        message = f"examining {request.target} took longer than {over.max_time_s:g} seconds"
-        hint = "--max-time SECONDS allows more"
-        raise MhaError(message, hint=hint, code="too-slow") from None
+    with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
+        examination = examine(request, stage)
     environment = {
         "mha": mhacli.__version__,
         "torch": torch.__version__,
@@ -92,44 +88,67 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     if request.against is not None:
         with one_thread():
             return compare(request, timed)
-    built = None if request.model is not None else load_built(request.target_request, timed)
-    module = None if built is None else built.module
-    if built is None or config_of(module) is not None:
-        from mhacli.commands.check.checkpoint import (
-            admitted,
-            checkpoint_behaviour,
-        )  # loads what only checkpoints need
-
-        subject = (
-            ModelSettings(path=request.model, device=request.device) if module is None else module
+    if request.model is not None:
+        return _of_checkpoint(
+            ModelSettings(path=request.model, device=request.device), request, stage
         )
-        stage("loading the model", limited=False)
-        tester, _ = checkpoint_behaviour(admitted(subject), request, stage)
-        return _of_behaviour(tester, request.model or request.target_request.target)
-    built = built if module is None else replace(built, call=with_zeros_drawn(module, request.seed))
+    built = load_built(request.target_request, timed)
+    module = built.module
+    if module is not None and config_of(module) is not None:
+        return _of_checkpoint(module, request, stage)
+    if module is not None:
+        built = replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
-        of_ids = partial(text_model_of_ids, built, request.target_request, means=request.mask_means)
-        model = of_ids()
-        if model is None:
-            try:
-                subjects = find_modes(built, request.target_request)
-            except MhaError:
-                model = of_ids(has_table=False)
-                if model is None:
-                    raise
-            else:
-                return combined(
-                    [(subject, _with_behaviour(subject, request)) for subject in subjects]
-                )
-        claim = (
-            True if model.has_source and request.states_causal is None else request.states_causal
-        )
-        passes = Passes(model, request.seed, requested=request.length)
-        tester = BehaviourTester(passes, Intent(claim))
-        _compare_inside(_ask(tester, claimed=is_claimed_causal(module)), tester, request)
-        return replace(
-            _of_behaviour(tester, request.target_request.target), arguments=arguments_of(built)
-        )
+        try:
+            return _of_code(built, request)
+        except OutOfTime as over:  # during the search of a call, or the first pass over a text
+            return Examination(
+                verdict="unknown",
+                target=request.target_request.target,
+                called="",
+                arguments=arguments_of(built),
+                reason=f"{over} before anything was compared",
+                n_parameters=_n_parameters(module),
+                not_examined=(REFERENCE, *TESTS),
+            )
+
+
+def _of_checkpoint(
+    model: ModelSettings | nn.Module, request: CheckRequest, stage: Stage
+) -> Examination:
+    """The report on a model of transformers by its behaviour."""
+    # loads what only checkpoints need
+    from mhacli.commands.check.checkpoint import admitted, checkpoint_behaviour
+
+    stage("loading the model", limited=False)
+    tester, _ = checkpoint_behaviour(admitted(model), request, stage)
+    return _of_behaviour(tester, request.model or request.target_request.target)
+
+
+def _of_code(built: Built, request: CheckRequest) -> Examination:
+    """The report on a model of token ids, or on an attention. Raises `OutOfTime` if time is over
+    before there is anything to compare.
+    """
+    of_ids = partial(text_model_of_ids, built, request.target_request, means=request.mask_means)
+    model = of_ids()
+    if model is None:
+        try:
+            subjects = find_modes(built, request.target_request)
+        except MhaError:
+            model = of_ids(has_table=False)
+            if model is None:
+                raise
+        else:
+            return combined([_with_behaviour(subject, request) for subject in subjects])
+    claim = request.states_causal
+    if model.has_source and claim is None:
+        claim = True
+    passes = Passes(model, request.seed, requested=request.length)
+    tester = BehaviourTester(passes, Intent(claim))
+    parts = _ask(tester, claimed=is_claimed_causal(built.module))
+    _compare_inside(parts, tester, request)
+    report = _of_behaviour(tester, request.target_request.target)
+    return replace(report, arguments=arguments_of(built))
 
 
 def _n_parameters(module: nn.Module | None) -> int:
@@ -139,12 +158,8 @@ def _n_parameters(module: nn.Module | None) -> int:
 def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     """The report on a model by its behaviour, and by the comparison of what is inside."""
     verdict: Verdict = "wrong" if tester.findings else "consistent" if tester.holds else "unknown"
-    if (
-        verdict == "consistent"
-        and tester.inside
-        and not tester.omitted
-        and all(each.verdict == "right" for each in tester.inside)
-    ):
+    is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
+    if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"
     first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
     return Examination(
@@ -157,41 +172,64 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         behaviour=tester.behaviours,
         inside=tester.inside,
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
+        not_examined=tuple(tester.omitted),
     )
 
 
-def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examination:
+class ModeReport(NamedTuple):
+    """The report on one mode of an attention, and what time did not suffice for."""
+
+    subject: UserAttention
+    examination: Examination
+    untried: tuple[str, ...] = ()
+
+
+def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport:
     """The report on one mode, with its behaviour over a long text where it reads one sequence of
     vectors.
     """
-    report = _examined_mode(subject, request)
+    compared = _compared(subject, request)
+    report = compared.examination
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
     if text_model is None or report.verdict == "wrong":
-        return report
-    choices = {choice.name for choice in report.choices}
-    is_causal = (
-        request.causal or bool(choices & {"meant-causal", "causal"})
-    ) and "causal-by-mask" not in choices
-    stated = True if is_causal else False if request.not_causal else None
+        return compared
     try:
         passes = Passes(text_model, request.seed, requested=request.length)
-        tester = BehaviourTester(passes, Intent(stated))
+        tester = BehaviourTester(passes, Intent(_intended_causal(report, request)))
     except OutOfTime as over:
-        return replace(report, verdict="unknown", reason=report.reason or f"not tried: {over}")
+        reason = report.reason or f"not tried: {over}"
+        undecided = replace(report, verdict="unknown", reason=reason)
+        return ModeReport(subject, undecided, (*compared.untried, *TESTS))
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
             raise
-        return report
+        return compared
     tester.results |= {answer.name: answer for answer in report.behaviour}
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
     if tester.inside or subject.is_pooled:
         behaved = _of_behaviour(tester, report.target)
-        return replace(
+        report = replace(
             behaved, called=report.called, arguments=report.arguments, example=report.example
         )
+    else:
+        report = _joined(report, tester)
+    return ModeReport(subject, report, (*compared.untried, *tester.omitted))
+
+
+def _intended_causal(report: Examination, request: CheckRequest) -> bool | None:
+    """Whether tokens are meant to see only earlier ones: as stated, or as the comparison shows."""
+    choices = {choice.name for choice in report.choices}
+    is_causal = request.causal or not choices.isdisjoint(("meant-causal", "causal"))
+    if is_causal and "causal-by-mask" not in choices:
+        return True
+    return False if request.not_causal else None
+
+
+def _joined(report: Examination, tester: BehaviourTester) -> Examination:
+    """A report of a comparison that is not wrong, with the behaviour."""
     verdict: Verdict = "wrong" if tester.findings else report.verdict
     reason = report.reason
     if tester.omitted and verdict == "right":
@@ -205,8 +243,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> Examinatio
     )
 
 
-def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination:
-    """The report on one mode."""
+def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
+    """The report on the comparison of one mode with the reference."""
     report = Examination(
         verdict="unknown",
         target=request.target_request.target,
@@ -216,28 +254,19 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         attempts=tuple(subject.built.tried.attempts),
     )
     if subject.is_pooled:
-        return report
+        return ModeReport(subject, report)
     try:
         probed = probe(subject, request)
+        subject.built.stage(f"comparing {report.target} with the reference", limited=False)
     except OutOfTime as over:
-        return replace(report, reason=f"{over} before it was compared with the reference")
-    subject.built.stage(f"comparing {report.target} with the reference", limited=False)
+        reason = f"{over} before it was compared with the reference"
+        return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
-    findings, comparison, passed = (
-        findings_of(diagnosis, probed),
-        None,
-        (*diagnosis.passed, *subject.unread),
-    )
-    if diagnosis.candidate is not None:
-        errors = [
-            (error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance)
-            for case in diagnosis.cases
-        ]
-        relative, tolerance = max(errors)
-        dtype = str(subject.dtype).removeprefix("torch.")
-        comparison = OutputComparison(
-            "reference", dtype, len(errors), finite(relative * tolerance), tolerance
-        )
+    findings, over_measuring = findings_of(diagnosis, probed)
+    untried = tuple(diagnosis.untried)
+    if over_measuring is not None:
+        untried = (*untried, "parameters without effect")
+    passed = (*diagnosis.passed, *subject.unread)
     report = replace(
         report,
         verdict="wrong" if findings else "right",
@@ -245,7 +274,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         findings=findings,
         choices=_choices(diagnosis, probed),
         probes=probed.probes,
-        comparison=comparison,
+        comparison=_comparison(diagnosis, str(subject.dtype).removeprefix("torch.")),
         reason=None,
         n_parameters=_n_parameters(probed.module),
         n_hypotheses=diagnosis.n_hypotheses,
@@ -255,12 +284,26 @@ def _examined_mode(subject: UserAttention, request: CheckRequest) -> Examination
         notes=(*arguments_without_effect(subject), *diagnosis.notes),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
-    if findings:
-        return report
-    if diagnosis.over is not None:
-        reason = f"{diagnosis.over} while it was compared with the reference"
-        return replace(report, verdict="unknown", reason=reason)
-    return report if diagnosis.is_right else _undecided(report, diagnosis, probed)
+    if not findings and untried:
+        reason = f"{diagnosis.over or over_measuring} while it was compared with the reference"
+        report = replace(report, verdict="unknown", reason=reason)
+    elif not findings and not diagnosis.is_right:
+        report = _undecided(report, diagnosis, probed)
+    return ModeReport(subject, report, untried)
+
+
+def _comparison(diagnosis: Diagnosis, dtype: str) -> OutputComparison | None:
+    """How far the layer that was accepted is from the outputs; None without one."""
+    if diagnosis.candidate is None:
+        return None
+    errors = [
+        (error_of(diagnosis.layer, diagnosis.mistakes, [case]), case.tolerance)
+        for case in diagnosis.cases
+    ]
+    relative, tolerance = max(errors)
+    return OutputComparison(
+        "reference", dtype, len(errors), finite(relative * tolerance), tolerance
+    )
 
 
 # --------------------------------------------------------------------- the attention inside a model
@@ -317,27 +360,33 @@ def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: Che
     stage = tester.passes.model.attention.built.stage
     for cls, named in parts.items():
         verdict: Verdict = "right"
+        reason, is_over = "", False
         for module in {_numbers_of(module): module for module in named.values()}.values():
             try:
-                with naming(copied(module)) as target:
-                    alone = replace(
-                        request, target=target, arg=(), call_arg=(), example=None, causal=False
-                    )
-                    built = load_built(alone.target_request, stage)
-                    subjects = find_modes(built, alone.target_request)
-                    compared = combined(
-                        [(subject, _examined_mode(subject, alone)) for subject in subjects]
-                    )
-                verdict, reason = compared.verdict, compared.reason or ""
-                mistakes += compared.findings
+                reports = _of_part(module, request, stage)
             except OutOfTime as over:
-                verdict, reason = "unknown", str(over)
+                verdict, reason, is_over = "unknown", str(over), True
             except NO_ANSWER as failure:
                 verdict, reason = "unknown", reason_of(failure)
+            else:
+                compared = combined(reports)
+                verdict, reason = compared.verdict, compared.reason or ""
+                mistakes += compared.findings
+                is_over = any(report.untried for report in reports)
             if verdict != "right":
                 break
+        if is_over:
+            tester.omitted.append(f"{REFERENCE} of {cls.__name__}")
         inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
     tester.inside, tester.findings = tuple(inside), [*mistakes, *tester.findings]
+
+
+def _of_part(module: nn.Module, request: CheckRequest, stage: Stage) -> list[ModeReport]:
+    """The reports on the modes of a module inside a model, examined by itself."""
+    with naming(copied(module)) as target:
+        alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
+        built = load_built(alone.target_request, stage)
+        return [_compared(subject, alone) for subject in find_modes(built, alone.target_request)]
 
 
 def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
@@ -445,30 +494,28 @@ def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttentio
 _SEVERITY: Sequence[Verdict] = ("wrong", "unknown", "consistent", "right")
 
 
-def combined(reports: Sequence[tuple[UserAttention, Examination]]) -> Examination:
+def combined(reports: Sequence[ModeReport]) -> Examination:
     """The report on the worst mode, with the findings of all, proven ones first."""
-    worst = min(
-        (report for _, report in reports), key=lambda report: _SEVERITY.index(report.verdict)
-    )
-    if len(reports) == 1:
+    every = [report.examination for report in reports]
+    worst = min(every, key=lambda report: _SEVERITY.index(report.verdict))
+    untried = dict.fromkeys(name for report in reports for name in report.untried)
+    common = [name for name in worst.not_examined if all(name in one.not_examined for one in every)]
+    worst = replace(worst, not_examined=tuple(dict.fromkeys([*common, *untried])))
+    if len(every) == 1:
         return worst
     findings: dict[str, Finding] = {}
-    for subject, report in reports:
+    for subject, report, _ in reports:
         for finding in report.findings:
             earlier = findings.get(finding.code, finding)
             modes = (*earlier.modes, *([] if subject.mode is None else [subject.mode]))
             findings[finding.code] = replace(
                 max(earlier, finding, key=lambda one: one.proven), modes=modes
             )
-    every = [report for _, report in reports]
     return replace(
         worst,
         called="; ".join(report.called for report in every),
         findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
         n_hypotheses=sum(report.n_hypotheses for report in every),
-        not_examined=tuple(
-            name for name in worst.not_examined if all(name in one.not_examined for one in every)
-        ),
         notes=tuple(dict.fromkeys(note for report in every for note in report.notes)),
     )

@@ -7,48 +7,59 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
 from mhacli.attention.stages import Mistake, ReferenceLayer
-from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
-from mhacli.commands.check.diagnose import Diagnosis, error_of
+from mhacli.commands.check.diagnose import Diagnosis, Trial, error_of
 from mhacli.commands.check.layer_sites import LayerSites, sites_in
-from mhacli.commands.check.probes import RAISED_DROPOUT, InputCase, ProbedAttention, with_dropout
+from mhacli.commands.check.probes import (
+    InputCase,
+    ProbedAttention,
+    line_that_differs,
+    parameters_without_effect,
+)
 from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
-from mhacli.usercode.build import copied
-from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.build import Built
 from mhacli.usercode.faults import SourceLine
-from mhacli.usercode.graph import recorded
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
 
 
-def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Finding, ...]:
-    """Every mistake found: statements that the code contradicts, proven mistakes, and those that
-    only measurements show.
+class Findings(NamedTuple):
+    """Every mistake found, and why not all was measured, if time was over."""
+
+    found: tuple[Finding, ...]
+    over: OutOfTime | None = None
+
+
+def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> Findings:
+    """Statements that the code contradicts, proven mistakes, and those that only measurements
+    show.
     """
     sites = LayerSites(diagnosis.call)
     if diagnosis.candidate is not None:
         sites = sites_in(diagnosis.call, diagnosis.layer, diagnosis.mistakes)
     proven = [*_contradictions(diagnosis, probed, sites), *_proven(diagnosis, probed)]
     codes = {finding.code for finding in proven}
-    measured = list[Finding]()
-    with suppress(OutOfTime):  # then the diagnosis says that it was not ended
-        measured += _measured(diagnosis, probed, sites)
-    return (*proven, *(finding for finding in measured if finding.code not in codes))
+    measured, over = list[Finding](), None
+    for measure in _MEASURES:
+        try:
+            measured += measure(diagnosis, probed, sites)
+        except OutOfTime as fault:
+            over = fault
+    others = [finding for finding in measured if finding.code not in codes]
+    return Findings((*proven, *others), over)
 
 
 def _sentence(mistake: Mistake) -> str:
@@ -70,50 +81,63 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
 
 
 def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
+    """A finding for each mistake of the layer that gives the outputs."""
     for mistake, (error, trial) in diagnosis.proofs.items():
-        case = trial.cases[0]
-        numbers, proof = _proof(error, trial.cases)
+        numbers, fields = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        at = mistake.at
-        if case.form is not None and mistake.stage in ("mask_rule", "padding_rule"):
-            at = (*at, rf"(masked_fill|where\().*\b{case.form.parameter}\b")
-        line = sites.line_for(at, mistake.site, probed.subject.built)
-        before = [op for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
-        scaled = {op.at for op in before if op.name.rstrip("_") in ("mul", "div")}
-        if mistake.stage == "scale" and len(scaled) == 1 and not re.search("[*/]", line.source):
-            (line,) = scaled
+        line = _line_of(mistake, trial, sites, probed.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
-        together = f", together with {' and '.join(codes)}" if codes else ""
-        evidence = f"matches exactly if {_sentence(mistake)}: {numbers}{together}"
-        names = _user_names(line, sites, probed, case, diagnosis)
-        letter, giver = mistake.site[0], mistake.code.partition("-from-")[2][:1]
-        taking, given = (
-            names.get(f"self.{each}_proj", f"self.{each}_proj") for each in (letter, giver)
-        )
-        if mistake.stage == "project":
-            names["self.q_proj"] = taking
-        finding = finding_of(mistake.name, evidence, line, together_with=codes, **proof)
-        fix = in_user_names(finding.fix, names)
-        assigned = "".join(
-            read_name(name)[0] for name in re.findall(r"\w+", line.source.rpartition(" = ")[0])
-        )
-        if line.source.count(f"{given}(") == 1 and giver not in assigned:
-            fix = line.source.replace(f"{given}(", f"{taking}(")
-        yield replace(finding, fix=(DROPPED in mistake.at and _with_result_kept(line)) or fix)
+        evidence = f"matches exactly if {_sentence(mistake)}: {numbers}"
+        if codes:
+            evidence += f", together with {' and '.join(codes)}"
+        finding = finding_of(mistake.name, evidence, line, together_with=codes, **fields)
+        names = _user_names(line, sites, probed, trial.cases[0], diagnosis)
+        yield replace(finding, fix=_fix_of(mistake, line, names, finding.fix))
 
 
-def _with_result_kept(line: SourceLine) -> str:
-    """A line that fills or adds to scores but does not keep the result, with it kept; empty for any
+def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) -> SourceLine:
+    """The line of a proven mistake."""
+    form, at = trial.cases[0].form, mistake.at
+    if form is not None and mistake.stage in ("mask_rule", "padding_rule"):
+        at = (*at, rf"(masked_fill|where\().*\b{form.parameter}\b")
+    line = sites.line_for(at, mistake.site, built)
+    if mistake.stage != "scale" or re.search("[*/]", line.source):
+        return line
+    # queries or keys may be scaled before their products, on one line
+    before = [op for role in "qk" for op in trial.call.path(role) if len(op.sources) == 1]
+    scaled = {op.at for op in before if op.name.rstrip("_") in ("mul", "div")}
+    return scaled.pop() if len(scaled) == 1 else line
+
+
+def _fix_of(mistake: Mistake, line: SourceLine, names: Mapping[str, str], right: str) -> str:
+    """The corrected line where it is clear, else the right expression in the user's names."""
+    kept = _with_result_kept(line) if DROPPED in mistake.at else None
+    if kept is not None:
+        return kept
+    projections = {
+        letter: names.get(f"self.{letter}_proj", f"self.{letter}_proj") for letter in "qkv"
+    }
+    taking = projections[mistake.takes]
+    if mistake.gives is not None:
+        given = f"{projections[mistake.gives]}("
+        variables = re.findall(r"\w+", line.source.rpartition(" = ")[0])
+        is_of_giver = any(mistake.gives in read_name(name)[0] for name in variables)
+        if line.source.count(given) == 1 and not is_of_giver:
+            return line.source.replace(given, f"{taking}(")
+    if mistake.stage == "project":
+        names = {**names, "self.q_proj": taking}
+    return in_user_names(right, names)
+
+
+def _with_result_kept(line: SourceLine) -> str | None:
+    """A line that fills or adds to scores but does not keep the result, with it kept; None for any
     other.
     """
-    function = function_around(line)
-    alone = (
-        []
-        if function is None
-        else [each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)]
-    )
-    dropped = re.match(DROPPED, line.source)
-    return "" if dropped is None or line.line not in alone else f"{dropped[1]} = {line.source}"
+    function, dropped = function_around(line), re.match(DROPPED, line.source)
+    if function is None or dropped is None:
+        return None
+    alone = {each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)}
+    return f"{dropped[1]} = {line.source}" if line.line in alone else None
 
 
 def _contradictions(
@@ -286,111 +310,104 @@ _IN_TRAINING = (
 """Calls that always drop, and what they become so that they drop in training alone."""
 
 
-def _measured(
+def _likeliest(
     diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
 ) -> Iterator[Finding]:
-    """Mistakes that only measurements show."""
-    subject, built = probed.subject, probed.subject.built
-    if diagnosis.likeliest_mistake is not None and diagnosis.likeliest is not None:
-        mistake = diagnosis.likeliest_mistake
-        line = sites_in(diagnosis.call, diagnosis.likeliest.layer, (mistake,)).line_for(
-            mistake.at, mistake.site, built
-        )
+    """The mistake that gives the weighted values of a layer whose output nothing explains."""
+    mistake, candidate = diagnosis.likeliest_mistake, diagnosis.likeliest
+    if mistake is not None and candidate is not None:
+        likely = sites_in(diagnosis.call, candidate.layer, (mistake,))
+        line = likely.line_for(mistake.at, mistake.site, probed.subject.built)
         evidence = (
             f"the weighted values match if {_sentence(mistake)}; what is done with them is not"
             " understood"
         )
         yield finding_of(mistake.name, evidence, line)
-    if diagnosis.candidate is not None:
-        has_norms = diagnosis.layer.q_norm is not None and all(
-            each.stage != "norm" for each in diagnosis.mistakes
-        )
-        if has_norms and (unused := _unused(probed, n_axes=1)):
-            yield finding_of(
-                "qk-norm-shared",
-                f"no output depends on {first_names(unused, 4)}",
-                sites.line_of("k"),
-            )
-    padded = next(
-        (case for case in diagnosis.cases if case.form is not None and case.form.is_padding), None
-    )
-    n_nan = 0 if padded is None else int(padded.output.isnan().any(dim=-1).sum())
+
+
+def _shared_norm(
+    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
+) -> Iterator[Finding]:
+    """A norm of queries or keys whose gain changes no output."""
+    if diagnosis.candidate is None or diagnosis.layer.q_norm is None:
+        return
+    if any(mistake.stage == "norm" for mistake in diagnosis.mistakes):
+        return
+    if unused := parameters_without_effect(probed, n_axes=1):
+        evidence = f"no output depends on {first_names(unused, 4)}"
+        yield finding_of("qk-norm-shared", evidence, sites.line_of("k"))
+
+
+def _rows_without_key(
+    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
+) -> Iterator[Finding]:
+    """NaN for queries to which padding and the causal mask leave no key."""
+    padded = [case for case in diagnosis.cases if case.form is not None and case.form.is_padding]
+    n_nan = int(padded[0].output.isnan().any(dim=-1).sum()) if padded else 0
     if n_nan and diagnosis.layer.causal and not diagnosis.mistakes:
         rows = f"{n_nan} rows of the output are NaN when padding stands on the left"
         evidence = f"{rows}: its own causal mask leaves them no key"
         yield finding_of("fully-masked-row", evidence, sites.line_of("pattern"))
+
+
+def _probed(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
+    """What the probes show."""
     for code, evidence in probed.evidence.items():
-        line = _first_that_differs(probed, code) or sites.line_of("pattern")
+        line = line_that_differs(probed, code) or sites.line_of("pattern")
         finding = finding_of(code, evidence, line)
-        fixed = [
-            re.sub(*rule, line.source) for rule in _IN_TRAINING if re.search(rule[0], line.source)
-        ]
-        yield replace(finding, fix=fixed[0]) if code == "dropout-in-eval" and fixed else finding
-    for line in [
-        op.at for op in diagnosis.call.operations if diagnosis.is_right and not op.readers
-    ]:
-        if ".masked_fill(" in line.source and (fix := _with_result_kept(line)):
-            yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
+        rules = [rule for rule in _IN_TRAINING if re.search(rule[0], line.source)]
+        if code == "dropout-in-eval" and rules:
+            finding = replace(finding, fix=re.sub(*rules[0], line.source))
+        yield finding
+
+
+def _ignored_masks(
+    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
+) -> Iterator[Finding]:
+    """Masks without effect: their result is not kept, or they hide nothing."""
+    if diagnosis.is_right:
+        for line in [op.at for op in diagnosis.call.operations if not op.readers]:
+            fix = _with_result_kept(line) if ".masked_fill(" in line.source else None
+            if fix is not None:
+                yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
     for name in diagnosis.ignored:
-        yield finding_of(
-            "mask-ignored",
-            f"the output is the same if {name} hides nothing",
-            sites.line_of("scores"),
-        )
+        evidence = f"the output is the same if {name} hides nothing"
+        yield finding_of("mask-ignored", evidence, sites.line_of("scores"))
+
+
+def _steps_that_differ(
+    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
+) -> Iterator[Finding]:
+    """Steps behind a cache that give other outputs by no known mistake."""
     cache = diagnosis.cache
-    if (
-        cache is not None
-        and cache.ok is False
-        and all(each.shown_by != "steps" for each in diagnosis.mistakes)
-    ):
+    if cache is None or cache.ok is not False:
+        return
+    if all(mistake.shown_by != "steps" for mistake in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
-        yield finding_of(
-            "cache-differs", evidence, sites.line_for((), "", built), message=message, fix=""
-        )
-    is_open = subject.mode is None and not (diagnosis.is_right or diagnosis.mistakes)
-    if is_open and (unused := _unused(probed, n_axes=2)):
+        line = sites.line_for((), "", probed.subject.built)
+        yield finding_of("cache-differs", evidence, line, message=message, fix="")
+
+
+def _unused_projections(
+    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
+) -> Iterator[Finding]:
+    """Projections without effect, where nothing else explains the output."""
+    if probed.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
+        return
+    if unused := parameters_without_effect(probed, n_axes=2):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        yield finding_of("unused-parameters", evidence, sites.line_for((), "", built))
+        line = sites.line_for((), "", probed.subject.built)
+        yield finding_of("unused-parameters", evidence, line)
 
 
-def _first_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
-    """The first line of user code that computes something else in a second call with the same
-    input: with another seed, in training mode, or only because it is the second. None if there is
-    none.
-    """
-    subject = replace(probed.subject, is_without_dropout=False)
-    twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
-    seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
-    with suppress(*NO_ANSWER):
-        inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
-        first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
-        for one, other in zip(first.operations, second.operations, strict=False):
-            is_of_user = other.at.line is not None and other.output.numel() > 0
-            if is_of_user and largest_difference(one.output, other.output) > 0:
-                return other.at
-    return None
-
-
-def _unused(probed: ProbedAttention, *, n_axes: int) -> list[str]:
-    """The projections of a module with random weights, or of one axis the gains of queries and
-    keys, that change no output. Biases do not count, because a key bias never changes one.
-    """
-    module = copied(probed.subject.built.module)
-    if module is None:
-        return []
-    subject = probed.subject.with_call(module)
-    drawer = subject.drawer(probed.request.seed)
-    inputs = [
-        drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}
-    ]
-    after, unused = [subject(each, seed=0) for each in inputs], []
-    for name, parameter in module.named_parameters():
-        letters, number = read_name(name)
-        is_meant = letters in ("q", "k") if n_axes == 1 else letters and number is None
-        if min(parameter.ndim, 2) == n_axes and is_meant and "bias" not in name:
-            before = after
-            parameter.data.mul_(-1.5).add_(0.1)
-            after = [subject(each, seed=0) for each in inputs]
-            unused += [name.removesuffix(".weight")] if all(map(torch.equal, before, after)) else []
-    return unused
+_MEASURES = (
+    _likeliest,
+    _shared_norm,
+    _rows_without_key,
+    _probed,
+    _ignored_masks,
+    _steps_that_differ,
+    _unused_projections,
+)
+"""The measurements in the order of their findings."""

@@ -159,23 +159,28 @@ class LayerSites:
         if not (self.tensors and self.call.operations):
             return None
         made = {site for site in SITES if self.producers(site)}
-        made |= {"qk"} if "scaled" in made else set()  # queries may be scaled before the products
-        made |= set("qkv") if "q_proj" not in self.tensors else set()  # a function is given them
-        missing = next((site for site in SITES if site in self.tensors and site not in made), "out")
-        before = [site for site in SITES[: SITES.index(missing)] if site in self.tensors]
+        if "scaled" in made:
+            made.add("qk")  # queries may be scaled before the products
+        if "q_proj" not in self.tensors:
+            made.update("qkv")  # a function is given them
+        sites = [site for site in SITES if site in self.tensors]
+        missing = next((site for site in sites if site not in made), "out")
+        before = [site for site in sites if SITES.index(site) < SITES.index(missing)]
         last_shared = next((site for site in reversed(before) if site != "scaled"), None)
-        producer = self._producer(before[-1]) if before else None
-        later = (
-            []
-            if producer is None
-            else self.call.operations[self.call.operations.index(producer) + 1 :]
-        )
-        shared = [op for site in before for op in self.producers(site)]
-        operation = next(
-            (op for op in later if op.at.line is not None and op not in shared), producer
-        )
-        line = SourceLine() if operation is None else operation.at
+        line = self._line_behind(before)
         return FirstDifference("scores" if missing == "scaled" else missing, last_shared, *line)
+
+    def _line_behind(self, sites: Sequence[str]) -> SourceLine:
+        """The first line of user code behind the last of some sites, but none that produces one of
+        them; else that of the last site.
+        """
+        producer = self._producer(sites[-1]) if sites else None
+        if producer is None:
+            return SourceLine()
+        later = self.call.operations[self.call.operations.index(producer) + 1 :]
+        shared = [op for site in sites for op in self.producers(site)]
+        of_user = (op for op in later if op.at.line is not None and op not in shared)
+        return next(of_user, producer).at
 
 
 def sites_in(

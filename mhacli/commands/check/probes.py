@@ -19,12 +19,16 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from mhacli.attention.stages import Inputs, require
+from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import as_float64, cast, cast_copy, copied
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
+from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import RecordedCall, recorded
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import InputDrawer, UserAttention
 
@@ -398,6 +402,16 @@ def masked_cases(
             )
 
 
+def is_same_unmasked(subject: UserAttention, case: InputCase) -> bool:
+    """Whether the output is that of a case if its mask, or its padding, hides nothing."""
+    allowed, real = (
+        None if each is None else torch.ones_like(each)
+        for each in (case.inputs.allowed, case.inputs.real)
+    )
+    out = subject(case.inputs._replace(allowed=allowed, real=real), mask=case.form)
+    return torch.equal(as_float64(out), case.output)
+
+
 def large_case(subject: UserAttention, case: InputCase) -> InputCase:
     """Another case with scores a million times as large."""
     inputs = case.inputs
@@ -453,3 +467,50 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
             )
         parameter.data.copy_(numbers)
     return copied_module
+
+
+# ----------------------------------------------------------------- measured to locate a mistake
+
+
+def line_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
+    """The first line of user code that computes something else in a second call with the same
+    input: with another seed, in training mode, or only because it is the second. None if there is
+    none, or if time is over.
+    """
+    subject = replace(probed.subject, is_without_dropout=False)
+    twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
+    seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
+    with suppress(OutOfTime, *NO_ANSWER):
+        inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
+        first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
+        for one, other in zip(first.operations, second.operations, strict=False):
+            is_of_user = other.at.line is not None and other.output.numel() > 0
+            if is_of_user and largest_difference(one.output, other.output) > 0:
+                return other.at
+    return None
+
+
+def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[str]:
+    """The projections of a module with random weights, or of one axis the gains of queries and
+    keys, that change no output. Biases do not count, because a key bias never changes one.
+    """
+    module = copied(probed.subject.built.module)
+    if module is None:
+        return []
+    subject = probed.subject.with_call(module)
+    drawer = subject.drawer(probed.request.seed)
+    inputs = [
+        drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}
+    ]
+    after, unused = [subject(each, seed=0) for each in inputs], list[str]()
+    for name, parameter in module.named_parameters():
+        letters, number = read_name(name)
+        is_meant = letters in ("q", "k") if n_axes == 1 else letters and number is None
+        if min(parameter.ndim, 2) != n_axes or not is_meant or "bias" in name:
+            continue
+        before = after
+        parameter.data.mul_(-1.5).add_(0.1)
+        after = [subject(each, seed=0) for each in inputs]
+        if all(map(torch.equal, before, after)):
+            unused.append(name.removesuffix(".weight"))
+    return unused

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.check.result import Examination, Finding, place
+from mhacli.commands.check.result import (
+    Examination,
+    Finding,
+    FirstDifference,
+    OutputComparison,
+    place,
+)
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen
@@ -115,51 +121,62 @@ def _answers(examination: Examination) -> Iterator[Line]:
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
-    """The comparison, the first difference with its line in each implementation, the printed
-    output, next steps, the number of parameters, the time and versions.
-    """
-    other, comparison = examination.against or "the reference", examination.comparison
-    if comparison is not None:
-        these = (
-            " with these mistakes"
-            if any(finding.proven for finding in examination.findings)
-            else ""
-        )
-        inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
-        text = f"with {other}{these}, in {comparison.dtype}, {inputs}: largest difference "
-        text += "not finite" if error is None else shown(error, "error")
-        text += f", tolerance {shown(comparison.tolerance, 'error')}"
-        tried = f"; hypotheses: {examination.n_hypotheses:,}" if examination.n_hypotheses else ""
-        yield "compared", _text(f"{text}{tried}")
-    if (difference := examination.departure) is not None:
-        before = (
-            ""
-            if difference.last_shared is None
-            else f"; {difference.last_shared} is still the same"
-        )
-        yield "differs", _text(f"first at {difference.site}, compared with {other}{before}")
-        lines = [(examination.target, difference.file, difference.line, difference.source)]
-        if examination.against is not None:
-            lines.append(
-                (other, difference.other_file, difference.other_line, difference.other_source)
-            )
-        for target, file, line, source in lines:
-            at = (
-                f"{target}  in library code"
-                if file is None
-                else f"{place(file, line)}  {source.strip()}"
-            )
-            yield "", _text(at, "dim")
+    """The comparison, the first difference, the printed output, next steps, and facts."""
+    other = examination.against or "the reference"
+    if examination.comparison is not None:
+        yield "compared", _text(_comparison(examination, examination.comparison, other))
+    if examination.departure is not None:
+        yield from _difference(examination, examination.departure, other)
     printed = [line for line in examination.printed.splitlines() if line.strip()]
     if printed:
         last = [fitted(visible(line), 200) for line in printed[-_MOST_PRINTED:]]
         yield "printed", Text("\n".join(last), style="dim")
     if examination.next_steps:
         yield "next", _text("\n".join(examination.next_steps))
-    facts = [count_of(examination.n_parameters, "parameter")] if examination.n_parameters else []
-    facts += [shown(examination.time_s, "seconds")] if examination.time_s else []
-    facts += [
-        f"{name} {version}" for name, version in examination.environment.items() if name != "python"
-    ]
+    facts = _facts(examination)
     if facts:
         yield "", _text(" · ".join(facts), "dim")
+
+
+def _comparison(examination: Examination, comparison: OutputComparison, other: str) -> str:
+    """The largest difference from the other, in words."""
+    inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
+    if any(finding.proven for finding in examination.findings):
+        other += " with these mistakes"
+    largest = "not finite" if error is None else shown(error, "error")
+    text = (
+        f"with {other}, in {comparison.dtype}, {inputs}: largest difference {largest},"
+        f" tolerance {shown(comparison.tolerance, 'error')}"
+    )
+    n = examination.n_hypotheses
+    return f"{text}; hypotheses: {n:,}" if n else text
+
+
+def _difference(
+    examination: Examination, difference: FirstDifference, other: str
+) -> Iterator[Line]:
+    """The first difference, with its line in each implementation."""
+    text = f"first at {difference.site}, compared with {other}"
+    if difference.last_shared is not None:
+        text += f"; {difference.last_shared} is still the same"
+    yield "differs", _text(text)
+    lines = [(examination.target, difference.file, difference.line, difference.source)]
+    if examination.against is not None:
+        theirs = (difference.other_file, difference.other_line, difference.other_source)
+        lines.append((other, *theirs))
+    for target, file, line, source in lines:
+        at = f"{target}  in library code"
+        if file is not None:
+            at = f"{place(file, line)}  {source.strip()}"
+        yield "", _text(at, "dim")
+
+
+def _facts(examination: Examination) -> list[str]:
+    """The number of parameters, the time and versions."""
+    facts = []
+    if examination.n_parameters:
+        facts.append(count_of(examination.n_parameters, "parameter"))
+    if examination.time_s:
+        facts.append(shown(examination.time_s, "seconds"))
+    versions = examination.environment.items()
+    return [*facts, *(f"{name} {version}" for name, version in versions if name != "python")]
