@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import largest_difference
 from mhacli.commands.check.candidates import readings_of
 from mhacli.commands.check.probes import (
@@ -34,6 +35,7 @@ from mhacli.commands.check.result import (
     Finding,
     FirstDifference,
     OutputComparison,
+    Verdict,
 )
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
@@ -49,6 +51,7 @@ from mhacli.usercode.build import (
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import NO_NUMBER, recorded, sorted_numbers
+from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
@@ -79,70 +82,123 @@ class Gap(NamedTuple):
         return self.difference <= self.case.tolerance
 
 
+class Comparison(NamedTuple):
+    """The gaps of two implementations whose weights were copied in one way; where time was `over`,
+    `untried` are the inputs, or the other ways, that were left.
+    """
+
+    pair: Pair
+    weights: Choice
+    gaps: list[Gap]
+    untried: tuple[str, ...] = ()
+    over: OutOfTime | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether they are the same: of several ways to copy weights, another one may be right."""
+        is_only_way = self.weights.message in (_BY_NAME, _NO_WEIGHTS)
+        if any(not gap.ok for gap in self.gaps) and (self.over is None or is_only_way):
+            return "wrong"
+        return "right" if self.over is None else "unknown"
+
+
 def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no
     input fits both.
     """
     assert request.against is not None
-    targets = (request.target_request.target, request.against.target)
-    first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
-    second = _other(request.against, first, stage)
-    stage(f"comparing {targets[0]} with {targets[1]}", limited=False)
-    gaps, pair, weights = _compared(_with_same_weights((first, second), request), request.seed)
-    failing = next((gap for gap in gaps if not gap.ok), None)
-    departure = None if failing is None else _departure(failing, pair, request.seed)
-    differing = [
-        f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in gaps if not gap.ok
+    target, other = request.target_request.target, request.against.target
+    try:
+        first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
+        second = _other(request.against, first, stage)
+        stage(f"comparing {target} with {other}", limited=False)
+    except OutOfTime as over:
+        return Examination(
+            verdict="unknown",
+            target=target,
+            called="",
+            reason=f"{over} before the two were compared",
+            against=other,
+            not_examined=(f"comparison with {other}",),
+        )
+    compared = _compared(_with_same_weights((first, second), request), request.seed)
+    built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
+    given = ", ".join(f"{argument.name}={argument.value}" for argument in built)
+    choices = (
+        Choice("built", f"the other is {second.built.name}({given})"),
+        Choice("called", f"the other is called {second.described}"),
+    )
+    notes = [
+        f"{name}: {note}"
+        for name, subject in ((target, first), (other, second))
+        for note in arguments_without_effect(subject)
     ]
+    defaults = [
+        name for subject in compared.pair for name in subject.untried if name not in subject.unread
+    ]
+    report = Examination(
+        verdict=compared.verdict,
+        target=target,
+        called=first.described,
+        arguments=arguments_of(first.built),
+        choices=(compared.weights, *choices),
+        comparison=_outputs(compared, other, str(first.dtype).removeprefix("torch.")),
+        against=other,
+        reason=f"{compared.over} while they were compared" if compared.over is not None else None,
+        not_examined=tuple(dict.fromkeys([*defaults, *compared.untried])),
+        notes=tuple(notes),
+    )
+    return _with_finding(report, compared, request.seed) if report.verdict == "wrong" else report
+
+
+def _outputs(compared: Comparison, other: str, dtype: str) -> OutputComparison | None:
+    """The worst gap; None without any."""
+    if not compared.gaps:
+        return None
+    worst = max(compared.gaps, key=lambda gap: gap.difference / gap.case.tolerance)
+    n, largest = len(compared.gaps), finite(worst.difference)
+    return OutputComparison(other, dtype, n, largest, worst.case.tolerance)
+
+
+def _with_finding(report: Examination, compared: Comparison, seed: int) -> Examination:
+    """The report on two that differ, with the first site that does."""
+    failing = [gap for gap in compared.gaps if not gap.ok]
+    departure = _departure(failing[0], compared.pair, seed)
+    fix = f"compare mha trace {report.target} with mha trace {report.against}, step by step"
+    if departure is not None:
+        fix = f"compare the two lines that compute {departure.site}"
+    evidence = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in failing]
+    evidence += [f"{gap.case.name}: the same" for gap in compared.gaps if gap.ok]
     finding = Finding(
         code="differs",
         message="the two give different outputs with the same weights",
-        evidence="\n".join([*differing, *(f"{gap.case.name}: the same" for gap in gaps if gap.ok)]),
-        fix=(
-            f"compare mha trace {targets[0]} with mha trace {targets[1]}, step by step"
-            if departure is None
-            else f"compare the two lines that compute {departure.site}"
-        ),
+        evidence="\n".join(evidence),
+        fix=fix,
         effect="they are not the same layer",
     )
-    worst = max(gaps, key=lambda gap: gap.difference / gap.case.tolerance)
-    dtype = str(first.dtype).removeprefix("torch.")
-    built = [argument for argument in arguments_of(second.built) if argument.origin != "default"]
-    given = ", ".join(f"{argument.name}={argument.value}" for argument in built)
-    words = f"{second.built.name}({given})"
-    choices = (
-        Choice("built", f"the other is {words}"),
-        Choice("called", f"the other is called {second.described}"),
-    )
-    ignored = zip(targets, map(arguments_without_effect, (first, second)), strict=True)
-    untried = [name for subject in pair for name in subject.untried if name not in subject.unread]
-    return Examination(
-        verdict="wrong" if differing else "right",
-        target=targets[0],
-        called=first.described,
-        arguments=arguments_of(first.built),
-        findings=(finding,) if differing else (),
-        departure=departure,
-        choices=(weights, *choices),
-        comparison=OutputComparison(
-            targets[1], dtype, len(gaps), finite(worst.difference), worst.case.tolerance
-        ),
-        against=targets[1],
-        not_examined=tuple(dict.fromkeys(untried)),
-        notes=tuple(f"{target}: {note}" for target, notes in ignored for note in notes),
-    )
+    return replace(report, findings=(finding,), departure=departure)
 
 
-def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> tuple[list[Gap], Pair, Choice]:
+def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> Comparison:
     """The differences of the first pair without any, else of the first pair. Raises `MhaError` if
     there is none.
     """
     first = None
-    for pair, choice in pairs:
-        gaps = list(_gaps(*pair, seed))
-        first = first or (gaps, pair, choice)
+    for pair, weights in pairs:
+        inputs, gaps = _shared_inputs(*pair, seed), list[Gap]()
+        try:
+            for each in inputs:
+                gaps += each.gaps(pair)
+        except OutOfTime as over:
+            if first is not None:
+                return first._replace(over=over, untried=("other ways to copy the weights",))
+            tried = [gap.case.name for gap in gaps]
+            untried = tuple(each.name for each in inputs if each.name not in tried)
+            return Comparison(pair, weights, gaps, untried, over)
+        compared = Comparison(pair, weights, gaps)
         if all(gap.ok for gap in gaps):
-            return gaps, pair, choice
+            return compared
+        first = first or compared
     if first is None:
         raise MhaError(
             "cannot give both the same weights: the names or shapes of their projections do not"
@@ -190,6 +246,7 @@ Cells = Mapping[str, Tensor]
 """The numbers of the parameter cells that hold each projection, or each parameter, 0 where there is
 none."""
 _BY_NAME = "weights are copied by their names"
+_NO_WEIGHTS = "there are no weights to copy"
 
 
 def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair, Choice]]:
@@ -199,7 +256,7 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
     """
     first, second = (subject.built.module for subject in both)
     if first is None or second is None or not list(second.parameters()):
-        yield both, Choice("weights", "there are no weights to copy")
+        yield both, Choice("weights", _NO_WEIGHTS)
         return
     modules = randomised(first, request.seed), unparametrized(second)
     readings = (
@@ -263,38 +320,51 @@ def _cells(
 # -------------------------------------------------------------------------------------- the outputs
 
 
-def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[Gap]:
-    """The differences for inputs that both take: self-attention, a context, a mask and padding.
-    Raises `MhaError` if one without masks does not fit both.
-    """
-    common = min(first, second, key=lambda attention: (attention.takes_context, attention.n_rows))
-    unmasked: tuple[MaskForm | None, ...] = (None,)
-    rows = [
-        (name, inputs, unmasked, unmasked) for name, inputs in unmasked_inputs(common, seed).items()
-    ]
-    drawer = common.drawer(seed)
-    inputs = drawer.inputs(with_context=common.takes_context)
-    masked, padded = (
-        inputs._replace(allowed=drawer.allowed(inputs)[:1]),
-        inputs._replace(real=drawer.real(inputs)),
-    )
-    rows.append(("a mask", masked, first.mask_forms[:4], second.mask_forms[:4]))
-    rows.append(("padding", padded, first.padding_forms[:4], second.padding_forms[:4]))
-    for name, inputs, forms, others in rows:
+Forms = tuple[MaskForm | None, ...]
+
+
+class SharedInput(NamedTuple):
+    """An input that both take, with the forms of its mask in each."""
+
+    name: str
+    inputs: Inputs
+    forms: Forms = (None,)
+    others: Forms = (None,)
+
+    def gaps(self, pair: Pair) -> list[Gap]:
+        """The smallest gap, because the meaning of True is a choice; none for a mask that does not
+        fit both. Raises `MhaError` if an input without masks does not.
+        """
+        first, second = pair
         gaps = []
-        for form, other in itertools.product(forms, others):
+        for form, other in itertools.product(self.forms, self.others):
             with suppress(*NO_ANSWER):  # the form does not fit these sizes
-                case = make_case(name, first, inputs, form)
-                ours, theirs = case.output, as_float64(second(inputs, mask=other))
+                case = make_case(self.name, first, self.inputs, form)
+                ours, theirs = case.output, as_float64(second(self.inputs, mask=other))
                 if ours.shape == theirs.shape:
                     ours, theirs = ours[case.counted(ours)], theirs[case.counted(theirs)]
                 gaps.append(Gap(case, other, largest_difference(ours, theirs)))
-        if gaps:  # the smallest, because the meaning of True is a choice
-            yield min(gaps, key=lambda gap: gap.difference)
-        elif None in forms:
+        if not gaps and None in self.forms:
             raise MhaError(
-                f"cannot compare the two: an input for {name} fits only one", code="cannot-compare"
+                f"cannot compare the two: an input for {self.name} fits only one",
+                code="cannot-compare",
             )
+        return sorted(gaps, key=lambda gap: gap.difference)[:1]
+
+
+def _shared_inputs(first: UserAttention, second: UserAttention, seed: int) -> list[SharedInput]:
+    """The inputs that both take: self-attention, a context, a mask and padding."""
+    common = min(first, second, key=lambda attention: (attention.takes_context, attention.n_rows))
+    shared = [SharedInput(*named) for named in unmasked_inputs(common, seed).items()]
+    drawer = common.drawer(seed)
+    inputs = drawer.inputs(with_context=common.takes_context)
+    masked = inputs._replace(allowed=drawer.allowed(inputs)[:1])
+    padded = inputs._replace(real=drawer.real(inputs))
+    shared += [
+        SharedInput("a mask", masked, first.mask_forms[:4], second.mask_forms[:4]),
+        SharedInput("padding", padded, first.padding_forms[:4], second.padding_forms[:4]),
+    ]
+    return [each for each in shared if each.forms and each.others]
 
 
 # --------------------------------------------------------------------------------- first difference
@@ -309,14 +379,14 @@ _INPUTS = ("q", "k", "v")
 
 def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
     """The first site that differs after all that are the same. None if a call cannot be recorded,
-    or if no site differs.
+    if time is over, or if no site differs.
     """
     try:
         first, second = (
             recorded(subject, gap.case.inputs, seed, form).tensors_at_sites()
             for subject, form in zip(pair, (gap.case.form, gap.form), strict=True)
         )
-    except NO_ANSWER:
+    except (OutOfTime, *NO_ANSWER):
         return None
     same, sites = list[str](), [site for site in _SITES if site in first and site in second]
     for site in sites:

@@ -136,17 +136,35 @@ class Intent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What a test of a behaviour observed; `difference` is that of the first passes that must agree
-    and do not. `is_bidirectional`: tokens see later ones, and are meant to. `caution` says
-    what to do beside a note. `inside` are the attentions that were compared. `over`: its time was.
+    """What a test of a behaviour observed: the fields of a `Behaviour`, and `difference`, that of
+    the first passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
+    meant to. `caution` says what to do beside a note. `inside` are the attentions that were
+    compared. `over`: its time was.
     """
 
-    behaviour: Behaviour
+    ok: bool | None
+    reason: str
+    tolerance: float
+    largest: float | None = None
+    tried: Tried | None = None
+    at: Place | None = None
     difference: PassDifference | None = None
     is_bidirectional: bool = False
     caution: str = ""
     inside: tuple[AttentionInside, ...] = ()
     over: OutOfTime | None = None
+
+    def named(self, name: str) -> Behaviour:
+        """The answer for the behaviour of this name."""
+        return Behaviour(
+            name=name,
+            ok=self.ok,
+            reason=self.reason,
+            largest=self.largest,
+            at=self.at,
+            tolerance=self.tolerance,
+            tried=self.tried,
+        )
 
 
 Answers = Mapping[str, Behaviour]
@@ -154,39 +172,31 @@ Answers = Mapping[str, Behaviour]
 Test = Callable[[Passes, Intent, Answers], Observed]
 
 
-def answer_of(
+def seen(
     passes: Passes,
-    name: str,
     ok: bool | None,
     reason: str,
     largest: float | None = None,
     *,
     draws: int = 1,
     **fields: Any,
-) -> Behaviour:
+) -> Observed:
     """What was seen in texts; `ok` is None where it is no matter of right and wrong."""
     fields = {
         "tolerance": passes.tolerance,
         "tried": Tried(passes.length, draws) if draws else None,
         **fields,
     }
-    return Behaviour(name=name, ok=ok, reason=reason, largest=finite(largest), **fields)
+    return Observed(ok=ok, reason=reason, largest=finite(largest), **fields)
 
 
-def not_tried(passes: Passes, name: str, reason: str, **fields: Any) -> Observed:
+def not_tried(passes: Passes, reason: str, **fields: Any) -> Observed:
     """A behaviour that was not tried, for a reason; `fields` are others of what was observed."""
-    behaviour = answer_of(passes, name, None, f"not tried: {reason}", draws=0)
-    return Observed(behaviour=behaviour, **fields)
-
-
-def noted(passes: Passes, name: str, reason: str, largest: float | None = None) -> Observed:
-    """What was seen where it is no matter of right and wrong."""
-    return Observed(behaviour=answer_of(passes, name, None, reason, largest))
+    return seen(passes, None, f"not tried: {reason}", draws=0, **fields)
 
 
 def compared(
     passes: Passes,
-    name: str,
     differences: Sequence[PassDifference],
     agrees: str,
     differs: str,
@@ -196,15 +206,10 @@ def compared(
     largest = max(difference.largest for difference in differences)
     if largest > passes.tolerance:
         first = next(each for each in differences if each.largest > passes.tolerance)
-        behaviour = answer_of(passes, name, False, differs, largest, at=Place(cut))
-        return Observed(behaviour=behaviour, difference=first)
+        return seen(passes, False, differs, largest, at=Place(cut), difference=first)
     if largest > 0 and passes.too_coarse:
-        return Observed(
-            behaviour=answer_of(passes, name, None, passes.too_coarse, largest, draws=0)
-        )
-    return Observed(
-        behaviour=answer_of(passes, name, True, agrees, largest, draws=len(differences))
-    )
+        return seen(passes, None, passes.too_coarse, largest, draws=0)
+    return seen(passes, True, agrees, largest, draws=len(differences))
 
 
 def reason_of(failure: UserRaised | MhaError) -> str:
@@ -258,30 +263,30 @@ class BehaviourTester:
         failed = {other for other, answer in self.results.items() if answer.ok is False}
         cause = next((each for each in causes if each in failed), None)
         if cause is not None:
-            return not_tried(self.passes, name, f"{cause} fails, which implies this")
+            return not_tried(self.passes, f"{cause} fails, which implies this")
         try:
             return test(self.passes, self.intent, self.results)
         except OutOfTime as over:
-            return not_tried(self.passes, name, str(over), over=over)
+            return not_tried(self.passes, str(over), over=over)
         except NO_ANSWER as failure:
             is_raised = isinstance(failure, UserRaised)  # and the code raised nothing before
             caution = f"test {name} in a script of your own" if is_raised else ""
-            return not_tried(self.passes, name, reason_of(failure), caution=caution)
+            return not_tried(self.passes, reason_of(failure), caution=caution)
 
-    def _keep(self, name: str, seen: Observed) -> None:
+    def _keep(self, name: str, observed: Observed) -> None:
         """Keeps what was observed, with a finding if it failed."""
-        behaviour = seen.behaviour
+        behaviour = observed.named(name)
         if behaviour.ok is False:
-            behaviour, finding = located(self.passes, behaviour, seen.difference)
+            behaviour, finding = located(self.passes, behaviour, observed.difference)
             self.findings.append(finding)
         self.results[name] = behaviour
-        self.is_bidirectional = self.is_bidirectional or seen.is_bidirectional
-        self.inside = seen.inside or self.inside
-        if seen.over is not None:
-            self.over = seen.over
+        self.is_bidirectional = self.is_bidirectional or observed.is_bidirectional
+        self.inside = observed.inside or self.inside
+        if observed.over is not None:
+            self.over = observed.over
             self.omitted.append(name)
-        if seen.caution:
-            self.cautions[name] = seen.caution
+        if observed.caution:
+            self.cautions[name] = observed.caution
 
     @property
     def behaviours(self) -> tuple[Behaviour, ...]:
@@ -395,17 +400,14 @@ def finite_outputs(passes: Passes, intent: Intent, answers: Answers) -> Observed
         problems.append(f"{n_bad} numbers in the outputs are NaN or infinite")
     if problems:
         n_weights = float(sum(bad.values())) if bad else None
-        behaviour = answer_of(
-            passes, "finite", False, "; ".join(problems), n_weights, tolerance=0.0
-        )
         # a number that is not finite differs from itself, which shows the first part that has one
         difference = difference_of(infinite[0], infinite[0]) if infinite else None
-        return Observed(behaviour=behaviour, difference=difference)
+        reason = "; ".join(problems)
+        return seen(passes, False, reason, n_weights, tolerance=0.0, difference=difference)
     if notes := _notes_on_large_and_masked(passes):
-        return noted(passes, "finite", "; ".join(notes))
+        return seen(passes, None, "; ".join(notes))
     finite_ones = f"{len(weights)} weights and all outputs" if weights else "all outputs"
-    reason = f"{finite_ones} are finite"
-    return Observed(behaviour=answer_of(passes, "finite", True, reason, 0.0, tolerance=0.0))
+    return seen(passes, True, f"{finite_ones} are finite", 0.0, tolerance=0.0)
 
 
 def _passes_to_be_finite(passes: Passes) -> list[PassOutput]:
@@ -453,7 +455,7 @@ def repeat(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         "two passes over one text agree",
         "two passes over one text differ in evaluation mode",
     )
-    return compared(passes, "repeat", [passes.difference(seed=1)], agrees, differs)
+    return compared(passes, [passes.difference(seed=1)], agrees, differs)
 
 
 _LEAK = "an output depends on later tokens"
@@ -461,7 +463,7 @@ _LEAK = "an output depends on later tokens"
 
 def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether outputs before a cut stay when everything after it changes."""
-    omitted, attention = partial(not_tried, passes, "causality"), passes.model.attention
+    omitted, attention = partial(not_tried, passes), passes.model.attention
     if attention.is_pooled:
         reason = "its output is of a whole text, not of each token"
         return omitted(reason, is_bidirectional=True)
@@ -483,7 +485,7 @@ def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
             return omitted("what was read depends on no other token, as behind an embedding alone")
         agrees = "no output depends on a later token"
         in_training = _leak_in_training(passes)
-        return in_training or compared(passes, "causality", differences, agrees, _LEAK)
+        return in_training or compared(passes, differences, agrees, _LEAK)
     if intent.is_causal is not True:
         backwards = _backwards(passes, intent, reached)
         if backwards.reason is not None and backwards.is_meant:
@@ -491,7 +493,7 @@ def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         if backwards.reason is not None:
             unknown = ", and nothing says whether it may: state --causal or --no-causal"
             return omitted(backwards.reason + unknown)
-    return compared(passes, "causality", leaks, "", _LEAK, len(leaks[0].by_token))
+    return compared(passes, leaks, "", _LEAK, len(leaks[0].by_token))
 
 
 def _leak_in_training(passes: Passes) -> Observed | None:
@@ -511,7 +513,7 @@ def _leak_in_training(passes: Passes) -> Observed | None:
         difference = difference_of(ours, theirs).first(cut)
     if difference.largest <= passes.tolerance:
         return None
-    return compared(passes, "causality", [difference], "", f"in training mode {_LEAK}", cut)
+    return compared(passes, [difference], "", f"in training mode {_LEAK}", cut)
 
 
 class Backwards(NamedTuple):
@@ -574,15 +576,15 @@ def _reach(passes: Passes, changed: Sequence[Tensor], *, start: int, end: int) -
 def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether a shorter text gives the start of a longer one's outputs."""
     if answers["causality"].ok is not True:
-        return not_tried(passes, "prefix", "only where no output depends on a later token")
+        return not_tried(passes, "only where no output depends on a later token")
     if passes.model.has_source and passes.model.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
-        return not_tried(passes, "prefix", reason)
+        return not_tried(passes, reason)
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
     differs = f"the first {n} tokens alone give other outputs than in a text of {passes.length}"
     difference = passes.difference(passes.text[:n]).first(n)
-    return compared(passes, "prefix", [difference], agrees, differs, n)
+    return compared(passes, [difference], agrees, differs, n)
 
 
 def batch(passes: Passes, intent: Intent, answers: Answers) -> Observed:
@@ -594,7 +596,7 @@ def batch(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     differences = [*map(difference_of, together, alone)]
     agrees = "a text alone gives the same as in a batch"
     differs = "the outputs of a text depend on the other texts in its batch"
-    return compared(passes, "batch", differences, agrees, differs)
+    return compared(passes, differences, agrees, differs)
 
 
 def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers) -> Observed:
@@ -602,20 +604,20 @@ def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers)
     tokens. Padding on the left must change nothing where positions are given, and in causal models
     of transformers.
     """
-    name, model, lengths = f"{side}-padding", passes.model, [len(text) for text in passes.texts]
+    model, lengths = passes.model, [len(text) for text in passes.texts]
     if model.mask is None:
-        return not_tried(passes, name, "it takes no mask of padding by a known name")
+        return not_tried(passes, "it takes no mask of padding by a known name")
     if side == "left" and (model.has_source or model.mask.kind == "lengths"):
         kind = "an encoder-decoder model" if model.has_source else "lengths"
-        return not_tried(passes, name, f"{kind}, for texts that are padded on the right")
+        return not_tried(passes, f"{kind}, for texts that are padded on the right")
     if min(lengths) == max(lengths):
-        return not_tried(passes, name, "needs texts of different lengths")
+        return not_tried(passes, "needs texts of different lengths")
     tried = [(_padded(passes, form, side), form) for form in model.masks]
     differences, mask = min(
         tried, key=lambda each: max(difference.largest for difference in each[0])
     )
     if reason := _read_at_another_end(passes, differences, mask, side):
-        return noted(passes, name, reason, max(each.whole for each in differences))
+        return seen(passes, None, reason, max(each.whole for each in differences))
     is_claimed = intent.is_causal is True and config_of(passes.module) is not None
     knows_start = side == "right" or model.positions is not None or is_claimed
     by = "" if knows_start else ", as where positions count from the first token of a batch"
@@ -624,10 +626,10 @@ def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers)
     meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
     agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
     differs = f"{subject} other outputs than alone{by}"
-    seen = compared(passes, name, differences, agrees, differs)
-    if seen.behaviour.ok is False and not (knows_start and model.hides_padding):
-        return Observed(behaviour=replace(seen.behaviour, ok=None, at=None))
-    return seen
+    observed = compared(passes, differences, agrees, differs)
+    if observed.ok is False and not (knows_start and model.hides_padding):
+        return replace(observed, ok=None, at=None, difference=None)
+    return observed
 
 
 def _read_at_another_end(
@@ -658,9 +660,9 @@ def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     call.
     """
     if passes.model.cached is None:
-        return not_tried(passes, "cache", "it takes no cache by a known name")
+        return not_tried(passes, "it takes no cache by a known name")
     if answers["causality"].ok is not True:
-        return not_tried(passes, "cache", "only where no output depends on a later token")
+        return not_tried(passes, "only where no output depends on a later token")
     length = max(1, passes.length * 7 // 8)  # a position too far must be one that the model has
     n_steps = min(_STEPS, length - 1)
     n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
@@ -674,13 +676,13 @@ def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
             f"{chunk} tokens that are read together behind a cache give other outputs than in"
             " one call"
         )
-    return compared(passes, "cache", [difference], agrees, differs, n)
+    return compared(passes, [difference], agrees, differs, n)
 
 
 def dtype(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """How far bfloat16 changes outputs of a model in float32."""
     if passes.precision != "float32":
-        return not_tried(passes, "dtype", f"it computes in {passes.precision}")
+        return not_tried(passes, f"it computes in {passes.precision}")
     text = passes.texts[-1]
     autocast = partial(torch.autocast, text.device.type, torch.bfloat16)
     moved = difference_of(
@@ -688,14 +690,14 @@ def dtype(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     ).largest
     reason = f"under autocast to bfloat16 outputs change by up to {moved:.2g} of their size"
     tried = Tried(len(text), 1)
-    return Observed(behaviour=answer_of(passes, "dtype", None, reason, moved, tried=tried))
+    return seen(passes, None, reason, moved, tried=tried)
 
 
 def training(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """How far training mode changes outputs."""
     moved = difference_of(passes.training_pass, passes.first_pass).largest
     what = f"outputs by up to {moved:.2g} of their size" if moved else "no output"
-    return noted(passes, "training", f"training mode changes {what}", moved)
+    return seen(passes, None, f"training mode changes {what}", moved)
 
 
 TESTS: Mapping[str, Test] = {

@@ -24,10 +24,10 @@ from mhacli.commands.check.behaviour import (
     Intent,
     Observed,
     Test,
-    answer_of,
     compared,
     is_claimed_causal,
     not_tried,
+    seen,
 )
 from mhacli.commands.check.passes import Passes, difference_of
 from mhacli.commands.check.result import (
@@ -102,7 +102,7 @@ def checkpoint_behaviour(
             each.largest for each in map(difference_of, passes.single_passes, wide.single_passes)
         )
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
-        tester.results["dtype"] = answer_of(wide, "dtype", None, reason, moved)
+        tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
     tester.test(names)
     return tester, (*loaded.notes, *notes)
 
@@ -182,10 +182,10 @@ def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     model, within = passes.module, partial(eager_in_place, passes.module)
     name = entry_of(model).implementation
     if name == "eager":
-        return not_tried(passes, "eager", "eager is what runs by default")
+        return not_tried(passes, "eager is what runs by default")
     with within():
         if entry_of(model).implementation != "eager":
-            return not_tried(passes, "eager", f"this family cannot switch from {name} to eager")
+            return not_tried(passes, f"this family cannot switch from {name} to eager")
     default = [*passes.single_passes]
     in_eager = [passes.run_pass(text, within=within)[0] for text in passes.texts]
     if len({len(text) for text in passes.texts}) > 1:
@@ -196,7 +196,7 @@ def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         f"{name}, the default, and eager give different outputs",
     )
     differences = [*map(difference_of, default, in_eager)]
-    return compared(passes, "eager", differences, agrees, differs)
+    return compared(passes, differences, agrees, differs)
 
 
 @contextmanager
@@ -245,8 +245,8 @@ def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         why = "no attention was captured"
         if layers:
             why = "mha does not know some keywords of these attention calls"
-        return not_tried(passes, "row-sums", why, inside=inside)
-    answer = partial(answer_of, passes, "row-sums", tried=Tried(len(texts[0]), 1))
+        return not_tried(passes, why, inside=inside)
+    answer = partial(seen, passes, tried=Tried(len(texts[0]), 1), inside=inside)
     failing = next(((check, layer) for check, layer in checks if not check.ok), None)
     if failing is not None:
         check, layer = failing
@@ -256,12 +256,10 @@ def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         if check.error is None:
             message += ": NaN or Inf"
         at = Place(attention=layer.name)
-        failed = answer(False, message, check.error, tolerance=check.tolerance, at=at)
-        return Observed(behaviour=failed, inside=inside)
+        return answer(False, message, check.error, tolerance=check.tolerance, at=at)
     worst = max(sums, key=lambda check: check.severity)
     reason = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
-    held = answer(True, reason, worst.error, tolerance=worst.tolerance)
-    return Observed(behaviour=held, inside=inside)
+    return answer(True, reason, worst.error, tolerance=worst.tolerance)
 
 
 def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
@@ -294,14 +292,14 @@ def doubled_beginning(
     encoded without special tokens, as transformers does. The result is a warning.
     """
     if tokenizer is None:
-        return not_tried(passes, "bos", "there is no tokenizer")
+        return not_tried(passes, "there is no tokenizer")
     encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
     first = tokenizer.bos_id
     if first is None and encoded[1 : 1 + len(bare)] == bare:
         first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]
     if first is None:
         reason = "the tokenizer has no token for the beginning of a text"
-        return not_tried(passes, "bos", reason)
+        return not_tried(passes, reason)
 
     def times(text: str, *, special: bool = True) -> int:
         return len(
@@ -319,10 +317,10 @@ def doubled_beginning(
         chat, _ = tokenizer.chat((Message("user", _WORD),))
         counts.setdefault(times(chat, special=False), "a chat in its template")
     most = max(counts)
-    answer = partial(answer_of, passes, "bos", tolerance=1, tried=Tried(len(encoded), 1))
+    answer = partial(seen, passes, tolerance=1, tried=Tried(len(encoded), 1))
     if most > 1:
         reason = f"{counts[most]} begins with {name!r} {most} times"
-        return Observed(behaviour=answer(False, reason, most))
+        return answer(False, reason, most)
     if chat is not None and times(chat) > 1:
         advice = (
             "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make"
@@ -330,6 +328,6 @@ def doubled_beginning(
         )
         both = f"the chat template writes {name!r} and the tokenizer adds it"
         reason = f"{both}: a chat that is encoded as any text begins with it twice"
-        return Observed(behaviour=answer(None, reason, times(chat)), caution=advice)
+        return answer(None, reason, times(chat), caution=advice)
     texts = "text" if chat is None else "text or chat"
-    return Observed(behaviour=answer(True, f"no {texts} begins with {name!r} twice", most))
+    return answer(True, f"no {texts} begins with {name!r} twice", most)

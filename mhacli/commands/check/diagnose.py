@@ -43,7 +43,6 @@ from mhacli.usercode.graph import RecordedCall
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.names import is_read_only_with
-from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
 
@@ -57,12 +56,14 @@ own causal mask."""
 _PLAIN = 3
 """The layers of the fewest choices, which are tried whatever they share with the call."""
 _MOST_MISTAKES = 4
+REFERENCE = "comparison with the reference"
+"""The first thing that a diagnosis tries, by the name under which reports list it."""
 _HIDES = -1e4
 """A masked score that no ordinary score falls below. Source: the first BERT, whose masked scores
 were −10,000."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """A layer that may explain some cases, alone or with mistakes of a `pool`; `call` is the
     recorded first case.
@@ -71,18 +72,13 @@ class Trial:
     candidate: Candidate
     cases: list[InputCase]
     call: RecordedCall
-    stage: Stage
     pool: Sequence[Mistake] = ()
-
-    def require_time(self) -> None:
-        """Raises `OutOfTime` if the time of the examination is over."""
-        self.stage("comparing with the reference", limited=False)
 
     def sites_with(self, *mistakes: Mistake) -> LayerSites:
         """The sites of the layer with these mistakes in the call."""
         return sites_in(self.call, self.candidate.layer, mistakes)
 
-    def n_produced(self, mistakes: Sequence[Mistake]) -> int:
+    def n_produced(self, *mistakes: Mistake) -> int:
         """How many tensors the layer with these mistakes has in common with the call."""
         return self.sites_with(*mistakes).n_produced
 
@@ -107,20 +103,25 @@ class Proof(NamedTuple):
     trial: Trial
 
 
+def _no_call() -> RecordedCall:
+    return RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0)))
+
+
 @dataclass
 class Diagnosis:
-    """The result of a diagnosis. `call` is the recorded first case. `proofs` are the mistakes that
-    together give the outputs. Where nothing explains the output, `likeliest` is the layer that has
-    the most tensors in common with the call, and `likeliest_mistake` the mistake of it that gives
-    the weighted values of the call. `not_examined` are masks that act only beside another argument,
-    `ignored` those that hide nothing whatever stands in them, and `unexplained` those that no
-    hypothesis matches. `cache` is what steps behind a cache gave, to which the arguments `passed`
-    were given, and `notes` are for callers. `over` ended it, if its time was over, and left
-    `untried` what it had still to try.
+    """The result of a diagnosis of what was `probed`. `call` is the recorded first case. `proofs`
+    are the mistakes that together give the outputs. Where nothing explains the output, `likeliest`
+    is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
+    mistake of it that gives the weighted values of the call. `not_examined` are masks that act only
+    beside another argument, `ignored` those that hide nothing whatever stands in them, and
+    `unexplained` those that no hypothesis matches. `cache` is what steps behind a cache gave, to
+    which the arguments `passed` were given, and `notes` are for callers. `over` ended it, if its
+    time was over, and left `untried` what it had still to try.
     """
 
-    cases: list[InputCase]
-    call: RecordedCall
+    probed: ProbedAttention
+    cases: list[InputCase] = field(default_factory=list)
+    call: RecordedCall = field(default_factory=_no_call)
     candidate: Candidate | None = None
     likeliest: Candidate | None = None
     likeliest_mistake: Mistake | None = None
@@ -171,13 +172,34 @@ class Diagnosis:
         hiding: list[tuple[Mistake, ...]] = [known, *((*known, each) for each in sentinels(-1e9))]
         return any(error_of(layer, mistakes, [case]) <= 1.0 for mistakes in hiding)
 
+    def trial(self, candidate: Candidate, cases: list[InputCase], call: RecordedCall) -> Trial:
+        """A trial with the mistakes of the catalogue that cannot be design choices."""
+        probed, reading = self.probed, candidate.reading
+        is_named = all(choice.name != "unnamed" for choice in candidate.choices)
+        known = {
+            "causal": probed.expects_causal,
+            "pairing": probed.request.rope is not None,
+            "order": probed.subject.n_rows == 3 or is_named,
+            "fused": reading is not None and reading.order is not None,
+        }
+        facts = {name for name, is_known in known.items() if is_known}
+        numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]
+        pool = [
+            each
+            for each in (*MISTAKES, *numbers)
+            if each.shown_by != "steps" and facts.issuperset(each.needs)
+        ]
+        if probed.request.not_causal:
+            pool = [each for each in pool if each.stage != "causal_rule"]
+        return Trial(candidate, cases, call, pool)
+
     def accept(self, trial: Trial, hypotheses: Sequence[tuple[Mistake, ...]]) -> bool:
         """Keeps the tuple of mistakes that explains the cases of a trial, and returns whether one
         does: of several, the one whose layer shares the most tensors with the call, and then one
         whose line reads like it.
         """
         self.n_hypotheses += len(hypotheses)
-        trial.require_time()
+        self.probed.subject.built.stage(f"trying the {REFERENCE}", limited=False)
         errors = [
             (error_of(trial.candidate.layer, mistakes, trial.cases), mistakes)
             for mistakes in hypotheses
@@ -205,9 +227,9 @@ class Diagnosis:
             if any(self.accept(trial, trial.with_one_more(lead)) for lead in leads):
                 return True
             counts = [
-                (trial.n_produced(more), more) for more in trial.with_one_more(leads[0]) if n_left
+                (trial.n_produced(*more), more) for more in trial.with_one_more(leads[0]) if n_left
             ]
-            n_shared = max(n_shared, trial.n_produced(leads[0]))
+            n_shared = max(n_shared, trial.n_produced(*leads[0]))
             n_best = max((n for n, _ in counts), default=0)
             if n_best <= n_shared:
                 break
@@ -245,31 +267,29 @@ def error_of(
     return worst
 
 
-REFERENCE = "comparison with the reference"
-"""The first thing that a diagnosis tries, by the name under which reports list it."""
 _LARGE_SCORES = "scores × 1,000,000"
 
 
 def diagnose(probed: ProbedAttention) -> Diagnosis:
     """Diagnoses a subject, as far as its time allows. Raises `UserRaised`."""
-    result = Diagnosis([], RecordedCall(torch.empty(0), Inputs(torch.empty(0, 0, 0))))
+    result = Diagnosis(probed)
     try:
-        _explain_unmasked(result, probed)
+        _explain_unmasked(result)
         if result.candidate is not None:
-            _explain_masks(result, probed)
+            _explain_masks(result)
         result.untried = ["cache"]
         stage, name = probed.subject.built.stage, probed.request.target_request.target
         stage(f"giving {name} a text step by step", limited=False)
-        _explain_steps(result, probed)
+        _explain_steps(result)
         result.untried = []
     except OutOfTime as over:
         result.over = over
     return result
 
 
-def _explain_unmasked(result: Diagnosis, probed: ProbedAttention) -> None:
+def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
-    subject = probed.subject
+    probed, subject = result.probed, result.probed.subject
     inputs = unmasked_inputs(subject, probed.request.seed)
     result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
     result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
@@ -277,28 +297,28 @@ def _explain_unmasked(result: Diagnosis, probed: ProbedAttention) -> None:
     result.call = recorded_case(subject, first)
     again = make_case("", subject, first.inputs)
     if largest_difference(again.output, first.output) <= again.tolerance:  # else no layer matches
-        _explain_core(result, probed)
+        _explain_core(result)
 
 
-def _explain_masks(result: Diagnosis, probed: ProbedAttention) -> None:
+def _explain_masks(result: Diagnosis) -> None:
     """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
-    subject, seed = probed.subject, probed.request.seed
-    by_name = _forms_to_try(probed)
+    subject, seed = result.probed.subject, result.probed.request.seed
+    by_name = _forms_to_try(result.probed)
     result.untried = [*by_name, _LARGE_SCORES, "cache"]
     for name, forms in by_name.items():
-        _explain_masked(result, probed, list(masked_cases(subject, seed, forms)))
+        _explain_masked(result, list(masked_cases(subject, seed, forms)))
         result.untried.remove(name)
     masked = [case for case in result.cases if case.form is not None]
     masks = [case.form for case in masked if case.form is not None and not case.form.is_padding]
     of_windows = [form._replace(n_shared=2) for form in masks[:1] if "batch" in form.axes]
     # two images with two windows each
     for case in masked_cases(subject, seed, of_windows, batch=4):
-        _explain_further(result, probed, [case])
+        _explain_further(result, [case])
     unmasked = large_case(subject, result.cases[0])
     for case in masked:
-        _explain_further(result, probed, [large_case(subject, case), unmasked])
+        _explain_further(result, [large_case(subject, case), unmasked])
     if not masks:
-        _explain_further(result, probed, [unmasked])
+        _explain_further(result, [unmasked])
 
 
 def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
@@ -319,53 +339,24 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
     return by_name
 
 
-def _pool(probed: ProbedAttention, candidate: Candidate, call: RecordedCall) -> list[Mistake]:
-    """The mistakes that cannot be design choices."""
-    order = None if candidate.reading is None else candidate.reading.order
-    known = {
-        "causal": probed.expects_causal,
-        "pairing": probed.request.rope is not None,
-        "order": (
-            probed.subject.n_rows == 3
-            or all(choice.name != "unnamed" for choice in candidate.choices)
-        ),
-        "fused": order is not None,
-    }
-    facts = {name for name, is_known in known.items() if is_known}
-    numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]
-    possible = [
-        each
-        for each in (*MISTAKES, *numbers)
-        if each.shown_by != "steps" and facts.issuperset(each.needs)
-    ]
-    return [
-        each for each in possible if not (probed.request.not_causal and each.stage == "causal_rule")
-    ]
-
-
-def _explain_core(result: Diagnosis, probed: ProbedAttention) -> None:
+def _explain_core(result: Diagnosis) -> None:
     """Accepts the first layer that matches without a mistake, or with one; then the same for layers
     that contradict a statement; then one with several mistakes. Few are tried where no token
     attends to another, which few mistakes explain.
     """
-    call, ranked, attends = result.call, list[Trial](), probed.visible != "itself only"
-    most, stage = _LAYERS_FOR_ONE if attends else _PLAIN, probed.subject.built.stage
+    probed, call, ranked = result.probed, result.call, list[Trial]()
+    attends = probed.visible != "itself only"
+    most = _LAYERS_FOR_ONE if attends else _PLAIN
     for _, group in groupby(
         candidates(probed, call), key=lambda each: bool(each.contradicts(probed.request))
     ):
-        layers = list(group)
-        plain = [Trial(candidate, result.cases, call, stage) for candidate in layers]
+        plain = [Trial(candidate, result.cases, call) for candidate in group]
         if any(result.accept(trial, [()]) for trial in plain):
             return
-        by_run = sorted(
-            layers[:_MOST_RANKED], key=lambda candidate: -sites_in(call, candidate.layer).n_produced
-        )
-        few = dict.fromkeys([by_run[0], *layers[:_PLAIN], *by_run[:most], *layers[:most]])
-        likely = {
-            layer: Trial(layer, result.cases, call, stage, _pool(probed, layer, call))
-            for layer in few
-        }
-        ranked = ranked or [likely[layer] for layer in by_run[:most]]
+        by_run = sorted(plain[:_MOST_RANKED], key=lambda trial: -trial.n_produced())
+        few = dict.fromkeys([by_run[0], *plain[:_PLAIN], *by_run[:most], *plain[:most]])
+        likely = {trial: result.trial(trial.candidate, result.cases, call) for trial in few}
+        ranked = ranked or [likely[trial] for trial in by_run[:most]]
         result.likeliest = ranked[0].candidate
         if any(map(result.find, likely.values())):
             return
@@ -384,9 +375,9 @@ def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
     return shown[0] if len({mistake.code for mistake in shown}) == 1 else None
 
 
-def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
+def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
-    subject, candidate = probed.subject, result.candidate
+    subject, candidate = result.probed.subject, result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
@@ -397,7 +388,7 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
     if obeyed is not None:
         if obeyed.form is not None and obeyed.form.kind == "additive":
             for other in cases:  # (1 − mask) · −10 also hides where −∞ is given
-                _explain_further(result, probed, [other])
+                _explain_further(result, [other])
         result.cases.append(obeyed)
         result.choices.append(Choice("mask-form", obeyed.name))
         return
@@ -413,8 +404,7 @@ def _explain_masked(result: Diagnosis, probed: ProbedAttention, cases: list[Inpu
         return
     for case in cases:
         call = recorded_case(subject, case)
-        pool = _pool(probed, candidate, call)
-        if result.find(Trial(candidate, [case, *unmasked], call, subject.built.stage, pool)):
+        if result.find(result.trial(candidate, [case, *unmasked], call)):
             return
     result.unexplained.append(form.parameter)
     if is_same_unmasked(subject, cases[0]):
@@ -427,7 +417,7 @@ def _replaces_causality(result: Diagnosis, case: InputCase) -> bool:
     return result.layer.causal and is_of_queries and result.explains(case, causal=False)
 
 
-def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[InputCase]) -> None:
+def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
     """Finds a mistake that only some inputs show, those of the first case: masks of windows, or
     huge scores, which show a finite mask value and a softmax without subtracting the maximum. It
     must explain all cases.
@@ -435,26 +425,23 @@ def _explain_further(result: Diagnosis, probed: ProbedAttention, cases: list[Inp
     case = cases[0]
     if result.candidate is None or result.explains(case):
         return
-    call = recorded_case(probed.subject, case)
+    call = recorded_case(result.probed.subject, case)
     for number in call.numbers_below(_HIDES):
         if any(result.explains(case, mistake) for mistake in sentinels(number)):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"
             result.choices.append(Choice("mask-value", what))
             return
-    pool = [
-        mistake
-        for mistake in _pool(probed, result.candidate, call)
-        if mistake.shown_by == "further"
-    ]
-    result.find(Trial(result.candidate, cases, call, probed.subject.built.stage, pool))
+    trial = result.trial(result.candidate, cases, call)
+    pool = [mistake for mistake in trial.pool if mistake.shown_by == "further"]
+    result.find(replace(trial, pool=pool))
 
 
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-def _explain_steps(result: Diagnosis, probed: ProbedAttention) -> None:
+def _explain_steps(result: Diagnosis) -> None:
     """Puts into a diagnosis whether steps behind a cache are right."""
-    steps = read_in_steps(probed, result.mask_form)
+    steps = read_in_steps(result.probed, result.mask_form)
     if steps is None:
         return
     names = steps.convention.names
@@ -481,9 +468,8 @@ def _judged(steps: Steps, diagnosis: Diagnosis) -> tuple[bool | None, str]:
     pool = [each for each in MISTAKES if each.shown_by == "steps"]
     if takes_single_steps and is_of_torch:
         pool = []
-    stage = steps.convention.attention.built.stage
     is_named = diagnosis.candidate is not None and diagnosis.find(
-        Trial(diagnosis.candidate, judged, call, stage, pool)
+        Trial(diagnosis.candidate, judged, call, pool)
     )
     if takes_single_steps and not is_named:
         diagnosis.notes.append(

@@ -30,7 +30,7 @@ from mhacli.commands.check.diagnose import REFERENCE, Diagnosis, diagnose, error
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
 from mhacli.commands.check.passes import Passes
-from mhacli.commands.check.probes import ProbedAttention, arguments_without_effect, probe
+from mhacli.commands.check.probes import arguments_without_effect, probe
 from mhacli.commands.check.result import (
     AttentionInside,
     CheckRequest,
@@ -262,7 +262,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         reason = f"{over} before it was compared with the reference"
         return ModeReport(subject, replace(report, reason=reason), (REFERENCE,))
     diagnosis = diagnose(probed)
-    findings, over_measuring = findings_of(diagnosis, probed)
+    findings, over_measuring = findings_of(diagnosis)
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
@@ -272,7 +272,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         verdict="wrong" if findings else "right",
         example="" if subject.example else subject.example_text,
         findings=findings,
-        choices=_choices(diagnosis, probed),
+        choices=_choices(diagnosis),
         probes=probed.probes,
         comparison=_comparison(diagnosis, str(subject.dtype).removeprefix("torch.")),
         reason=None,
@@ -288,7 +288,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         reason = f"{diagnosis.over or over_measuring} while it was compared with the reference"
         report = replace(report, verdict="unknown", reason=reason)
     elif not findings and not diagnosis.is_right:
-        report = _undecided(report, diagnosis, probed)
+        report = _undecided(report, diagnosis)
     return ModeReport(subject, report, untried)
 
 
@@ -404,14 +404,10 @@ def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
 # --------------------------------------------------------------------------------------- the report
 
 
-def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...]:
+def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    subject, candidate, form, choices = (
-        probed.subject,
-        diagnosis.candidate,
-        diagnosis.mask_form,
-        list[Choice](),
-    )
+    probed, candidate, form = diagnosis.probed, diagnosis.candidate, diagnosis.mask_form
+    choices = list[Choice]()
     if candidate is not None:
         layer, weights = candidate.layer, candidate.layer.weights
         choices += candidate.choices
@@ -434,7 +430,8 @@ def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if probed.expects_causal and not probed.request.causal:
-        source = "its name" if subject.causal_by is None else f"its argument {subject.causal_by}"
+        causal_by = probed.subject.causal_by
+        source = "its name" if causal_by is None else f"its argument {causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
     if (
         probed.expects_causal
@@ -448,11 +445,12 @@ def _choices(diagnosis: Diagnosis, probed: ProbedAttention) -> tuple[Choice, ...
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
-def _undecided(report: Examination, diagnosis: Diagnosis, probed: ProbedAttention) -> Examination:
+def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
     """The report without a verdict, with the reason and with suggestions: it is no attention, its
     weights cannot be read, or a site differs.
     """
-    request, likeliest = probed.request, diagnosis.candidate or diagnosis.likeliest
+    probed, likeliest = diagnosis.probed, diagnosis.candidate or diagnosis.likeliest
+    request = probed.request
     if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
-from mhacli.attention.stages import Mistake, ReferenceLayer
+from mhacli.attention.stages import Mistake
 from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
 from mhacli.commands.check.diagnose import Diagnosis, Trial, error_of
 from mhacli.commands.check.layer_sites import LayerSites, sites_in
 from mhacli.commands.check.probes import (
     InputCase,
-    ProbedAttention,
     line_that_differs,
     parameters_without_effect,
 )
@@ -43,19 +42,19 @@ class Findings(NamedTuple):
     over: OutOfTime | None = None
 
 
-def findings_of(diagnosis: Diagnosis, probed: ProbedAttention) -> Findings:
+def findings_of(diagnosis: Diagnosis) -> Findings:
     """Statements that the code contradicts, proven mistakes, and those that only measurements
     show.
     """
     sites = LayerSites(diagnosis.call)
     if diagnosis.candidate is not None:
         sites = sites_in(diagnosis.call, diagnosis.layer, diagnosis.mistakes)
-    proven = [*_contradictions(diagnosis, probed, sites), *_proven(diagnosis, probed)]
+    proven = [*_contradictions(diagnosis, sites), *_proven(diagnosis)]
     codes = {finding.code for finding in proven}
     measured, over = list[Finding](), None
     for measure in _MEASURES:
         try:
-            measured += measure(diagnosis, probed, sites)
+            measured += measure(diagnosis, sites)
         except OutOfTime as fault:
             over = fault
     others = [finding for finding in measured if finding.code not in codes]
@@ -80,18 +79,18 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
 
 
-def _proven(diagnosis: Diagnosis, probed: ProbedAttention) -> Iterator[Finding]:
+def _proven(diagnosis: Diagnosis) -> Iterator[Finding]:
     """A finding for each mistake of the layer that gives the outputs."""
     for mistake, (error, trial) in diagnosis.proofs.items():
         numbers, fields = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        line = _line_of(mistake, trial, sites, probed.subject.built)
+        line = _line_of(mistake, trial, sites, diagnosis.probed.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}"
         if codes:
             evidence += f", together with {' and '.join(codes)}"
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **fields)
-        names = _user_names(line, sites, probed, trial.cases[0], diagnosis)
+        names = _user_names(line, sites, trial.cases[0], diagnosis)
         yield replace(finding, fix=_fix_of(mistake, line, names, finding.fix))
 
 
@@ -140,16 +139,14 @@ def _with_result_kept(line: SourceLine) -> str | None:
     return f"{dropped[1]} = {line.source}" if line.line in alone else None
 
 
-def _contradictions(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A finding for each statement, of heads or scale, that the matching layer contradicts, for
     each of its biases that is a mistake, and for heads of another width or number than the
     arguments give.
     """
     if diagnosis.candidate is None:
         return
-    request, layer, case = probed.request, diagnosis.layer, diagnosis.cases[0]
+    request, layer, case = diagnosis.probed.request, diagnosis.layer, diagnosis.cases[0]
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
@@ -178,18 +175,17 @@ def _contradictions(
             yield finding_of(
                 bias.mistake, f"matches exactly with this bias: {numbers}", bias.at, **proof
             )
-    yield from _rates_of_another_width(diagnosis, probed, sites)
-    yield from _head_sizes(layer, probed, sites)
+    yield from _rates_of_another_width(diagnosis, sites)
+    yield from _head_sizes(diagnosis, sites)
 
 
-def _head_sizes(
-    layer: ReferenceLayer, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _head_sizes(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A finding for heads of another width or number than the arguments give; none where they give
     a width.
     """
-    arguments, width = probed.subject.built.arguments, probed.subject.sizes.d_in
-    n_heads = probed.request.n_heads or next(iter(counts_of(probed.subject.built, "n_heads")), 1)
+    layer, subject = diagnosis.layer, diagnosis.probed.subject
+    arguments, width = subject.built.arguments, subject.sizes.d_in
+    n_heads = diagnosis.probed.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
     joins_heads = layer.weights.out is not None
@@ -211,13 +207,15 @@ def _head_sizes(
         yield finding_of("head-width", evidence, sites.line_of("q"))
 
 
-def _rates_of_another_width(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _rates_of_another_width(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A finding for rotary angles whose exponents are divided by d_model, or by half or twice the
     width, as the base shows; not where it may be a base that the code has as a number.
     """
-    rates, weights, built = diagnosis.layer.rates, diagnosis.layer.weights, probed.subject.built
+    rates, weights, built = (
+        diagnosis.layer.rates,
+        diagnosis.layer.weights,
+        diagnosis.probed.subject.built,
+    )
     base = None if rates is None else base_of(rates)
     if rates is None or weights is None or base is None:
         return
@@ -254,7 +252,6 @@ _HIDDEN = {
 def _user_names(
     line: SourceLine,
     sites: LayerSites,
-    probed: ProbedAttention,
     case: InputCase,
     diagnosis: Diagnosis,
 ) -> dict[str, str]:
@@ -267,7 +264,7 @@ def _user_names(
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
-    names = names_within(function, probed.subject.built.module, parts=parts, sizes=sizes)
+    names = names_within(function, diagnosis.probed.subject.built.module, parts=parts, sizes=sizes)
     names |= dict(sites.names_in(function))
     if (scaled := names.pop("scaled", None)) is not None:
         names.setdefault("scores", scaled)
@@ -310,14 +307,12 @@ _IN_TRAINING = (
 """Calls that always drop, and what they become so that they drop in training alone."""
 
 
-def _likeliest(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _likeliest(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """The mistake that gives the weighted values of a layer whose output nothing explains."""
     mistake, candidate = diagnosis.likeliest_mistake, diagnosis.likeliest
     if mistake is not None and candidate is not None:
         likely = sites_in(diagnosis.call, candidate.layer, (mistake,))
-        line = likely.line_for(mistake.at, mistake.site, probed.subject.built)
+        line = likely.line_for(mistake.at, mistake.site, diagnosis.probed.subject.built)
         evidence = (
             f"the weighted values match if {_sentence(mistake)}; what is done with them is not"
             " understood"
@@ -325,22 +320,18 @@ def _likeliest(
         yield finding_of(mistake.name, evidence, line)
 
 
-def _shared_norm(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _shared_norm(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A norm of queries or keys whose gain changes no output."""
     if diagnosis.candidate is None or diagnosis.layer.q_norm is None:
         return
     if any(mistake.stage == "norm" for mistake in diagnosis.mistakes):
         return
-    if unused := parameters_without_effect(probed, n_axes=1):
+    if unused := parameters_without_effect(diagnosis.probed, n_axes=1):
         evidence = f"no output depends on {first_names(unused, 4)}"
         yield finding_of("qk-norm-shared", evidence, sites.line_of("k"))
 
 
-def _rows_without_key(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _rows_without_key(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """NaN for queries to which padding and the causal mask leave no key."""
     padded = [case for case in diagnosis.cases if case.form is not None and case.form.is_padding]
     n_nan = int(padded[0].output.isnan().any(dim=-1).sum()) if padded else 0
@@ -350,10 +341,10 @@ def _rows_without_key(
         yield finding_of("fully-masked-row", evidence, sites.line_of("pattern"))
 
 
-def _probed(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) -> Iterator[Finding]:
+def _probed(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """What the probes show."""
-    for code, evidence in probed.evidence.items():
-        line = line_that_differs(probed, code) or sites.line_of("pattern")
+    for code, evidence in diagnosis.probed.evidence.items():
+        line = line_that_differs(diagnosis.probed, code) or sites.line_of("pattern")
         finding = finding_of(code, evidence, line)
         rules = [rule for rule in _IN_TRAINING if re.search(rule[0], line.source)]
         if code == "dropout-in-eval" and rules:
@@ -361,9 +352,7 @@ def _probed(diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites) ->
         yield finding
 
 
-def _ignored_masks(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _ignored_masks(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """Masks without effect: their result is not kept, or they hide nothing."""
     if diagnosis.is_right:
         for line in [op.at for op in diagnosis.call.operations if not op.readers]:
@@ -375,9 +364,7 @@ def _ignored_masks(
         yield finding_of("mask-ignored", evidence, sites.line_of("scores"))
 
 
-def _steps_that_differ(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _steps_that_differ(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """Steps behind a cache that give other outputs by no known mistake."""
     cache = diagnosis.cache
     if cache is None or cache.ok is not False:
@@ -385,19 +372,17 @@ def _steps_that_differ(
     if all(mistake.shown_by != "steps" for mistake in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
-        line = sites.line_for((), "", probed.subject.built)
+        line = sites.line_for((), "", diagnosis.probed.subject.built)
         yield finding_of("cache-differs", evidence, line, message=message, fix="")
 
 
-def _unused_projections(
-    diagnosis: Diagnosis, probed: ProbedAttention, sites: LayerSites
-) -> Iterator[Finding]:
+def _unused_projections(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """Projections without effect, where nothing else explains the output."""
-    if probed.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
+    if diagnosis.probed.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
         return
-    if unused := parameters_without_effect(probed, n_axes=2):
+    if unused := parameters_without_effect(diagnosis.probed, n_axes=2):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        line = sites.line_for((), "", probed.subject.built)
+        line = sites.line_for((), "", diagnosis.probed.subject.built)
         yield finding_of("unused-parameters", evidence, line)
 
 

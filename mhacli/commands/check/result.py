@@ -335,12 +335,6 @@ class Examination(Shown):
         }
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
-    def view(self, screen: Any) -> Any:
-        """What `mha check` prints on a screen."""
-        from mhacli.commands.check.view import check_view
-
-        return check_view(self, screen)
-
     def __repr__(self) -> str:
         """The target, and the summary in one line."""
         return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode

@@ -16,6 +16,7 @@ from mhacli.commands.check.result import (
     OutputComparison,
     place,
 )
+from mhacli.record.shown import draws
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted
 from mhacli.render.base.options import Screen
@@ -36,6 +37,7 @@ Line = tuple[str, Text]
 """A label, such as `fix`, and its text; the label is empty for further lines."""
 
 
+@draws(Examination)
 def check_view(examination: Examination, on: Screen) -> RenderableType:
     """The mistakes, the construction and call, what was measured, and last the verdict in a
     sentence behind its limits.

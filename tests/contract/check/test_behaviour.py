@@ -291,7 +291,7 @@ def test_a_leak_is_a_mistake_at_the_part_that_leaks(edit: Edit, tmp_path: Path) 
     path, _ = edit.write(tmp_path)
     torch.manual_seed(3)
     model = getattr(user_code.load(path), edit.name)
-    report = mhacli.check(model, **edit.states)
+    report = user_code.check(model, **edit.states)
     assert report.verdict == "wrong"
     assert not report.ok
     *mistakes, finding = report.findings
@@ -340,12 +340,12 @@ def test_what_resembles_a_leak_is_right(edit: Edit, tmp_path: Path) -> None:
     path, _ = edit.write(tmp_path)
     model = user_code.load(path).GPT()
     model.positions.register_buffer("mean", torch.zeros(24))
-    assert mhacli.check(model).verdict == edit.expect
+    assert user_code.check(model).verdict == edit.expect
 
 
 def test_a_prefix_may_see_itself_in_a_model_that_is_called_a_decoder(tmp_path: Path) -> None:
     path, _ = user_code.write(tmp_path, "models:PrefixModel", ("PrefixModel", "PrefixGPT"))
-    assert mhacli.check(user_code.load(path).PrefixGPT()).verdict == "right"
+    assert user_code.check(user_code.load(path).PrefixGPT()).verdict == "right"
 
 
 LIKE_GPT = ("LastOnly", "ZeroHead", "Demanding", "Shifted", "LossOnly", "Compared", "Tableless")
@@ -359,7 +359,7 @@ can be compared."""
 )
 def test_a_model_that_sees_no_later_token_is_right(layer: str) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
-    report = mhacli.check(model, causal=True)
+    report = user_code.check(model, causal=True)
     asked = {behaviour.name: behaviour.ok for behaviour in report.behaviour}
     compared = [] if layer in OWN_WAY else [("Attention", "right")]
     assert report.verdict == ("right" if compared else "consistent")
@@ -385,7 +385,7 @@ def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_len
     pairs: list[tuple[str, str]], mask: str, tmp_path: Path
 ) -> None:
     path, _ = user_code.write(tmp_path, "models:Translation", *pairs)
-    report = mhacli.check(user_code.load(path).Translation(), length=32)
+    report = user_code.check(user_code.load(path).Translation(), length=32)
     assert report.verdict == "right"
     assert f"tgt_mask={mask}" in report.called
 
@@ -394,7 +394,7 @@ def test_a_decoder_gets_the_causal_mask_that_it_needs_and_is_called_with_the_len
 def test_a_decoder_that_does_not_use_its_mask_is_wrong(tmp_path: Path) -> None:
     pair = ("src_mask, tgt_mask, None", "src_mask, None, None")
     path, _ = user_code.write(tmp_path, "models:Translation", pair)
-    (finding,) = mhacli.check(user_code.load(path).Translation(), length=32).findings
+    (finding,) = user_code.check(user_code.load(path).Translation(), length=32).findings
     assert finding.code == "sees-the-future"
 
 
@@ -426,7 +426,7 @@ def test_a_mask_of_padding_or_lengths_that_a_call_needs_are_given(
 ) -> None:
     needs = ("padding_mask=None):", f"{needed}):\n        padding_mask = {as_mask}")
     path, _ = user_code.write(tmp_path, "models:Pooled", needs, *pairs)
-    report = mhacli.check(user_code.load(path).Pooled(), length=32)
+    report = user_code.check(user_code.load(path).Pooled(), length=32)
     assert report.verdict == verdict
     assert report.called.startswith(f"forward(ids, {needed}={given})")
 
@@ -448,10 +448,10 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(
     )
     path, _ = user_code.write(tmp_path, "models:Net", *pairs)
     with pytest.raises(mhacli.MhaError) as raised:
-        mhacli.check(user_code.load(path).Net())
+        user_code.check(user_code.load(path).Net())
     example = raised.value.hint.split("'")[1]
     assert example == f"lambda m, T: m(torch.randint(64, (2, T)), {given})"
-    assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
+    assert user_code.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
 @pytest.mark.real
@@ -461,10 +461,10 @@ def test_a_refusal_of_a_model_that_takes_few_lengths_gives_one_of_them(tmp_path:
         tmp_path, "models:Net", (read, f"assert ids.shape[1] % 16 == 0; {read}")
     )
     with pytest.raises(mhacli.MhaError) as raised:
-        mhacli.check(user_code.load(path).Net())
+        user_code.check(user_code.load(path).Net())
     example = raised.value.hint.split("'")[1]
     assert example == "lambda m: m(torch.randint(64, (2, 64)))"
-    assert mhacli.check(user_code.load(path).Net(), example=example).verdict == "right"
+    assert user_code.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_
     )
     model = user_code.load(path).GPT()
     model.blocks[1].attention.scale = 1.0
-    report = mhacli.check(model)
+    report = user_code.check(model)
     assert report.verdict == "wrong"
     assert [(each.code, each.proven, each.line) for each in report.findings] == [
         ("scale-missing", True, line)
@@ -495,19 +495,19 @@ def test_a_block_is_right_if_its_attention_is_whatever_its_name(tmp_path: Path) 
     ]
     path, _ = user_code.write(tmp_path, "models:GPT", *renamed)
     block = user_code.load(path).Block(24, 3, True)
-    report = mhacli.check(block, length=64)
+    report = user_code.check(block, length=64)
     (inside,) = report.inside
     assert (report.verdict, inside.type, inside.names) == ("right", "Mixer", ("attention",))
     block.attention.forward = lambda x: (
         type(block.attention).forward(block.attention, x.flip(1)).flip(1)
     )
-    report = mhacli.check(block, length=64, causal=True)
+    report = user_code.check(block, length=64, causal=True)
     assert report.verdict == "wrong"
 
 
 @pytest.mark.parametrize("case", cases.parameters(CASES / "behaviour"))
 def test_a_model_gets_the_verdict_that_its_file_states(case: Case) -> None:
-    report = mhacli.check(case.load().Model(), **case.options)
+    report = user_code.check(case.load().Model(), **case.options)
     verdict, *codes = case.expect
     assert (report.verdict, [finding.code for finding in report.findings]) == (verdict, codes)
     assert {finding.file for finding in report.findings} <= {str(case.path)}
@@ -522,12 +522,12 @@ def test_a_model_gets_the_verdict_that_its_file_states(case: Case) -> None:
 def test_an_embedding_does_not_stand_for_what_follows_it() -> None:
     case = cases.read(CASES / "one_output_per_pair.py")
     with pytest.raises(mhacli.MhaError):
-        mhacli.check(case.load().Model(), **case.options)
+        user_code.check(case.load().Model(), **case.options)
 
 
 @pytest.mark.real
 def test_padding_beside_a_memory_is_no_fault_of_a_mask_of_the_memory() -> None:
-    report = mhacli.check(nn.TransformerDecoderLayer(24, 3, 32, batch_first=True), length=32)
+    report = user_code.check(nn.TransformerDecoderLayer(24, 3, 32, batch_first=True), length=32)
     assert (report.verdict, report.findings) == ("right", ())
 
 
@@ -539,7 +539,7 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 ) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
     asked = {
-        behaviour.name: behaviour for behaviour in mhacli.check(model, mask_means=side).behaviour
+        behaviour.name: behaviour for behaviour in user_code.check(model, mask_means=side).behaviour
     }
     assert asked["right-padding"].ok
     left = asked["left-padding"]
@@ -560,7 +560,7 @@ def test_padding_is_tried_on_both_sides_and_is_a_note_where_positions_cannot_be_
 )
 def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict: str) -> None:
     model, random = user_code.load(user_code.ZOO / "models.py").Masked, torch.get_rng_state()
-    report = mhacli.check(
+    report = user_code.check(
         model, example=example.format(mask), causal=True, length=None if "m:" in example else 32
     )
     assert torch.equal(torch.get_rng_state(), random)
@@ -573,15 +573,15 @@ def test_a_model_is_called_as_the_example_shows(example: str, mask: str, verdict
 @pytest.mark.real
 def test_a_compiled_module_and_a_function_are_examined_and_a_scripted_module_is_refused() -> None:
     model = user_code.load(user_code.ZOO / "models.py").GPT()
-    assert mhacli.check(torch.compile(model, backend="eager"), length=32).verdict == "right"
+    assert user_code.check(torch.compile(model, backend="eager"), length=32).verdict == "right"
     assert (
-        mhacli.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict
+        user_code.check(lambda ids: model.eval()(ids)[0], length=32, causal=True).verdict
         == "consistent"
     )
     alone = (lambda ids: model(ids)[0].squeeze(0)), r"\[1, 6\] give \[6, 65\]"
     for thing, word in ((torch.jit.script(nn.Linear(2, 2)), "scripted"), (3, "got int"), alone):
         with pytest.raises(mhacli.MhaError, match=word):
-            mhacli.check(thing)
+            user_code.check(thing)
 
 
 @pytest.mark.real
@@ -605,7 +605,7 @@ def test_a_checkpoint_is_asked_the_same_and_what_doctor_examines(tmp_path: Path)
 
 def test_what_rounding_hides_is_not_called_consistent() -> None:
     case = cases.read(CASES / "rounding_selects.py")
-    report = mhacli.check(case.load().Model)
+    report = user_code.check(case.load().Model)
     assert ([report.verdict], report.behaviour[0].ok) == (case.expect, None)
 
 
@@ -625,7 +625,7 @@ def test_whether_later_tokens_may_be_seen_is_stated_or_known(
     layer: str, states: dict[str, bool], verdict: str
 ) -> None:
     model = getattr(user_code.load(user_code.ZOO / "models.py"), layer)
-    report = mhacli.check(model, **states)
+    report = user_code.check(model, **states)
     assert report.verdict == verdict
     causality = next(behaviour for behaviour in report.behaviour if behaviour.name == "causality")
     assert causality.ok is (False if verdict == "wrong" else None)
@@ -636,7 +636,7 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     nn.utils.parametrizations.weight_norm(model.blocks[0].attention.out)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random, training = torch.get_rng_state(), [part.training for part in model.modules()]
-    assert mhacli.check(model).verdict == "right"
+    assert user_code.check(model).verdict == "right"
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert [part.training for part in model.modules()] == training
@@ -644,12 +644,12 @@ def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert model(torch.zeros(1, 4, dtype=torch.long))[0].isfinite().all()
     model.kept = (n for n in ())
     with pytest.raises(mhacli.MhaError, match="cannot be copied"):
-        mhacli.check(model)
+        user_code.check(model)
 
     def build() -> nn.Module:
         return model
 
-    assert mhacli.check(build).verdict == "right"
+    assert user_code.check(build).verdict == "right"
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 

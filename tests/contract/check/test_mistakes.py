@@ -13,8 +13,6 @@ from support.documents import ROOT
 from support.edits import Edit
 from support.mistakes import CAUSAL
 
-import mhacli
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SIZES = {
@@ -71,7 +69,7 @@ def arguments_of(layer: type, sizes: Mapping[str, int]) -> dict[str, int]:
 def examine(mistake: Edit, path: Path, **options: float) -> object:
     thing = getattr(user_code.load(path), mistake.name)
     arguments = arguments_of(thing, mistake.sizes) if isinstance(thing, type) else {}
-    return mhacli.check(thing, arguments=arguments, **mistake.states, **options)
+    return user_code.check(thing, arguments=arguments, **mistake.states, **options)
 
 
 def is_at(mistake: Edit, path: Path, line: int, named: int | None) -> bool:

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from support import rows, some, user_code
 from torch import Tensor, nn
 
-import mhacli
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KEEP, HIDE, CAUSAL = {"mask_means": "keep"}, {"mask_means": "hide"}, {"causal": True}
@@ -147,7 +145,7 @@ def load(layer: str) -> object:
 
 @pytest.mark.parametrize("row", rows(ROWS, lambda row: row.layer))
 def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
-    examination = mhacli.check(load(row.layer), arguments=row.given, **row.states)
+    examination = user_code.check(load(row.layer), arguments=row.given, **row.states)
     assert [finding.code for finding in examination.findings] == []
     assert examination.verdict == "right"
     assert examination.comparison.max_abs_difference <= examination.comparison.tolerance
@@ -156,7 +154,7 @@ def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
 
 @pytest.mark.parametrize("name", some(CACHED, default=("OwnRotations", "PastAttention")))
 def test_attention_with_a_cache_is_right_and_its_cache_is_examined(name: str) -> None:
-    examination = mhacli.check(load(f"cached:{name}"))
+    examination = user_code.check(load(f"cached:{name}"))
     assert examination.verdict == "right"
     assert (examination.findings, examination.not_examined) == ((), ())
     has_note = "cache" in " ".join(examination.notes)
@@ -167,7 +165,7 @@ def test_attention_with_a_cache_is_right_and_its_cache_is_examined(name: str) ->
 @pytest.mark.parametrize("name", UNJUDGED)
 def test_attention_that_nobody_can_judge_is_not_called_wrong(name: str) -> None:
     pairs, code = UNJUDGED[name]
-    examination = mhacli.check(
+    examination = user_code.check(
         load(f"odd:{name}"), arguments=Right("", pairs).given, time_limit_s=0.5
     )
     assert {finding.code for finding in examination.findings} <= {code}
@@ -187,7 +185,7 @@ def test_attention_that_nobody_can_judge_is_not_called_wrong(name: str) -> None:
 def test_attention_that_does_not_compute_the_same_twice_is_not_called_right(
     name: str, codes: set[str]
 ) -> None:
-    examination = mhacli.check(load(f"odd:{name}"), time_limit_s=0.5)
+    examination = user_code.check(load(f"odd:{name}"), time_limit_s=0.5)
     assert examination.verdict != "right"
     assert {finding.code for finding in examination.findings} == codes
 
@@ -199,7 +197,7 @@ def test_heads_that_share_projections_and_divide_by_the_root_of_d_model_are_wron
     pair = ("self.head_dim**0.5", "(self.heads * self.head_dim) ** 0.5")
     path, line = user_code.write(tmp_path, "odd:SharedHeadProjections", pair)
     layer = user_code.load(path).SharedHeadProjections
-    (finding,) = mhacli.check(
+    (finding,) = user_code.check(
         layer, arguments={"embed_size": 24, "heads": 3}, mask_means="keep"
     ).findings
     assert (finding.code, finding.line) == ("scale-d-model", line)
@@ -208,7 +206,7 @@ def test_heads_that_share_projections_and_divide_by_the_root_of_d_model_are_wron
 @pytest.mark.parametrize("batch_first", [True, pytest.param(False, marks=pytest.mark.real)])
 def test_the_layer_of_torch_is_right(batch_first: bool) -> None:
     arguments = {"embed_dim": 24, "num_heads": 3, "batch_first": batch_first}
-    assert mhacli.check(nn.MultiheadAttention, arguments=arguments).verdict == "right"
+    assert user_code.check(nn.MultiheadAttention, arguments=arguments).verdict == "right"
 
 
 @pytest.mark.real
@@ -229,7 +227,7 @@ def test_a_list_of_three_layers_named_qkv_is_read(tmp_path: Path) -> None:
     )
     path, _ = user_code.write(tmp_path, "separate:SelfAttention", *pairs)
     layer, sizes = user_code.load(path).SelfAttention, {"embed_dim": 24, "num_heads": 3}
-    assert mhacli.check(layer, arguments=sizes, time_limit_s=0.5).verdict == "right"
+    assert user_code.check(layer, arguments=sizes, time_limit_s=0.5).verdict == "right"
 
 
 # ------------------------------------------------------------------------ that the layers are right

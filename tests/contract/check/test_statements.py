@@ -56,7 +56,7 @@ TRIANGLE = 's.masked_fill(torch.ones(steps, steps).triu(1).bool(), float("-inf")
 def check(folder: Path, parts: Mapping[str, str], **states: object) -> object:
     path = folder / "mine.py"
     path.write_text(MINE.format(**{**RIGHT, **parts}))
-    return mhacli.check(user_code.load(path).Mine, **states)
+    return user_code.check(user_code.load(path).Mine, **states)
 
 
 def codes(examination: object) -> list[str]:
@@ -211,8 +211,8 @@ def test_a_stated_layout_of_rotary_positions_is_that_of_the_code(layer: str, lay
     thing = getattr(user_code.load(user_code.ZOO / "positions.py"), layer)
     other = {"half": "interleaved", "interleaved": "half"}[layout]
     is_causal = layer == "ComplexLlama"
-    assert mhacli.check(thing, rope=layout, causal=is_causal).verdict == "right"
-    assert codes(mhacli.check(thing, rope=other, causal=is_causal)) == ["rope-pairing"]
+    assert user_code.check(thing, rope=layout, causal=is_causal).verdict == "right"
+    assert codes(user_code.check(thing, rope=other, causal=is_causal)) == ["rope-pairing"]
 
 
 @pytest.mark.real
@@ -245,7 +245,7 @@ def load(layer: str, path: Path | None = None) -> object:
 
 def compare(one: str, other: str, path: Path | None = None) -> object:
     """The comparison of two layers, of which the second may stand in a changed file."""
-    return mhacli.check(
+    return user_code.check(
         load(one),
         arguments=SIZES.get(one, {}),
         against=load(other, path),

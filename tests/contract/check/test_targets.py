@@ -95,7 +95,7 @@ def names_in(called: str) -> list[str]:
 @pytest.mark.parametrize("call", rows(CALLS, lambda call: call.name))
 def test_the_call_the_layout_and_the_masks_follow_from_names(call: Call) -> None:
     thing = getattr(user_code.load(TARGETS), call.name)
-    examination = mhacli.check(thing, arguments=call.sizes, **call.states)
+    examination = user_code.check(thing, arguments=call.sizes, **call.states)
     assert examination.verdict == "right"
     assert names_in(examination.called) == call.arguments.split()
     assert call.says in examination.called
@@ -122,9 +122,9 @@ def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
     thing, (example, says) = getattr(user_code.load(TARGETS), name), EXAMPLES[name]
     if name != "RequiredMask":
         with pytest.raises(mhacli.MhaError, match=r"could not be called|needs a value") as raised:
-            mhacli.check(thing, arguments=SIZES)
+            user_code.check(thing, arguments=SIZES)
         assert name == "Prompted" or example in raised.value.hint
-    examination = mhacli.check(thing, arguments=SIZES, example=example)
+    examination = user_code.check(thing, arguments=SIZES, example=example)
     assert (examination.verdict, examination.example) == ("right", "")
     assert says in examination.called
 
@@ -138,7 +138,7 @@ def test_an_example_shows_a_call_that_names_do_not_tell(name: str) -> None:
 )
 def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled, verdict) -> None:
     path, _ = user_code.write(tmp_path, "targets:OddName", ("melody)[0]", f"melody){pooled}"))
-    examination = mhacli.check(user_code.load(path).OddName, arguments=SIZES, example=example)
+    examination = user_code.check(user_code.load(path).OddName, arguments=SIZES, example=example)
     asked = {behaviour.name: behaviour.ok for behaviour in examination.behaviour}
     assert (examination.verdict, asked["causality"], asked["batch"]) == (
         verdict,
@@ -166,7 +166,7 @@ def test_an_example_may_give_one_output_for_each_text(tmp_path, example, pooled,
 def test_sizes_that_are_not_given_are_guessed_to_fit_and_reported(
     name: str, given: dict[str, int], guessed: set[str]
 ) -> None:
-    examination = mhacli.check(getattr(user_code.load(TARGETS), name), arguments=given)
+    examination = user_code.check(getattr(user_code.load(TARGETS), name), arguments=given)
     assert examination.verdict == "right"
     origins = {argument.name: argument.origin for argument in examination.arguments}
     assert {name for name, origin in origins.items() if origin == "guessed"} == guessed
@@ -174,7 +174,7 @@ def test_sizes_that_are_not_given_are_guessed_to_fit_and_reported(
 
 
 def test_arguments_that_were_never_given_or_never_read_are_reported() -> None:
-    examination = mhacli.check(user_code.load(TARGETS).Gated, arguments=SIZES)
+    examination = user_code.check(user_code.load(TARGETS).Gated, arguments=SIZES)
     assert examination.verdict == "right"
     assert set(examination.not_examined) == {"gate", "sharpen"}
     (note,) = examination.notes
@@ -193,7 +193,7 @@ def test_arguments_that_were_never_given_or_never_read_are_reported() -> None:
 )
 def test_what_true_means_in_a_mask_can_be_stated(name: str, meaning: str, codes: list[str]) -> None:
     layer = getattr(user_code.load(TARGETS), name)
-    examination = mhacli.check(layer, arguments=SIZES, mask_means=meaning)
+    examination = user_code.check(layer, arguments=SIZES, mask_means=meaning)
     assert [finding.code for finding in examination.findings] == codes
 
 
@@ -455,7 +455,7 @@ def test_the_exit_code_and_the_document_give_the_verdict(
 def test_a_module_in_memory_is_not_changed() -> None:
     module = user_code.load(TARGETS).OddName(24, 3).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    examination = mhacli.check(module)
+    examination = user_code.check(module)
     assert (examination.verdict, examination.findings) == ("right", ())
     assert module.training
     assert not module._forward_hooks
@@ -464,15 +464,15 @@ def test_a_module_in_memory_is_not_changed() -> None:
 
 def test_a_function_call_reports_errors_as_the_command_does() -> None:
     with pytest.raises(mhacli.MhaError, match="config") as raised:
-        mhacli.check(user_code.load(TARGETS).OfConfig, arguments={"config": nn.Identity()})
+        user_code.check(user_code.load(TARGETS).OfConfig, arguments={"config": nn.Identity()})
     assert raised.value.exit_code == 2
     with pytest.raises(mhacli.MhaError) as raised:
-        mhacli.check(user_code.load(TARGETS).NeedsNumber)
+        user_code.check(user_code.load(TARGETS).NeedsNumber)
     assert (raised.value.code, raised.value.exit_code) == ("cannot-examine", 1)
 
 
 def test_an_examination_shows_itself_in_a_notebook() -> None:
-    examination = mhacli.check(user_code.load(TARGETS).OddName, arguments=SIZES)
+    examination = user_code.check(user_code.load(TARGETS).OddName, arguments=SIZES)
     assert "right" in repr(examination)
     assert "\n" not in repr(examination)
     page = examination._repr_html_()
@@ -484,7 +484,7 @@ def test_an_examination_shows_itself_in_a_notebook() -> None:
 def test_a_check_leaves_the_random_numbers_of_its_caller_as_they_were() -> None:
     target = user_code.load(TARGETS).OddName
     before = random.getstate(), torch.get_rng_state()
-    mhacli.check(target, arguments=SIZES)
+    user_code.check(target, arguments=SIZES)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 

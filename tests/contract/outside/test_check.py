@@ -10,8 +10,6 @@ from typing import NamedTuple
 import pytest
 from support import user_code
 
-import mhacli
-
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
 FOLDER = Path(__file__).parent / "check"
@@ -63,7 +61,7 @@ CASES = (
 def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     path = FOLDER / f"{case.file}.py"
     layer = getattr(user_code.load(path), case.layer)
-    examination = mhacli.check(layer, arguments=case.arguments or {}, time_limit_s=0.5)
+    examination = user_code.check(layer, arguments=case.arguments or {}, time_limit_s=0.5)
     codes = {finding.code for finding in examination.findings}
     assert examination.verdict == case.verdict
     assert case.code == "*" or codes <= set(case.code.split("|"))
@@ -72,7 +70,7 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
 
 
 def test_the_fix_uses_the_name_that_the_line_assigns() -> None:
-    (finding,) = mhacli.check(user_code.load(FOLDER / "names_reused.py").Reusing).findings
+    (finding,) = user_code.check(user_code.load(FOLDER / "names_reused.py").Reusing).findings
     assert "self.v_proj(value)" in finding.fix
     assert not finding.fix.startswith("key")
 
