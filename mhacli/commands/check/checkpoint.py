@@ -50,7 +50,7 @@ from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import named_by_ids
 from mhacli.usercode.build import Built
-from mhacli.usercode.door import call_user, ours
+from mhacli.usercode.door import call_user
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import text_model_of_ids
@@ -216,19 +216,10 @@ def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is
     computed explicitly.
     """
-    model: Any = passes.module
     texts = [text[:MOST_TOKENS] for text in passes.texts]
-    if passes.model.mask is None:
-        texts = texts[:1]
-    reads_backwards = passes.model.has_source or intent.is_causal is False
-    side: PaddingSide = "right" if reads_backwards else "left"
-    inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
-    settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
-    inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
-    with captured(model, ours()(inspection.take), batch=len(texts)):
-        passes.run_pass(*texts, mask=passes.model.mask, side=side)
-    layers = [result.layer for result in inspection.results]
-    inside = _inside(model, layers)
+    layers = _inspected(passes, texts if passes.model.mask is not None else texts[:1], intent)
+    module: Any = passes.module
+    inside = _inside(module, layers)
     understood = [
         layer
         for layer in layers
@@ -260,6 +251,19 @@ def row_sums(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     worst = max(sums, key=lambda check: check.severity)
     reason = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
     return answer(True, reason, worst.error, tolerance=worst.tolerance)
+
+
+def _inspected(passes: Passes, texts: Sequence[Tensor], intent: Intent) -> list[InspectedLayer]:
+    """The attentions of a pass over some texts, each with its checks."""
+    model: Any = passes.module
+    reads_backwards = passes.model.has_source or intent.is_causal is False
+    side: PaddingSide = "right" if reads_backwards else "left"
+    inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
+    settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
+    inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
+    with captured(model, inspection.take, batch=len(texts)):
+        passes.run_pass(*texts, mask=passes.model.mask, side=side)
+    return [result.layer for result in inspection.results]
 
 
 def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
