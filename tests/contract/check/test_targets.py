@@ -431,7 +431,7 @@ def test_the_exit_code_and_the_document_give_the_verdict(
     ended = mha(*words, "--json", code=code)
     document = ended.json
     assert (document["schema"], document["verdict"], ended.stderr) == ("mha.check/1", verdict, "")
-    assert document["command"] == ["mha", *words, "--json"]
+    assert document["command"] == ["mha", *ended.words]
     assert document.keys() >= set(FIELDS)
     assert document["n_parameters"] == 24 * 72 + 72 + 24 * 24 + 24
     if verdict == "wrong":

@@ -31,16 +31,14 @@ class Unscaled(Slow):
         return q @ k.mT
 
 
-class SlowWithMask(Slow):
-    """Its mistake is shown before a mask is given, which takes the time."""
+class SlowWithLargeScores(Slow):
+    """Its mistake is shown before scores are large, which takes the time."""
 
-    def forward(self, x, mask=None):
+    def forward(self, x):
+        if x.abs().max() > 100:
+            time.sleep(41)
         q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
-        scores = q @ k.mT
-        if mask is not None and len(x) > 1:
-            time.sleep(16)
-            scores = scores.masked_fill(mask == 0, float("-inf"))
-        z = scores.softmax(dim=-1) @ v
+        z = (q @ k.mT).softmax(dim=-1) @ v
         return self.out_proj(z.transpose(1, 2).flatten(2))
 
 
