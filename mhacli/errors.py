@@ -52,6 +52,12 @@ class MhaError(Exception):
             self.add_note(f"hint: {hint}")  # shown in a traceback, for use without the command line
 
 
+def lacks_memory(fault: BaseException) -> bool:
+    """Whether memory is missing; torch says so in words."""
+    words = ("allocate memory", "out of memory")
+    return isinstance(fault, MemoryError) or any(word in str(fault) for word in words)
+
+
 class UsageError(MhaError):
     """An option or argument that cannot mean anything: decided before any work, exit code 2."""
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
-from mhacli.errors import MhaError, UsageError, guarded
+from mhacli.errors import MhaError, UsageError, guarded, lacks_memory
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models import foreign
 from mhacli.models.capture import captured
@@ -52,7 +52,7 @@ from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
 from mhacli.text.tokens import AttentionKind, TokenSequence
-from mhacli.usercode.door import UserRaised, call_user, lacks_memory, ours
+from mhacli.usercode.door import UserRaised, call_user, ours
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, lacks_memory
 from mhacli.usercode.faults import SourceLine, exception_text, source_line_of
 
 P = ParamSpec("P")
@@ -141,12 +141,6 @@ class UserCall:
             raise InternalError(fault) from fault
         finally:
             del fault  # it holds this frame
-
-
-def lacks_memory(fault: BaseException) -> bool:
-    """Whether memory is missing; torch says so in words."""
-    words = ("allocate memory", "out of memory")
-    return isinstance(fault, MemoryError) or any(word in str(fault) for word in words)
 
 
 _running: list[UserCall] = []

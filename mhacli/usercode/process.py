@@ -25,7 +25,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from mhacli.errors import MhaError, silent_stderr
+from mhacli.errors import MhaError, lacks_memory, silent_stderr
 from mhacli.io.memory import gc_paused
 from mhacli.usercode.door import InternalError, UserRaised
 from mhacli.usercode.faults import (
@@ -249,11 +249,10 @@ def _as_error(fault: BaseException, stage: str) -> MhaError:
     caught = fault
     if isinstance(fault, UserRaised | InternalError):
         fault = fault.fault
-    text = exception_text(fault)
-    if isinstance(fault, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+    if lacks_memory(fault):
         return MhaError(f"out of memory while {stage}", code="out-of-memory")
     is_user = isinstance(caught, UserRaised) or not isinstance(fault, Exception)
     if is_user or (caught is fault and passed_user_code_last(fault)):
         return user_code_error(f"{stage} failed", fault, None, code="raised")
     hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
-    return MhaError(f"internal error: {text}", hint=hint, code="internal")
+    return MhaError(f"internal error: {exception_text(fault)}", hint=hint, code="internal")
