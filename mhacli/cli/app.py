@@ -19,7 +19,7 @@ import mhacli
 from mhacli.cli.console import discard_stdout, flush, print_error, require_stdout, write
 from mhacli.cli.help import Answer, answering_flag, command_help, help_flags, program_help
 from mhacli.cli.parameters import Command, read_by_typer, with_signature
-from mhacli.errors import MhaError, UsageError, missing_library
+from mhacli.errors import MhaError, UsageError, lacks_memory, missing_library
 from mhacli.io.memory import gc_paused
 
 COMMANDS: Mapping[str, str] = {
@@ -72,29 +72,28 @@ _GONE = {
     "convert": "mha run TEXT --model DIR --layer N",
     "weights convert": "mha run TEXT --model DIR --layer N",
     "bench --save-baseline": "--json",
-    **dict.fromkeys(
-        ("bench --compare", "bench --fail-if", "bench --strict"),
-        "--json of both runs, with the interval median_low_s to median_high_s of each row,",
-    ),
-    "check --png": "--html",
-    "check --svg": "--html",
-    "doctor --png": "--html",
-    "doctor --svg": "--html",
-    **dict.fromkeys(
-        (
-            "decode --verbose",
-            "decode --head",
-            "decode --precision",
-            "decode --html",
-            "decode --svg",
-            "decode --png",
-            "decode --figure",
-            "decode --map-scale",
-            "decode --hide-sinks",
-            "decode --full",
-        ),
-        "--save FILE, with mha show FILE --view matrix,",
-    ),
+    **{
+        f"bench {option}": (
+            "--json of both runs, with the interval median_low_s to median_high_s of each row,"
+        )
+        for option in ("--compare", "--fail-if", "--strict")
+    },
+    **{
+        f"{command} {option}": "--html"
+        for command in ("check", "doctor", "diff")
+        for option in ("--svg", "--png")
+    },
+    **{
+        f"diff {option}": "mha show FILE, which draws the heads of a record,"
+        for option in ("--view", "--head", "--sequence", "--precision", "--decimals", "--map-scale")
+    },
+    **{
+        f"decode {option}": "--save FILE, with mha show FILE --view matrix,"
+        for option in (
+            *("--verbose", "--head", "--precision", "--html", "--svg", "--png", "--figure"),
+            *("--map-scale", "--hide-sinks", "--full"),
+        )
+    },
 }
 """Options and commands that an earlier version had, and what to type in their place. An option that
 only one command had stands behind the name of the command."""
@@ -207,11 +206,7 @@ def _as_error(fault: Exception, words: Sequence[str]) -> MhaError:
     """The error to print for an exception of a library or a bug of mha."""
     if isinstance(fault, typer.TyperException):
         return _usage_error(" ".join(fault.format_message().split()), words)
-    if (
-        isinstance(fault, MemoryError)
-        or "can't allocate memory" in str(fault)
-        or "out of memory" in str(fault)
-    ):
+    if lacks_memory(fault):
         return MhaError(
             "out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory"
         )

@@ -84,30 +84,16 @@ def offers(*names: str, **texts: str) -> dict[str, str | None]:
     return dict.fromkeys(("color", "width", *names)) | texts
 
 
-def removed_option(names: str, replacement: str) -> Declaration:
-    """An option that a command had before: hidden, and refused with a hint at what replaces it."""
-    first, *_ = every = names.split()
-
-    def refuse(_word: str) -> None:
-        raise UsageError(f"{first} was removed", hint=replacement)
-
-    option = Option("", "Removed.", tuple(every), parse=refuse, hidden=True)
-    return Declaration(first.strip("-").replace("-", "_"), option, str, None)
-
-
 def command(
-    *examples: str,
-    modes: Callable[[Mapping[str, Any]], Mode] | None = None,
-    removed: Sequence[Declaration] = (),
+    *examples: str, modes: Callable[[Mapping[str, Any]], Mode] | None = None
 ) -> Callable[[Callable[..., None]], Command]:
     """A decorator that makes a function a command: its settings, and the fields of its groups, are
     its options. Options that the command line gives and that do not fit each other are refused;
-    with `modes`, which tells what the command inspects, also those that this mode does not have,
-    and those that were `removed`. `examples` are the lines of its help that can be typed as they
-    are."""
+    with `modes`, which tells what the command inspects, also those that this mode does not have.
+    `examples` are the lines of its help that can be typed as they are."""
 
     def spread(function: Callable[..., None]) -> Command:
-        declared = [*removed]
+        declared: list[Declaration] = []
         call = _spread(function, declared)
         options = {each.field: each.option for each in declared}
 

@@ -46,7 +46,7 @@ from mhacli.models.layer_names import config_of
 from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
-from mhacli.usercode.door import NO_ANSWER, ours
+from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
@@ -323,7 +323,6 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
     text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
 
-    @ours()
     def take(call: Call) -> None:
         name = call.name if call.name in modules else ""
         while name and not any(True for _ in modules[name].parameters()):

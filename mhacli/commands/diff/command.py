@@ -12,7 +12,7 @@ import typer
 
 from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
-from mhacli.cli.parameters import command, offers, removed_option
+from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
 from mhacli.commands.diff.request import DiffRequest
 from mhacli.commands.diff.result import Diff, ModelDiff, ModelDocument
@@ -29,9 +29,6 @@ _TOLERANCE = (
 )
 _CSV = "Print CSV: a line per place, or per site and per statistic of a head."
 _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
-_PAGE = "--html FILE writes what is printed as a page"
-_PICTURES = "mha show FILE draws the heads of a record, and mha view FILE browses them"
-_OF_PICTURES = ("--view", "--head", "--sequence", "--precision --decimals", "--map-scale")
 
 
 @command(
@@ -39,10 +36,6 @@ _OF_PICTURES = ("--view", "--head", "--sequence", "--precision --decimals", "--m
     'mha diff MODEL MODEL "the cat sat on the mat" --dtype-b bfloat16',
     'mha diff MODEL model.py:build "the cat sat on the mat"',
     "mha diff before.safetensors after.safetensors",
-    removed=[
-        *(removed_option(names, _PAGE) for names in ("--svg", "--png")),
-        *(removed_option(names, _PICTURES) for names in _OF_PICTURES),
-    ],
 )
 def diff(
     request: DiffRequest,

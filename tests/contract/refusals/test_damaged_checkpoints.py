@@ -162,7 +162,7 @@ def test_code_in_a_folder_never_runs(config: dict[str, Any], mha: Mha, tmp_path:
         pytest.param("{% for m in messages %}", id="cut"),
         pytest.param(
             "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-            id="out of the sandbox",
+            id="out of the template",
             marks=pytest.mark.real,
         ),
         pytest.param("{{ undefined.field }}", id="undefined", marks=pytest.mark.real),
