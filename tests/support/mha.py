@@ -152,6 +152,41 @@ def run(
     return ended
 
 
+def run_together(folder: Path, *commands: str) -> list[Ended]:
+    """Runs `mha COMMAND` for each command in `folder`, all at the same time: for commands that
+    mostly wait. It asserts what holds for every run; exit codes are left to the caller.
+    """
+    before, surroundings = _state(folder), environment(folder)
+    ended = []
+    with contextlib.ExitStack() as stack:
+        files = [
+            [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)] for _ in commands
+        ]
+        pids = [
+            _fork(
+                folder,
+                tuple(command.split()),
+                tuple(file.fileno() for file in streams),
+                surroundings,
+                PLAIN_SHELL,
+            )
+            for command, streams in zip(commands, files, strict=True)
+        ]
+        watchdog = threading.Timer(PATIENCE_S, lambda: [*map(_kill, pids)])
+        watchdog.start()
+        for command, pid, (_, out, err) in zip(commands, pids, files, strict=True):
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            out.seek(0)
+            err.seek(0)
+            shown, said = out.read().decode(), err.read().decode()
+            ended.append(Ended(tuple(command.split()), code, shown, said))
+        watchdog.cancel()
+    for one in ended:
+        _require(one, {one.code}, colour=False)
+    _require_unchanged(before, _state(folder), commands)
+    return ended
+
+
 # -------------------------------------------------------------------------------- what always holds
 
 

@@ -8,8 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support import cases
+from support.mha import run_together
 
-SLOW = Path(__file__).parent / "cases" / "slow" / "attention.py"
+CASES = Path(__file__).parent / "cases"
+SLOW = CASES / "slow" / "attention.py"
 SHORT = ("--max-time", "0.01")
 
 
@@ -41,8 +44,22 @@ def test_the_screen_lists_what_was_not_tried(mha) -> None:
 
 
 @pytest.mark.real
-def test_a_mistake_that_was_shown_before_time_was_over_is_wrong(mha) -> None:
-    limits = ("--max-time", "40", "--time-limit", "60")
-    ended = mha("check", "slow.py:SlowWithLargeScores", *limits, "--json", code=3)
-    assert [finding["code"] for finding in ended.json["findings"]] == ["scale-missing"]
-    assert ended.json["not_examined"] == ["cache"]
+def test_an_import_and_a_constructor_that_never_end_are_ended_and_shown_mistakes_are_wrong(
+    tmp_path: Path,
+) -> None:
+    """Each command waits for a limit of about a minute, and so they run at the same time."""
+    endless = [cases.read(SLOW.with_name(name)) for name in ("never_built.py", "never_imported.py")]
+    for path in (CASES / "attention.py", *(case.path for case in endless)):
+        shutil.copy(path, tmp_path)
+    *unended, shown = run_together(
+        tmp_path,
+        *(f"check {case.comments['words']} --json" for case in endless),
+        "check slow.py:SlowWithLargeScores --max-time 40 --time-limit 60 --json",
+    )
+    for case, ended in zip(endless, unended, strict=True):
+        assert ended.code == 1
+        assert [ended.error["code"]] == case.expect
+        assert ended.missing(*case.comments["mentions"].split("|")) == []
+    assert shown.code == 3
+    assert [finding["code"] for finding in shown.json["findings"]] == ["scale-missing"]
+    assert shown.json["not_examined"] == ["cache"]

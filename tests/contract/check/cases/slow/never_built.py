@@ -1,6 +1,6 @@
 # expect: too-slow
 # mentions: NeverBuilt|60|--time-limit
-# words: NeverBuilt --time-limit 1.5
+# words: never_built.py:NeverBuilt --time-limit 1.5
 import time
 
 from attention import Attention
