@@ -54,16 +54,18 @@ def compiled(source: Path, library: Path) -> bool:
     """Whether the library was made from the source, by the compiler that `CC` names, or else
     `cc`.
     """
-    library.unlink(missing_ok=True)
+    new = library.with_name(f"{library.stem}-{os.getpid()}.so")
     compiler, reason = shlex.split(os.environ.get("CC", "cc")), ""
     for more in FOR_OLDER_COMPILERS:
-        command = [*compiler, *FLAGS, *more, str(source), "-o", str(library), "-lm"]
+        command = [*compiler, *FLAGS, *more, str(source), "-o", str(new), "-lm"]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         except (OSError, subprocess.SubprocessError) as fault:
             reason = getattr(fault, "stderr", None) or str(fault)
-            library.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
         else:
+            new.replace(library)  # a process that imports it meanwhile finds the old one or the new
             return True
+    library.unlink(missing_ok=True)
     print(f"block.c is not compiled, torch does its work: {reason}", file=sys.stderr)
     return False
