@@ -123,27 +123,46 @@ def unmatched(shown: list[str], printed: list[str]) -> str | None:
     )
 
 
+PRINTS_CODE = '; echo "exit code $?"'
+"""What follows a command on a page that shows how it ends."""
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command line as a reader would type it, on a screen of 80 columns. What needs a shell gets
-    one, and a new process.
+    one, and a new process, but `mha` before a pipe is run as ever.
     """
-    operators = {
-        word
-        for word in shlex.shlex(command, posix=True, punctuation_chars=True)
-        if word and word[0] in "|;&<>$"
-    }
-    if command.startswith("mha ") and not operators and "*" not in command:
-        ended = mha.run(
-            folder,
-            *shlex.split(command)[1:],
-            code=range(4),
-            writes=(".cache", ".config", "torchinductor_root"),
-        )
-        return subprocess.CompletedProcess(command, ended.code, ended.stdout, ended.stderr)
+    first, pipe, others = command.partition(" | ")
+    if command.endswith(PRINTS_CODE):
+        ended = run(command.removesuffix(PRINTS_CODE), folder)
+        ended.stdout += f"exit code {ended.returncode}\n"
+        ended.returncode = 0
+        return ended
+    if pipe and _is_plain(first):
+        return _in_shell(others, folder, stdin=run(first, folder).stdout)
+    if not _is_plain(command):
+        return _in_shell(command, folder)
+    done = mha.run(
+        folder,
+        *shlex.split(command)[1:],
+        code=range(4),
+        writes=(".cache", ".config", "torchinductor_root"),
+    )
+    return subprocess.CompletedProcess(command, done.code, done.stdout, done.stderr)
+
+
+def _is_plain(command: str) -> bool:
+    """Whether a command is `mha` with words that no shell changes."""
+    pieces = shlex.shlex(command, posix=True, punctuation_chars=True)
+    has_operators = any(piece[0] in "|;&<>$" for piece in pieces if piece)
+    return command.startswith("mha ") and not has_operators and "*" not in command
+
+
+def _in_shell(command: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
         env=mha.environment(folder),
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,

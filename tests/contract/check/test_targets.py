@@ -293,7 +293,7 @@ def test_a_file_that_cannot_be_imported_is_reported_with_its_line(
 @pytest.mark.usefixtures("attention")
 def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> None:
     shutil.copy(CASES / "shouts.py", tmp_path)
-    ended = mha("check", "shouts.py:Shouts", "--json", cold=True)
+    ended = mha("check", "shouts.py:Shouts", "--json")
     assert ended.json["verdict"] == "right"
     assert "mha.check/1" in ended.json["printed"]
 
