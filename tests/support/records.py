@@ -134,9 +134,7 @@ def scanned() -> Path:
             (place / "corpus.txt").write_text(f"the cat sat\n{EXAMPLE}\nit ran\n")
             model = ("--model", checkpoints.folder("gpt2"))
             words = ("corpus.txt", "--lines", *model, "--out", "scan.mha")
-            run(
-                place, "scan", *words, cold=True, writes=("torchinductor_root",)
-            )  # what torch leaves there
+            run(place, "scan", *words, writes=("torchinductor_root",))  # what torch leaves there
     return place / "scan.mha"
 
 

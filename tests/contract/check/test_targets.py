@@ -436,6 +436,7 @@ def test_the_exit_code_and_the_document_give_the_verdict(
     if verdict == "unknown":
         assert document["reason"] or document["closest"]
         assert document["next_steps"]
+        return  # its screen is among the golden ones
     assert verdict in mha(*words, code=code).stdout
 
 

@@ -163,7 +163,7 @@ def test_the_sinks_of_a_map_are_those_of_its_own_text(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_a_large_page_stays_below_a_mebibyte_unless_all_is_requested(tmp_path: Path) -> None:
     words = " ".join(f"w{place}" for place in range(512))
-    options = "--heads 16 --causal --repeat 1 --view none --save r --html small.html".split()
+    options = "--heads 8 --causal --repeat 1 --view none --save r --html small.html".split()
     run(tmp_path, "run", words, *options)
     assert (tmp_path / "small.html").stat().st_size < MEBIBYTE
     run(tmp_path, "show", "r", "--view", "none", "--full", "--html", "full.html")
