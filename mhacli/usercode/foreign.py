@@ -7,7 +7,9 @@ release they were tried, and fails if a name is gone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -80,3 +82,9 @@ def _leaves(value: Any) -> list[Any]:
     if not isinstance(parts, list | tuple):
         return [parts]
     return [leaf for part in parts for leaf in _leaves(part)]
+
+
+def without_compiling() -> AbstractContextManager[Any]:
+    """A context in which what torch compiled runs as it is written, so that it can be watched."""
+    is_loaded = "torch._dynamo" in sys.modules  # loading it takes a second
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()

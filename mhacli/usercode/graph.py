@@ -33,7 +33,12 @@ from mhacli.errors import MhaError
 from mhacli.usercode.build import as_float64
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.faults import SourceLine, source_line
-from mhacli.usercode.foreign import attention_within, is_transformed, tensors_in
+from mhacli.usercode.foreign import (
+    attention_within,
+    is_transformed,
+    tensors_in,
+    without_compiling,
+)
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.user_attention import UserAttention
@@ -402,7 +407,8 @@ def recorded(
     """One recorded call. Raises `UserRaised`, and `MhaError` if it cannot be recorded."""
     call_inputs = inputs.map(lambda rows: rows.to(subject.device, subject.dtype))
     watcher = Watcher(subject.built.file)
-    out = subject(call_inputs, seed=seed, mask=mask, training=training, within=watcher)
+    with without_compiling():
+        out = subject(call_inputs, seed=seed, mask=mask, training=training, within=watcher)
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, call_inputs[:3], strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}
