@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -43,6 +43,8 @@ _MOST_CALLS = 60
 _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes
 to the next."""
+_DTYPES_OF_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
+_LENGTHS_OF_KERNELS = (64, 128)
 _EXAMPLE_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths at which an example is tried, until a call works."""
 
@@ -114,9 +116,25 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     tried = list[Attempt]()
     found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
     if found is None:
+        found = first_that_works(_of_kernels(tried), with_output, list[Attempt]())
+    if found is None:
         raise _call_error(template, request, tried)
     built.tried.extend(tried)
     return found
+
+
+def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:
+    """The calls of a function that failed, in lengths and widths that kernels take, and in 16 bits;
+    not those with numbers, such as a scale, that were made for another width.
+    """
+    functions = [each.candidate for each in tried if each.candidate.is_function]
+    plain = [each for each in functions if not any(type(n) is float for n in each.others.values())]
+    for attention, dtype in itertools.product(plain[:2], _DTYPES_OF_KERNELS):
+        for length in _LENGTHS_OF_KERNELS:
+            sizes = attention.sizes._replace(
+                batch=2, q_len=length, k_len=length, d_in=64, d_context=64
+            )
+            yield replace(attention, sizes=sizes, dtype=dtype)
 
 
 def _modes_of(attention: UserAttention) -> list[UserAttention]:
