@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise, zip_longest
 from typing import Any, Literal, NamedTuple
@@ -45,6 +45,11 @@ class Projection:
             self._last[:] = rows, product if self.bias is None else product + self.bias
         return self._last[1]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Projection:
+        """The same with `change` applied to the weight and the bias."""
+        bias = None if self.bias is None else change(self.bias)
+        return Projection(change(self.weight), bias)
+
 
 class Projections(NamedTuple):
     """The projections of a layer. Without `out`, the result is the concatenated heads."""
@@ -53,6 +58,11 @@ class Projections(NamedTuple):
     k: Projection
     v: Projection
     out: Projection | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Projections:
+        """The same with `change` applied to weights and biases."""
+        q, k, v = (each.map(change) for each in self[:3])
+        return Projections(q, k, v, None if self.out is None else self.out.map(change))
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,12 @@ class ReferenceLayer:
     per position for each pair of the first columns, None for theta^(−2j/d) in all columns.
     `interleaved_split`: head h takes every n-th column instead of adjacent columns;
     `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future
-    itself. `visible_cells`, bool `[query, key]`, is another mask of the layer. `before(inputs)` and
-    `after(out, input)` are further operations, such as a norm or a residual connection. `q_norm`
-    and `k_norm` act on the queries and keys of each head. `scale` is a number, or one for each
-    head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query, key]` for some
+    itself; the queries are the last positions of the keys, or with `top_left` the first.
+    `visible_cells(q_len, k_len)`, bool `[query, key]`, is another mask of the layer.
+    `before(inputs)` and `after(out, input)` are further operations, such as a norm or a residual
+    connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number,
+    or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query,
+    key]` for some
     inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
     """
 
@@ -82,13 +94,42 @@ class ReferenceLayer:
     interleaved_split: bool = False
     interleaved_merge: bool = False
     causal: bool = False
-    visible_cells: Tensor | None = None
+    top_left: bool = False
+    visible_cells: Callable[[int, int], Tensor] | None = None
     before: Callable[[Inputs], Inputs] | None = None
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
     bias: Callable[[Inputs], Tensor | None] | None = None
     sinks: Tensor | None = None
+
+    def in_dtype(self, dtype: torch.dtype, *, is_rounded: bool = False) -> ReferenceLayer:
+        """The layer whose weights are in a dtype, in which it computes; or, where it `is_rounded`,
+        in float64 but with the values that they have there. Gradients reach the same parameters.
+        What the layer does around attention, and its norms, is computed in float64 and rounded.
+        """
+
+        def cast(tensor: Tensor) -> Tensor:
+            if is_rounded:
+                return tensor + (tensor.to(dtype).to(tensor.dtype) - tensor).detach()
+            return tensor.to(dtype)
+
+        def around(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+            if function is None or is_rounded:
+                return function
+            return lambda *rows: _to(dtype, function(*(_to(torch.float64, each) for each in rows)))
+
+        return replace(
+            self,
+            weights=None if self.weights is None else self.weights.map(cast),
+            scale=cast(self.scale) if isinstance(self.scale, Tensor) else self.scale,
+            sinks=None if self.sinks is None else cast(self.sinks),
+            before=around(self.before),
+            after=around(self.after),
+            q_norm=around(self.q_norm),
+            k_norm=around(self.k_norm),
+            bias=around(self.bias),
+        )
 
     @property
     def d_head(self) -> int | None:
@@ -133,6 +174,13 @@ class Inputs(NamedTuple):
         keys = None if self.keys is None else change(self.keys)
         values = None if self.values is None else change(self.values)
         return self._replace(queries=change(self.queries), keys=keys, values=values)
+
+
+def _to(dtype: torch.dtype, rows: Any) -> Any:
+    """Rows, or all of some inputs, in a dtype; None as it is."""
+    if isinstance(rows, Inputs):
+        return rows.map(lambda each: each.to(dtype))
+    return None if rows is None else rows.to(dtype)
 
 
 # ------------------------------------------------------------------------------------- right stages
@@ -214,9 +262,10 @@ def cap(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 
 def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int, *, shift: int = 0) -> Tensor:
     """`[query, key]`, True for keys up to the query's position, shifted; the queries are the last
-    positions of the keys.
+    positions of the keys, or the first.
     """
-    return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len + shift)
+    first = 0 if layer.top_left else k_len - q_len
+    return torch.ones(q_len, k_len, dtype=torch.bool).tril(first + shift)
 
 
 def mask_rule(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
@@ -388,9 +437,11 @@ def _attended(
     tap("q", queries)
     tap("k", keys)
     tap("v", values)
-    layer_rule = layer.visible_cells
+    lengths, layer_rule = (queries.shape[2], keys.shape[2]), None
     if layer.causal or inputs.ends:
-        layer_rule = stages["causal_rule"](layer, queries.shape[2], keys.shape[2])
+        layer_rule = stages["causal_rule"](layer, *lengths)
+    elif layer.visible_cells is not None:
+        layer_rule = layer.visible_cells(*lengths)
     caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
     padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
     visible = stages["all_rules"](layer, (layer_rule, caller_mask, padding))

@@ -154,7 +154,7 @@ class UserAttention:
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the
     likeliest first. `mode` is self or cross, None for an attention with one mode. `is_copied`: each
     call uses a new copy of the module, so that no state remains. `is_without_dropout`: what it
-    drops by torch's functions is kept.
+    drops by torch's functions is kept. `has_graph`: outputs keep their graph of gradients.
     """
 
     built: Built
@@ -173,6 +173,7 @@ class UserAttention:
     mode: Mode | None = None
     is_copied: bool = False
     is_without_dropout: bool = False
+    has_graph: bool = False
 
     @property
     def is_function(self) -> bool:
@@ -282,7 +283,7 @@ class UserAttention:
         kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
         dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
         with (
-            _quietly(self.built, call, training=training),
+            _quietly(self.built, call, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
             kernel,
             dropout,
@@ -334,7 +335,8 @@ class UserAttention:
                     f" not an output [{', '.join(axes)}]"
                 )
             path = found[0]
-        return rearranged(tensors[path].detach(), axes, self.canonical).contiguous().clone()
+        output = tensors[path] if self.has_graph else tensors[path].detach()
+        return rearranged(output, axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
         """The sizes of a call with these inputs."""
@@ -464,10 +466,12 @@ class _RowsInside:
 
 
 @contextmanager
-def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Iterator[None]:
-    """A call that is reported as a stage: without gradients and warnings, and with a module in
-    `train` or `eval` mode. Norms over the batch always are as in evaluation, for they would keep
-    what they saw.
+def _quietly(
+    built: Built, call: Callable[..., Any], *, training: bool, has_graph: bool
+) -> Iterator[None]:
+    """A call that is reported as a stage: without warnings, with gradients only if it `has_graph`,
+    and with a module in `train` or `eval` mode. Norms over the batch always are as in evaluation,
+    for they would keep what they saw.
     """
     built.stage(f"calling {built.name}")
     modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
@@ -477,7 +481,7 @@ def _quietly(built: Built, call: Callable[..., Any], *, training: bool) -> Itera
         for item in part.named_buffers(recurse=False)
         if training
     ]
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+    with warnings.catch_warnings(action="ignore"), torch.set_grad_enabled(has_graph):
         try:
             for part in modes:
                 part.training = training and not isinstance(part, nn.modules.batchnorm._BatchNorm)

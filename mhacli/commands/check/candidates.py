@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
+from mhacli.commands.check.patterns import pattern_of
 from mhacli.commands.check.probes import TOLERANCE, ProbedAttention, make_case, recorded_case
 from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built, as_float64
@@ -215,12 +216,16 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignCho
         return
     yield DesignChoice({"causal": expected})
     yield DesignChoice({"causal": not expected})
+    if probed.subject.is_function:
+        words = "where queries and keys differ in number, the first query stands at the first key"
+        yield _chosen("causal-top-left", words, causal=True, top_left=True)
     is_finite = bool(call.out.isfinite().all())  # NaN would count as seeing nothing
     if influence is None or not is_finite or (expected and bool(influence.triu(1).any())):
         return
-    if probed.visible in ("other", "itself only"):
-        words = "tokens see others by a rule of its own, such as a window"
-        yield _chosen("own-pattern", words, causal=False, visible_cells=influence)
+    pattern = pattern_of(influence)
+    is_window = probed.visible == "causal" and not pattern.is_of_length
+    if is_window or probed.visible in ("other", "itself only"):
+        yield _chosen("own-pattern", pattern.words, causal=False, visible_cells=pattern.cells)
 
 
 def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:

@@ -26,6 +26,7 @@ from mhacli.commands.check.behaviour import (
     is_claimed_causal,
     reason_of,
 )
+from mhacli.commands.check.beyond import GRID, Beyond, compare_beyond
 from mhacli.commands.check.diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from mhacli.commands.check.findings import findings_of
 from mhacli.commands.check.layer_sites import sites_in
@@ -266,13 +267,21 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
+    beyond = Beyond()
+    if diagnosis.is_right and not findings:
+        beyond = compare_beyond(diagnosis)
+        findings = tuple(beyond.findings)
+        over_measuring = over_measuring or beyond.over
+        if beyond.over is not None:
+            untried = (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
     report = replace(
         report,
         verdict="wrong" if findings else "right",
         example="" if subject.example else subject.example_text,
         findings=findings,
-        choices=_choices(diagnosis),
+        choices=(*_choices(diagnosis), *beyond.choices),
+        compared=beyond.compared,
         probes=probed.probes,
         comparison=_comparison(diagnosis, str(subject.dtype).removeprefix("torch.")),
         reason=None,
@@ -281,7 +290,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         not_examined=tuple(
             name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed
         ),
-        notes=(*arguments_without_effect(subject), *diagnosis.notes),
+        notes=(*arguments_without_effect(subject), *diagnosis.notes, *beyond.notes),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
     if not findings and untried:

@@ -238,6 +238,17 @@ def replace_tokens(probed: ProbedAttention, drawer: InputDrawer) -> None:
     probed.influence = by_random | by_equal
 
 
+def influence_in(probed: ProbedAttention, length: int) -> Tensor | None:
+    """Which tokens influence which outputs of self-attention over a longer text, `[query, key]`;
+    None where it cannot be measured.
+    """
+    sizes = probed.subject.sizes._replace(q_len=length, k_len=length)
+    longer = replace(probed, subject=replace(probed.subject, sizes=sizes), influence=None)
+    with suppress(*NO_ANSWER):
+        replace_tokens(longer, longer.subject.drawer(probed.request.seed))
+    return longer.influence
+
+
 def _by_token(
     probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0
 ) -> Tensor:

@@ -29,7 +29,10 @@ _TARGET = (
     " of q, k and v. mha imports and runs it."
 )
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
-_LENGTH = "Tokens of the texts whose behaviour is tried."
+_BACKWARD = "Code that gives no gradients is wrong."
+_NO_BACKWARD = "Compare no gradients: the code is for inference alone."
+_LENGTH = "Tokens of the longest text: of a model, or of an attention."
+_LENGTHS = "256 or the model's positions, 257 of an attention"
 _MAX_TIME = "Seconds for all that follows the first call. What is not tried by then is named."
 _AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
@@ -85,11 +88,11 @@ class CheckRequest:
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
     n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
+    backward: bool = setting(False, _MEANT, _BACKWARD, "--backward")
+    no_backward: bool = setting(False, _MEANT, _NO_BACKWARD, excludes=("backward",))
     device: str = like(Config, "device", _RUN, value="cpu", default="")
     seed: int = like(Config, "seed", _RUN)
-    length: int | None = setting(
-        None, _RUN, _LENGTH, low=4, high=4096, default="256, or the model's positions"
-    )
+    length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
     time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
     max_time_s: float = setting(
         DEFAULT_MAX_TIME_S,
@@ -124,6 +127,11 @@ class CheckRequest:
         """Whether tokens see only earlier ones, as stated; None where nothing is."""
         return True if self.causal else False if self.not_causal else None
 
+    @property
+    def asks_backward(self) -> bool | None:
+        """Whether gradients are wanted, as stated; None where nothing is."""
+        return True if self.backward else False if self.no_backward else None
+
     @cached_property
     def against(self) -> TargetRequest | None:
         """The attention to compare it with; None for the reference. Raises `UsageError` as
@@ -148,7 +156,8 @@ class Finding:
     the consequence, `fix` the corrected expression. `proven`: the reference with this mistake and
     those of `together_with` gives the module's output within `tolerance`; `error` is the largest
     difference. `file`, `line` and `source` locate the operation if known. `modes` are the affected
-    modes, empty for attention with one mode.
+    modes, empty for attention with one mode. `where` says in which calls the code differs, and
+    `beyond` up to which length it does not.
     """
 
     code: str
@@ -164,6 +173,8 @@ class Finding:
     line: int | None = None
     source: str = ""
     modes: tuple[Mode, ...] = ()
+    beyond: int | None = None
+    where: str = ""
 
     @property
     def in_words(self) -> str:
@@ -250,6 +261,35 @@ class OutputComparison:
     tolerance: float
 
 
+class Backward(Struct, frozen=True):
+    """Whether gradients were compared, and why not."""
+
+    compared: bool
+    reason: str | None = None
+
+
+class Compared(Struct, frozen=True):
+    """What a verdict covers: the lengths, the shapes and the dtypes in which attention was compared
+    with the reference, and `attention`: whether it was in any.
+    """
+
+    lengths: tuple[int, ...]
+    shapes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    attention: bool
+    backward: Backward
+
+    def words(self, other: str) -> str:
+        """What was compared with another implementation, in a sentence."""
+        what = "outputs and gradients" if self.backward.compared else "outputs"
+        dtypes = " and ".join(filter(None, [", ".join(self.dtypes[:-1]), self.dtypes[-1]]))
+        n, why = len(self.shapes), self.backward.reason
+        return (
+            f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
+            f" {dtypes} ({n} shape{'s' * (n != 1)})" + (f"; no gradients: {why}" if why else "")
+        )
+
+
 class AttentionInside(Struct, frozen=True):
     """A class of attention inside a model, with the names of its modules, and the verdict of the
     comparison with the reference; `reason` says why there is none.
@@ -285,7 +325,8 @@ class Examination(Shown):
     assumed, empty where one was given. `next_steps` are suggestions for an undecided verdict. Of
     attention with two modes it is the report on the worse one, with the findings of both. `modes`
     is always empty. `inside` are the classes of attention inside a whole model. `attempts` are the
-    calls, masks and other variants that were tried and did not work.
+    calls, masks and other variants that were tried and did not work. `compared` is what the
+    comparison with the reference covers beyond its first calls.
     """
 
     verdict: Verdict
@@ -314,6 +355,7 @@ class Examination(Shown):
     behaviour: tuple[Behaviour, ...] = ()
     inside: tuple[AttentionInside, ...] = ()
     attempts: tuple[FailedAttempt, ...] = ()
+    compared: Compared | None = None
 
     @property
     def ok(self) -> bool:
@@ -352,6 +394,8 @@ class Examination(Shown):
         if self.comparison is None:
             return f"{self.attention_inside}; the rest by behaviour: {held}"
         n, other = self.comparison.n_inputs, self.against or "the reference"
+        if self.compared is not None and self.compared.attention:
+            return self.compared.words(other)
         return (
             f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
             " weights"

@@ -38,6 +38,7 @@ def check(
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
     n_heads: int | None = None,
+    backward: bool | None = None,
     device: str = "cpu",
     seed: int = 0,
     length: int | None = None,
@@ -51,11 +52,13 @@ def check(
     examined in this process, a module as a copy. After `max_time_s`, counted from the end of the
     first call, the verdict is `wrong` if a mistake is shown, and never `right`. A model that takes
     token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens:
-    256, or the model's positions. `arguments` go to the constructor, `call_arguments` to each call;
-    or `example` makes the call, as a function of the target and a length. `against` is another
-    implementation to compare with, instead of the reference. `causal`, `mask_means`, `rope`,
-    `scale` and `n_heads` state the intention where the code does not show it. Raises `MhaError` if
-    the target cannot be imported, built or called.
+    256, or the model's positions. Attention is compared over up to `length` tokens: 257.
+    `arguments` go to the constructor, `call_arguments` to each call; or `example` makes the call,
+    as a function of the target and a length. `against` is another implementation to compare with,
+    instead of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the
+    intention where the code does not show it. Gradients are compared where there are any: with
+    `backward=True` there must be some, with `backward=False` none are compared. Raises `MhaError`
+    if the target cannot be imported, built or called.
     """
     with _named(target) as name, _named(against) as other, _named(example) as call:
         request = CheckRequest(
@@ -74,6 +77,8 @@ def check(
             rope=rope,
             scale=scale,
             n_heads=n_heads,
+            backward=backward is True,
+            no_backward=backward is False,
             device=device,
             seed=seed,
             length=length,

@@ -1,0 +1,506 @@
+"""Compares an attention that is right in its first calls with the reference in those of the grid,
+forward and backward: where it differs is a mistake, and what it was compared in is said.
+
+A number of a call differs beyond a multiple of what the plain formula loses in the same dtype, and
+beyond the rounding of its scores. In 16 bits, with scores that are not sharp, the norm of all
+errors has a limit too, which shows a wrong scale that single numbers hide.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.attention.core import dtype_name
+from mhacli.attention.stages import (
+    RIGHT,
+    Inputs,
+    NotPossible,
+    Projections,
+    ReferenceLayer,
+    run_stages,
+)
+from mhacli.commands.check.diagnose import Diagnosis
+from mhacli.commands.check.grid import (
+    BUDGET_NARROWER,
+    LONGEST,
+    NARROW,
+    Cell,
+    Separation,
+    Shape,
+    cells_of,
+    in_tiles,
+    inputs_of,
+    separation_of,
+    shapes_of,
+    within_budget,
+)
+from mhacli.commands.check.layer_sites import LayerSites
+from mhacli.commands.check.patterns import pattern_of
+from mhacli.commands.check.probes import TOLERANCE, influence_in
+from mhacli.commands.check.result import Backward, Compared, Finding, finding_of
+from mhacli.text.numbers import shown
+from mhacli.usercode.build import as_float64, cast_copy
+from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
+from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention
+
+GRID = "further lengths, dtypes and gradients"
+"""What the grid examines, by the name under which reports list it."""
+_CELL_ERRORS = 8.0
+"""How many times further than the plain formula a right one may round in a number."""
+_NORM_ERRORS = 5.5
+"""The same for the norm of all errors in 16 bits: right log-sum-exp forms reach 4.4."""
+_COARSER = {torch.float32: NARROW, torch.float16: NARROW[:1]}
+"""The dtypes in which code may compute inside."""
+_MOST_NAMED = 4
+"""The most tensors that a sentence names."""
+
+_MOST_LETTERS = 120
+"""The most letters of an exception's text in a note."""
+
+Results = Mapping[str, Tensor]
+"""What a call gives in float64 by name: `out`, and the gradients, such as `dq` or `d x`."""
+
+
+class Truth(NamedTuple):
+    """What a call must give, what the plain formula gives in its dtype, the random gradient of its
+    output, and the largest score.
+    """
+
+    results: Results
+    plain: Results
+    cotangent: Tensor
+    largest_score: float
+
+
+class Mismatch(NamedTuple):
+    """Numbers of a tensor that differ: the first of them, how many of how many, their rows, and the
+    largest error beside its limit.
+    """
+
+    tensor: str
+    at: tuple[int, ...]
+    n_wrong: int
+    n: int
+    rows: tuple[int, int]
+    error: float
+    limit: float
+
+    @property
+    def words(self) -> str:
+        """The numbers in a line."""
+        first, last = self.rows
+        rows = f"row {first}" if first == last else f"rows {first} to {last}"
+        return (
+            f"{self.tensor}{list(self.at)} and {self.n_wrong - 1:,} more of {self.n:,} numbers,"
+            f" {rows}: largest error {shown(self.error, 'error')}, limit"
+            f" {shown(self.limit, 'error')}"
+        )
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What a call of the grid showed: how it refused, the tensors that differ, those without a
+    gradient, whether the output has one at all, and what the backward pass raised.
+    """
+
+    cell: Cell
+    refusal: str = ""
+    mismatches: tuple[Mismatch, ...] = ()
+    missing: tuple[str, ...] = ()
+    is_differentiable: bool = False
+    raised: UserRaised | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether its output differs."""
+        return any(each.tensor == "out" for each in self.mismatches)
+
+
+@dataclass
+class Beyond:
+    """What the grid showed: mistakes, choices, what was compared, and notes; `over` if time ended
+    it.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    compared: Compared | None = None
+    over: OutOfTime | None = None
+
+
+# ----------------------------------------------------------------------------------- one call
+
+
+class Comparison:
+    """A subject and the layer that it is, in calls of any size."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        probed, candidate = diagnosis.probed, diagnosis.candidate
+        assert candidate is not None
+        self.probed, self.seed = probed, probed.request.seed
+        self._subjects: dict[torch.dtype, UserAttention] = {}
+        self.layer, seen, self.length = candidate.layer, probed.influence, None
+        if self.layer.visible_cells is not None and seen is not None:
+            self.length = len(seen) if pattern_of(seen).is_of_length else None
+        self.module, self.projections = probed.module, set[str]()
+        if candidate.reading is not None:
+            self.projections = {*candidate.reading.parts}
+            # read anew, so that gradients reach the parameters
+            q, k, v = (role.projection for role in candidate.reading.qkv)
+            self.layer = replace(
+                candidate.design, weights=Projections(q, k, v, candidate.reading.out)
+            )
+
+    def parameters(self, dtype: torch.dtype) -> dict[str, nn.Parameter]:
+        """The trainable parameters of the reference, by the names of the user's module; in 16 bits
+        those of projections, because the plain formula computes all others in float64.
+        """
+        if self.module is None or self.probed.subject.is_copied:
+            return {}
+        return {
+            name: each
+            for name, each in self.module.named_parameters()
+            if each.requires_grad
+            and (dtype not in NARROW or not self.projections.isdisjoint(_owners(name)))
+        }
+
+    def layer_for(self, inputs: Inputs) -> ReferenceLayer:
+        """The layer for inputs of any size."""
+        if not self.probed.subject.is_function:
+            return self.layer
+        n_heads, n_kv_heads = inputs.queries.shape[1], inputs.rows_of("k").shape[1]
+        return replace(self.layer, n_heads=n_heads, n_kv_heads=n_kv_heads)
+
+    def result(self, cell: Cell) -> CellResult:
+        """What a call shows. Raises `OutOfTime`."""
+        try:
+            subject = self.subject_in(cell.dtype)
+            inputs = inputs_of(cell, subject, self.seed).map(lambda rows: rows.requires_grad_())
+            with torch.enable_grad():
+                out = subject(inputs, seed=0)
+        except NO_ANSWER as failure:
+            if isinstance(failure, OutOfTime):
+                raise
+            return CellResult(cell, str(failure))
+        try:
+            truth = self._truth(cell, inputs)
+        except (NotPossible, *NO_ANSWER) as failure:
+            return CellResult(cell, f"the reference does not apply: {failure}")
+        if out.shape != truth.results["out"].shape:
+            return CellResult(cell, f"gives {list(out.shape)}")
+        return self._judged(cell, subject, inputs, out, truth)
+
+    def subject_in(self, dtype: torch.dtype) -> UserAttention:
+        """A copy of the subject in a dtype. Raises `UserRaised` if it cannot be cast, and
+        `Unreadable` if one of its arguments is larger than the numbers of the dtype.
+        """
+        if dtype not in self._subjects:
+            subject, largest = self.probed.subject, torch.finfo(dtype).max
+            for name, value in subject.built.arguments.items():
+                if isinstance(value, int | float) and abs(value) > largest:
+                    raise Unreadable(f"{name}={value:g} does not fit")
+            copy = subject.with_call(cast_copy(subject.built.call, dtype))
+            self._subjects[dtype] = replace(
+                copy, dtype=dtype, is_copied=subject.is_copied, has_graph=True
+            )
+        return self._subjects[dtype]
+
+    @torch.enable_grad()
+    def _truth(self, cell: Cell, inputs: Inputs) -> Truth:
+        """What the reference gives."""
+        scores, layer, inner = [0.0], self.layer_for(inputs), cell.computed
+
+        def tap(site: str, tensor: Tensor, **_: object) -> None:
+            if site == "scaled":
+                scores.append(tensor.detach().abs().max().item())
+
+        out, _ = run_stages(RIGHT, layer.in_dtype(cell.dtype, is_rounded=True), inputs, tap)
+        generator = torch.Generator().manual_seed(self.seed + 2)
+        cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+        cotangent = cotangent.to(cell.dtype).double()
+        wanted = self._leaves(inputs, self.parameters(cell.dtype))
+        results = plain = {"out": out.detach(), **_gradients(out, wanted, cotangent)}
+        if inner != torch.float64:
+            rows = inputs.map(lambda each: each.to(inner))
+            out, _ = run_stages(RIGHT, layer.in_dtype(inner), rows)
+            plain = {"out": as_float64(out), **_gradients(out, wanted, cotangent)}
+        return Truth(results, plain, cotangent, max(scores))
+
+    def _leaves(self, inputs: Inputs, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What gradients are wanted of, by their names."""
+        given = {"q": inputs.queries, "k": inputs.keys, "v": inputs.values}
+        slots = {slot.part: f" {slot.name}" for slot in reversed(self.probed.subject.slots)}
+        names = {} if self.probed.subject.is_function else slots
+        leaves = {f"d{names.get(part, part)}": rows for part, rows in given.items()}
+        leaves |= {f"d {name}": each for name, each in parameters.items()}
+        return {name: each for name, each in leaves.items() if each is not None}
+
+    def _judged(
+        self, cell: Cell, subject: UserAttention, inputs: Inputs, out: Tensor, truth: Truth
+    ) -> CellResult:
+        """What the output and the gradients of a call show."""
+        limits, module = _Limits(cell, truth), subject.built.module
+        wrong = limits.mismatch("out", as_float64(out))
+        if wrong is not None or not out.requires_grad:
+            return CellResult(cell, mismatches=() if wrong is None else (wrong,))
+        own = {} if module is None else dict(module.named_parameters())
+        wanted = self._leaves(inputs, {name: own[name] for name in self.parameters(cell.dtype)})
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                gradients = call_user(_gradients, out, wanted, truth.cotangent)
+        except UserRaised as raised:
+            return CellResult(cell, is_differentiable=True, raised=raised)
+        # a key bias has none but rounding, and the softmax of sharp scores may leave none
+        moving = {
+            name
+            for name, each in truth.plain.items()
+            if name in wanted and each.abs().max().item() > limits.limit(name)
+        }
+        given = {name for name in gradients if gradients[name].any() or name not in moving}
+        found = [limits.mismatch(name, gradients[name]) for name in wanted if name in given]
+        return CellResult(
+            cell,
+            mismatches=tuple(each for each in found if each is not None),
+            missing=tuple(name for name in wanted if name in moving - given),
+            is_differentiable=True,
+        )
+
+
+def _owners(name: str) -> tuple[str, str]:
+    """A parameter and the module that has it, as projections are named."""
+    return name, name.rpartition(".")[0]
+
+
+def _gradients(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -> Results:
+    """The gradients in float64 of those tensors that the output depends on."""
+    # the graph from parameters to projections serves every call
+    found = torch.autograd.grad(
+        out, [*wanted.values()], cotangent.to(out), retain_graph=True, allow_unused=True
+    )
+    return {
+        name: as_float64(each) for name, each in zip(wanted, found, strict=True) if each is not None
+    }
+
+
+class _Limits:
+    """How far the numbers of a call may be from the truth."""
+
+    def __init__(self, cell: Cell, truth: Truth) -> None:
+        self.truth, self.eps = truth, torch.finfo(cell.computed).eps
+        self.has_norm_limit = cell.computed in NARROW and not cell.is_sharp and cell.shape.k_len > 1
+        # models compute rotations and norms in float32 in any dtype
+        step = TOLERANCE if cell.computed == torch.float64 else 2 * self.eps
+        self.rounding = step * (1 + truth.largest_score)
+        gradients = [each for name, each in truth.results.items() if name != "out"]
+        self.largest_gradient = max((each.abs().max().item() for each in gradients), default=0.0)
+
+    def mismatch(self, name: str, ours: Tensor) -> Mismatch | None:
+        """Where a tensor differs; None where it does not, or has no reference."""
+        if name not in self.truth.results:
+            return None
+        errors = torch.where(ours.isfinite(), (ours - self.truth.results[name]).abs(), torch.inf)
+        limit, error = self.limit(name), errors.max().item()
+        if error <= limit and self._is_within_norm(name, errors):
+            return None
+        limit = min(limit, error / 2)  # where only the norm is too large, half of the largest
+        at = (errors > limit).nonzero()
+        rows = at[:, -2] if at.shape[1] > 1 else at[:, -1]
+        first = tuple(at[0].tolist())
+        extent = (int(rows.min()), int(rows.max()))
+        return Mismatch(name, first, len(at), errors.numel(), extent, error, limit)
+
+    def limit(self, name: str) -> float:
+        """How far a number of a tensor may be from the truth."""
+        size = self.truth.results[name].abs().max().item()
+        if name != "out":  # the gradient of one key is 0, and what rounds to it is not
+            size = max(size, self.largest_gradient)
+        return _CELL_ERRORS * self._lost(name).max().item() + self.rounding * size
+
+    def _lost(self, name: str) -> Tensor:
+        """What the plain formula loses."""
+        lost = (self.truth.plain[name] - self.truth.results[name]).abs()
+        return lost.nan_to_num(nan=torch.inf)
+
+    def _is_within_norm(self, name: str, errors: Tensor) -> bool:
+        true = self.truth.results[name]
+        limit = _NORM_ERRORS * self._lost(name).norm() + self.eps * true.norm()
+        return not self.has_norm_limit or bool(errors.norm() <= limit)
+
+
+# ------------------------------------------------------------------------------------- all calls
+
+
+def compare_beyond(diagnosis: Diagnosis) -> Beyond:
+    """What the grid shows of an attention that is right in its first calls."""
+    found, request = Beyond(), diagnosis.probed.request
+    subject = diagnosis.probed.subject
+    if subject.ids is not None or subject.is_inside:
+        return found
+    comparison = Comparison(diagnosis)
+    results = list[CellResult]()
+    try:
+        _run(comparison, request.length or LONGEST, results, found)
+    except OutOfTime as over:
+        found.over = over
+    line = LayerSites(diagnosis.call).line_for((), "", subject.built)
+    found.findings += [
+        replace(finding, **line._asdict()) for finding in _findings(results, request.asks_backward)
+    ]
+    found.compared = _compared(results, request.asks_backward)
+    refused = {
+        (each.cell.dtype, each.refusal): each.cell
+        for each in reversed(results)
+        if each.refusal and not each.cell.shape.is_unusual
+    }
+    found.notes += [
+        f"not compared: {cell.words}: {refusal[:_MOST_LETTERS]}"
+        for (_, refusal), cell in reversed(refused.items())
+    ]
+    return found
+
+
+def _run(comparison: Comparison, longest: int, results: list[CellResult], found: Beyond) -> None:
+    """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
+    subject, run = comparison.probed.subject, comparison.result
+    shapes = shapes_of(subject, comparison.layer, longest)
+    if (length := comparison.length) is not None:
+        shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
+    results += map(run, cells_of(shapes, subject.dtype))
+    if _takes_pattern(comparison, results, found):
+        shapes = shapes_of(subject, comparison.layer, longest)
+        results[:] = map(run, cells_of(shapes, subject.dtype))
+    refused = {each.cell.shape for each in results if each.refusal}
+    tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
+    if refused.issuperset(shapes[:1]):
+        results += map(run, cells_of([*tiled], subject.dtype))
+    agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
+    shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
+    for dtype in (torch.float32, *NARROW):
+        if dtype != subject.dtype and not any(map(_is_wrong, results)):
+            results += _in_narrower(comparison, shapes, dtype, found)
+
+
+def _is_wrong(result: CellResult) -> bool:
+    return bool(result.mismatches or result.missing)
+
+
+def _in_narrower(
+    comparison: Comparison, shapes: Sequence[Shape], dtype: torch.dtype, found: Beyond
+) -> list[CellResult]:
+    """What calls show in a dtype, or, where they differ and none does in a coarser one, in that."""
+    cells = cells_of(shapes, dtype)
+    own = [*map(comparison.result, cells)]
+    if not any(map(_is_wrong, own)):
+        return own
+    for inner in _COARSER.get(dtype, ()):
+        inside = [comparison.result(cell._replace(inner=inner)) for cell in cells]
+        if not any(map(_is_wrong, inside)):
+            found.notes.append(f"in {dtype_name(dtype)} it computes in {dtype_name(inner)}")
+            return inside
+    return own
+
+
+def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found: Beyond) -> bool:
+    """Whether outputs differ only because tokens see a window or their chunk, which the first calls
+    are too short to show.
+    """
+    shapes = [each.cell.shape for each in results if each.differs]
+    square = [shape.q_len for shape in shapes if shape.q_len == shape.k_len]
+    seen = influence_in(comparison.probed, min(square)) if square else None
+    pattern = None if seen is None else pattern_of(seen)
+    if pattern is None or pattern.is_of_length:
+        return False
+    comparison.layer = replace(comparison.layer, causal=False, visible_cells=pattern.cells)
+    found.choices.append(Choice("own-pattern", pattern.words))
+    return True
+
+
+def _findings(results: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+    """The mistakes that calls show, the output's first."""
+    wide = [each for each in results if each.cell.dtype not in NARROW]
+    ran = [each for each in wide if not each.refusal]
+    differing = [each for each in ran if each.differs]
+    if differing:
+        yield _finding("differs-beyond", differing, ran)
+        return
+    if asks_backward is not False:
+        yield from _gradient_findings(ran, asks_backward)
+    narrow = [each for each in results if each.cell.dtype in NARROW and not each.refusal]
+    differing = [each for each in narrow if each.mismatches]
+    if differing:
+        yield _finding("differs-in-16-bits", differing, narrow)
+
+
+def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+    """The mistakes of the backward pass."""
+    # one key has a weight of 1 and no gradient, whatever is wrong
+    differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
+    cut = _cut(differentiable)
+    if not differentiable and ran and asks_backward:
+        yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
+    if cut:
+        names = ", ".join(cut[:_MOST_NAMED])
+        yield finding_of(
+            "gradient-cut", f"no gradient reaches {names}, which the output depends on"
+        )
+    raised = [each for each in differentiable if each.raised is not None]
+    if raised and len(raised) < len(differentiable):
+        evidence = f"the backward pass raises {raised[0].raised} at {raised[0].cell.words}"
+        yield finding_of("gradient-differs", evidence, where=f"first at {raised[0].cell.words}")
+    differing = [each for each in differentiable if each.mismatches]
+    if differing:
+        yield _finding("gradient-differs", differing, differentiable)
+
+
+def _cut(differentiable: Sequence[CellResult]) -> list[str]:
+    """The gradients that no call has: one that some have is wrong where it is 0."""
+    plain = [each for each in differentiable if not each.cell.is_sharp]
+    missing = dict.fromkeys(name for each in plain for name in each.missing)
+    return [name for name in missing if all(name in each.missing for each in plain)]
+
+
+def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResult]) -> Finding:
+    """A finding for calls that differ among those that ran."""
+    first = differing[0]
+    # one key has a weight of 1 and no gradient, whatever is wrong
+    passing = [each.cell for each in ran if not each.mismatches and each.cell.shape.k_len > 1]
+    apart = separation_of([each.cell for each in differing], passing)
+    if first.cell.dtype in NARROW:
+        apart = Separation(f"in {dtype_name(first.cell.dtype)}, {apart.words}", apart.beyond)
+    tensors = dict.fromkeys(each.tensor for result in differing for each in result.mismatches)
+    names = ", ".join([*tensors][:_MOST_NAMED])
+    evidence = f"{names} {'differs' if len(tensors) == 1 else 'differ'} {apart.words}; at"
+    evidence += f" {first.cell.words} {first.mismatches[0].words}"
+    worst = first.mismatches[0]
+    finding = finding_of(code, evidence, beyond=apart.beyond, where=apart.words)
+    return replace(finding, error=worst.error, tolerance=worst.limit)
+
+
+def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Compared:
+    """What the calls that ran compared."""
+    ran = [each for each in results if not each.refusal and not each.mismatches]
+    shapes = dict.fromkeys(each.cell.shape for each in ran)
+    dtypes = dict.fromkeys(dtype_name(each.cell.dtype) for each in ran)
+    backward = [each for each in ran if each.is_differentiable and each.raised is None]
+    reason = None
+    if asks_backward is False:
+        reason = "not asked for"
+    elif not backward:
+        raised = next((each.raised for each in ran if each.raised is not None), None)
+        reason = "it gives no gradients" if raised is None else f"it raises {raised}"
+    return Compared(
+        lengths=tuple(sorted({max(shape.q_len, shape.k_len) for shape in shapes})),
+        shapes=tuple(shape.words for shape in shapes),
+        dtypes=tuple(dtypes),
+        attention=bool(ran),
+        backward=Backward(compared=reason is None, reason=reason),
+    )

@@ -1,0 +1,254 @@
+"""The grid of calls in which an attention is compared once it is right in its first ones: lengths
+that cross the tiles of a kernel, batches, widths, groups of kv heads, sharp scores, and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.core import dtype_name
+from mhacli.attention.stages import Inputs, ReferenceLayer
+from mhacli.usercode.user_attention import UserAttention
+
+LONGEST = 257
+"""The tokens of the longest call: one more than tiles of 256."""
+BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
+"""Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
+in each narrower one."""
+_SHARP = 10.0
+"""Inputs times this make scores a hundred times as large."""
+_SHARP_FROM = 60
+"""The fewest keys of a call that is also tried with sharp scores."""
+_TILE = 64
+_BLOCKS = (16, 32, 64, 128)
+"""The usual tiles of a kernel, in keys."""
+NARROW = (torch.bfloat16, torch.float16)
+"""The dtypes of 16 bits."""
+
+
+class Shape(NamedTuple):
+    """The sizes of a call; those from `n_heads` on are of a function of q, k and v alone, else
+    0.
+    """
+
+    batch: int
+    q_len: int
+    k_len: int
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    d_head: int = 0
+    d_v: int = 0
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether heads share keys, or values have another width: many functions take no such."""
+        return self.n_kv_heads != self.n_heads or self.d_v != self.d_head
+
+    @property
+    def words(self) -> str:
+        """The sizes by the letters that papers and kernels use."""
+        letters = ("B", "Tq", "Tk", "H", "Hkv", "d", "dv")
+        return " ".join(f"{letter}={n}" for letter, n in zip(letters, self, strict=True) if n)
+
+
+class Cell(NamedTuple):
+    """A call of the grid: its sizes, its dtype, whether its scores are sharp, and the dtype in
+    which the code computes inside, None for the same.
+    """
+
+    shape: Shape
+    dtype: torch.dtype
+    is_sharp: bool = False
+    inner: torch.dtype | None = None
+
+    @property
+    def computed(self) -> torch.dtype:
+        """The dtype in which it is computed."""
+        return self.inner or self.dtype
+
+    @property
+    def words(self) -> str:
+        """The sizes and the dtype."""
+        sharp = ", sharp scores" if self.is_sharp else ""
+        return f"{self.shape.words}, {dtype_name(self.dtype)}{sharp}"
+
+
+# ------------------------------------------------------------------------------------------- sizes
+
+
+def _of_function(longest: int) -> list[Shape]:
+    """The shapes of a function, each with a reason: the longest, one token, whole and broken tiles,
+    more queries or keys, groups of kv heads, many heads, batches, other widths.
+    """
+    return [
+        Shape(1, longest, longest, 1, 1, 64, 64),
+        Shape(2, 7, 7, 4, 4, 8, 8),
+        Shape(1, 1, 1, 2, 2, 8, 8),
+        Shape(4, 33, 33, 2, 2, 16, 16),
+        Shape(2, 64, 64, 2, 2, 16, 16),
+        Shape(1, 65, 65, 2, 2, 16, 16),
+        Shape(1, 127, 127, 2, 2, 32, 32),
+        Shape(1, 5, 40, 2, 2, 16, 16),
+        Shape(1, 40, 5, 2, 2, 16, 16),
+        Shape(1, 1, 130, 1, 1, 16, 16),
+        Shape(1, 48, 48, 4, 2, 16, 16),
+        Shape(1, 70, 70, 6, 1, 24, 24),
+        Shape(3, 20, 20, 12, 12, 8, 8),
+        Shape(1, 33, 33, 2, 2, 16, 24),
+        Shape(1, 40, 40, 2, 2, 80, 80),
+    ]
+
+
+def _of_layer(longest: int, *, takes_context: bool) -> list[Shape]:
+    """The shapes of a class, whose heads and widths its arguments fix."""
+    lengths = [(1, longest), (2, 7), (3, 65), (1, 1), (4, 33), (1, 64), (1, 127)]
+    shapes = [Shape(batch, length, length) for batch, length in lengths]
+    if takes_context:
+        shapes += [Shape(2, 5, 40), Shape(1, 40, 5), Shape(1, 1, 130)]
+    return shapes
+
+
+def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int) -> list[Shape]:
+    """The shapes in which a subject is called: those that its arguments leave open, as far as their
+    work fits into the budget.
+    """
+    sizes = subject.sizes
+    if not subject.is_resizable:
+        shapes = [Shape(sizes.batch, sizes.q_len, sizes.k_len)]
+    elif subject.is_function:
+        shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
+    else:
+        shapes = _of_layer(longest, takes_context=subject.takes_context)
+    # the first of more queries than keys see no key
+    if (layer.causal and not layer.top_left) or layer.visible_cells is not None:
+        shapes = [shape for shape in shapes if shape.q_len <= shape.k_len]
+    return within_budget(dict.fromkeys(shapes), layer, BUDGET)
+
+
+def _in_its_widths(shape: Shape, subject: UserAttention, layer: ReferenceLayer) -> Shape:
+    """A shape with the heads and widths of the first call, where something fixes them."""
+    given = (each for each in subject.others.values() if not isinstance(each, bool))
+    is_fixed = any(isinstance(each, int | float | Tensor) for each in given)
+    if "head" not in subject.axes:
+        shape = shape._replace(n_heads=1, n_kv_heads=1)
+    if is_fixed or any(each is not None for each in (layer.scale, layer.pairing, layer.bias)):
+        n, d = subject.sizes.n_heads, subject.sizes.d_in
+        shape = shape._replace(n_heads=n, n_kv_heads=n, d_head=d, d_v=d)
+    return shape
+
+
+def within_budget(shapes: Iterable[Shape], layer: ReferenceLayer, budget: float) -> list[Shape]:
+    """The shapes whose work fits into a budget, the first ones first."""
+    taken = []
+    for shape in shapes:
+        work = _work(shape, layer)
+        if work <= budget:
+            budget -= work
+            taken.append(shape)
+    return taken
+
+
+def _work(shape: Shape, layer: ReferenceLayer) -> float:
+    """The multiplications of the plain formula, forward and backward."""
+    n_heads, d_head = shape.n_heads or layer.n_heads, shape.d_head or layer.d_head or 1
+    n_projected = 0
+    if layer.weights is not None:
+        n_projected = sum(each.weight.numel() for each in layer.weights if each is not None)
+    products = 2 * n_heads * shape.q_len * shape.k_len * d_head
+    return 3.0 * shape.batch * (n_projected * max(shape.q_len, shape.k_len) + products)
+
+
+def in_tiles(shape: Shape) -> Shape:
+    """A shape whose lengths are multiples of 64, as the widths of a function, for code that takes
+    no others.
+    """
+    q_len, k_len = (-(-length // _TILE) * _TILE for length in (shape.q_len, shape.k_len))
+    width = _TILE if shape.d_head else 0
+    return shape._replace(q_len=q_len, k_len=k_len, d_head=width, d_v=width)
+
+
+def cells_of(shapes: Sequence[Shape], dtype: torch.dtype) -> list[Cell]:
+    """The calls of some shapes in a dtype."""
+    sharp = [Cell(shape, dtype, is_sharp=True) for shape in shapes if shape.k_len >= _SHARP_FROM]
+    return [*(Cell(shape, dtype) for shape in shapes), *sharp]
+
+
+def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
+    """Random inputs of a call in float64, rounded to its dtype."""
+    batch, q_len, k_len, n_heads, n_kv_heads, d_head, d_v = cell.shape
+    if subject.is_function:
+        generator = torch.Generator().manual_seed(seed)
+        sizes = (n_heads, q_len, d_head), (n_kv_heads, k_len, d_head), (n_kv_heads, k_len, d_v)
+        q, k, v = (
+            torch.randn(batch, *size, generator=generator, dtype=torch.float64) for size in sizes
+        )
+        inputs = Inputs(q, k, v)
+    else:
+        inputs = subject.drawer(seed).inputs(
+            with_context=q_len != k_len, q_len=q_len, k_len=k_len, batch=batch
+        )
+    if cell.is_sharp:
+        keys = None if inputs.keys is None else inputs.keys * _SHARP
+        inputs = inputs._replace(queries=inputs.queries * _SHARP, keys=keys)
+    return inputs.map(lambda rows: rows.to(cell.dtype).double())
+
+
+# --------------------------------------------------------------------------- which calls differ
+
+
+class Separation(NamedTuple):
+    """What calls that differ have in common and no other call has, in words; with the longest
+    length that does not differ, where length alone tells them apart.
+    """
+
+    words: str
+    beyond: int | None = None
+
+
+def separation_of(failing: Sequence[Cell], passing: Sequence[Cell]) -> Separation:
+    """What tells the calls that differ from those that do not; the first of them where nothing
+    does. Sharp scores, which hide small differences, count only where all others pass.
+    """
+    plain = [cell for cell in failing if not cell.is_sharp]
+    if not plain:
+        return Separation("only with sharp scores")
+    differing = [cell.shape for cell in plain]
+    others = [cell.shape for cell in passing if not cell.is_sharp]
+    if not others:
+        return Separation("at every shape")
+    for name, size in _SIZES.items():
+        most = max(map(size, others))
+        if min(map(size, differing)) > most:
+            beyond = most if name == "keys" else None
+            return Separation(f"only with more than {most} {name}", beyond)
+    for words, holds in _CONDITIONS.items():
+        if all(map(holds, differing)) and not any(map(holds, others)):
+            return Separation(words)
+    return Separation(f"first at {plain[0].shape.words}")
+
+
+def _is_broken(n: int) -> Callable[[Shape], bool]:
+    """Whether keys end in an incomplete block of n, behind a complete one."""
+    return lambda shape: shape.k_len > n and shape.k_len % n > 0
+
+
+_CONDITIONS: Mapping[str, Callable[[Shape], bool]] = {
+    "only where Tq ≠ Tk": lambda shape: shape.q_len != shape.k_len,
+    "only where Tq < Tk": lambda shape: shape.q_len < shape.k_len,
+    "only where Tq > Tk": lambda shape: shape.q_len > shape.k_len,
+    "only where query heads share kv heads": lambda shape: shape.n_kv_heads < shape.n_heads,
+    "only where values have another width than keys": lambda shape: shape.d_v != shape.d_head,
+    "only where the width is no power of two": lambda shape: shape.d_head.bit_count() > 1,
+    **{f"only where the last block of {n} keys is incomplete": _is_broken(n) for n in _BLOCKS},
+}
+_SIZES: Mapping[str, Callable[[Shape], int]] = {
+    "keys": attrgetter("k_len"),
+    "texts in a batch": attrgetter("batch"),
+    "heads": attrgetter("n_heads"),
+    "columns in a head": attrgetter("d_head"),
+}

@@ -1,0 +1,294 @@
+"""An attention that is right in a short call is compared in further ones: lengths, batches, widths,
+sharp scores, dtypes, and gradients. The numbers of the kernels are right by torch's autograd.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support import some, user_code
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CASES = Path(__file__).with_name("cases")
+KERNELS = CASES / "kernels.py"
+FORMS = user_code.load(CASES / "forms.py")
+ATTEND, CAUSALLY = "attend", "attend_causally"
+BLOCKS = "for start in range(0, n_k, BLOCK):"
+WHOLE_BLOCKS = "for start in range(0, max(n_k // BLOCK, 1) * BLOCK, BLOCK):"
+LATER = "rows = torch.arange(n_k - n_q, n_k, device=q.device)[:, None]"
+SUM = "total = total * shrink + weights.sum(-1, keepdim=True)"
+
+
+class Kernel(NamedTuple):
+    """A mistake in a blockwise kernel: in which pass, what stands in the place of what, the code,
+    the tensors that differ, and in which calls, as a part of the sentence. `is_wrong_in` names the
+    functions that it makes wrong.
+    """
+
+    old: str
+    new: str
+    code: str
+    tensors: str
+    where: str
+    is_backward: bool = False
+    is_wrong_in: tuple[str, ...] = (ATTEND, CAUSALLY)
+
+
+MISTAKES = {
+    "last block dropped": Kernel(
+        BLOCKS, WHOLE_BLOCKS, "differs-beyond", "out", "last block of 32 keys is incomplete"
+    ),
+    "nothing behind the fourth block": Kernel(
+        BLOCKS,
+        "for start in range(0, min(n_k, 4 * BLOCK), BLOCK):",
+        "differs-beyond",
+        "out",
+        "with more than 127 keys",
+    ),
+    "keys of the first two texts": Kernel(
+        "n_q, n_k, scale =",
+        "keys = keys[torch.arange(len(q)) % 2] if len(q) > 3 else keys; n_q, n_k, scale =",
+        "differs-beyond",
+        "out",
+        "with more than 3 texts in a batch",
+    ),
+    "zero keys counted": Kernel(
+        SUM,
+        f"{SUM} + (BLOCK - end + start) * torch.exp(-safe) * (n_k > BLOCK)",
+        "differs-beyond",
+        "out",
+        "last block of 32 keys is incomplete",
+    ),
+    "no maximum": Kernel(
+        "new = torch.maximum(largest, scores.amax(-1, keepdim=True))",
+        "new = torch.zeros_like(largest)",
+        "softmax-overflow",
+        "",
+        "",
+    ),
+    "sum not rescaled": Kernel(
+        "total = total * shrink +", "total = total +", "differs-beyond", "out", ""
+    ),
+    "scale of a power of two": Kernel(
+        "q.shape[3] ** -0.5",
+        "(1 << (q.shape[3] - 1).bit_length()) ** -0.5",
+        "differs-beyond",
+        "out",
+        "width is no power of two",
+    ),
+    "backward from the top left": Kernel(
+        LATER,
+        "rows = torch.arange(n_q, device=q.device)[:, None]",
+        "gradient-differs",
+        "dq, dk, dv",
+        "Tq ≠ Tk",
+        is_backward=True,
+        is_wrong_in=(CAUSALLY,),
+    ),
+    "backward without a mask": Kernel(
+        "if ctx.is_causal:",
+        "if False:",
+        "gradient-differs",
+        "dq, dk, dv",
+        "",
+        is_backward=True,
+        is_wrong_in=(CAUSALLY,),
+    ),
+    "backward without the last block": Kernel(
+        BLOCKS,
+        WHOLE_BLOCKS,
+        "gradient-differs",
+        "dq, dk, dv",
+        "last block of 32 keys is incomplete",
+        is_backward=True,
+    ),
+    "delta of the gradient": Kernel(
+        "delta = (d_out * out)",
+        "delta = (d_out * d_out)",
+        "gradient-differs",
+        "dq, dk",
+        "at every shape",
+        is_backward=True,
+    ),
+    "dq without scale": Kernel(
+        "dq += d_scores @ keys[:, :, start:end] * scale",
+        "dq += d_scores @ keys[:, :, start:end]",
+        "gradient-differs",
+        "dq",
+        "at every shape",
+        is_backward=True,
+    ),
+    "dk without scale": Kernel(
+        "d_scores.mT @ q * scale",
+        "d_scores.mT @ q",
+        "gradient-differs",
+        "dk",
+        "at every shape",
+        is_backward=True,
+    ),
+    "dk of the first head": Kernel(
+        "dk = dk.unflatten(1, (-1, n_groups)).sum(2)",
+        "dk = dk.unflatten(1, (-1, n_groups))[:, :, 0]",
+        "gradient-differs",
+        "dk",
+        "query heads share kv heads",
+        is_backward=True,
+    ),
+}
+COMMON = ("last block dropped", "dq without scale", "dk of the first head")
+
+
+def kernel(folder: Path, mistake: str | None = None) -> ModuleType:
+    """The file of kernels as a module, with a mistake."""
+    forward, name, backward = KERNELS.read_text().partition("    def backward(")
+    if mistake is not None:
+        each = MISTAKES[mistake]
+        changed = (backward if each.is_backward else forward).replace(each.old, each.new)
+        assert changed not in (forward, backward)
+        forward, backward = (forward, changed) if each.is_backward else (changed, backward)
+    path = folder / "kernel.py"
+    path.write_text(forward + name + backward)
+    return user_code.load(path)
+
+
+@pytest.mark.parametrize("function", [ATTEND, CAUSALLY])
+@pytest.mark.parametrize("mistake", some([*MISTAKES], default=COMMON))
+def test_a_mistake_of_a_kernel_is_found_with_its_tensors_and_its_calls(
+    tmp_path: Path, mistake: str, function: str
+) -> None:
+    each = MISTAKES[mistake]
+    examination = user_code.check(getattr(kernel(tmp_path, mistake), function))
+    if function not in each.is_wrong_in:
+        assert examination.verdict == "right"
+        return
+    assert [finding.code for finding in examination.findings] == [each.code]
+    assert not examination.ok
+    (finding,) = examination.findings
+    assert each.where in finding.where
+    if each.tensors:
+        assert finding.evidence.startswith(f"{each.tensors} differ")
+        assert finding.error > finding.tolerance
+    if each.where.endswith("127 keys"):
+        assert finding.beyond == 127
+
+
+class Layer(nn.Module):
+    """A layer around a function of q, k and v."""
+
+    def __init__(
+        self, attend: Callable[..., Tensor], n_heads: int = 4, n_kv_heads: int = 2
+    ) -> None:
+        super().__init__()
+        self.attend, self.n_heads, self.n_kv_heads = attend, n_heads, n_kv_heads
+        d_head = 24
+        self.q_proj = nn.Linear(96, n_heads * d_head)
+        self.k_proj = nn.Linear(96, n_kv_heads * d_head)
+        self.v_proj = nn.Linear(96, n_kv_heads * d_head)
+        self.out_proj = nn.Linear(n_heads * d_head, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for each token."""
+        q = self.q_proj(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)
+        return self.out_proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "tensor"),
+    [
+        (None, ""),
+        ("dk without scale", "d k_proj.weight"),
+        pytest.param("last block dropped", "out", marks=pytest.mark.real),
+        pytest.param("backward without a mask", "d x", marks=pytest.mark.real),
+    ],
+)
+def test_a_layer_around_a_kernel_is_compared_with_its_parameters(
+    tmp_path: Path, mistake: str | None, tensor: str
+) -> None:
+    layer = Layer(kernel(tmp_path, mistake).attend_causally)
+    examination = user_code.check(layer)
+    assert examination.verdict == ("right" if mistake is None else "wrong")
+    for finding in examination.findings:
+        assert tensor in finding.evidence
+
+
+RIGHT = (
+    "plain checkpointed grouped top_left log_sum_exp powers_of_two in_two_parts in_bfloat16 window"
+    " narrow_window chunks capped alibi whole_tiles widths_of_two inference"
+).split()
+
+
+@pytest.mark.parametrize("name", some(RIGHT, default=("grouped", "window", "whole_tiles")))
+def test_right_forms_are_right_in_every_call_that_they_take(name: str) -> None:
+    examination = user_code.check(getattr(FORMS, name))
+    assert examination.verdict == "right", examination.summary
+    compared = examination.compared
+    assert compared.attention
+    assert compared.dtypes == ("float64", "float32", "bfloat16", "float16")
+    assert compared.backward.compared == (name != "inference")
+    assert max(compared.lengths) == (320 if name == "whole_tiles" else 257)
+    if name == "whole_tiles":
+        assert all(length % 64 == 0 for length in compared.lengths)
+    assert any("bfloat16" in note for note in examination.notes) == (name == "in_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("detached_keys", "dk"),
+        ("detached_queries", "dq"),
+        ("pattern_without_graph", "dq, dk"),
+        ("pattern_of_numbers", "dq, dk"),
+    ],
+)
+def test_a_gradient_that_is_cut_is_named_unless_none_is_wanted(name: str, cut: str) -> None:
+    function = getattr(FORMS, name)
+    examination = user_code.check(function)
+    assert [finding.code for finding in examination.findings] == ["gradient-cut"]
+    assert f" {cut}," in examination.findings[0].evidence
+    for_inference = user_code.check(function, backward=False)
+    assert for_inference.verdict == "right"
+    assert not for_inference.compared.backward.compared
+
+
+def test_code_without_gradients_is_right_unless_they_are_wanted() -> None:
+    assert user_code.check(FORMS.inference).compared.backward.reason
+    wanted = user_code.check(FORMS.inference, backward=True)
+    assert [finding.code for finding in wanted.findings] == ["gradient-cut"]
+
+
+def test_a_frozen_projection_needs_no_gradient() -> None:
+    layer = Layer(FORMS.grouped)
+    layer.k_proj.requires_grad_(False)
+    assert user_code.check(layer).verdict == "right"
+
+
+def test_a_length_is_that_of_the_longest_call(mha: Any) -> None:
+    process = mha("check", f"{KERNELS}:attend", "--length", "70", "--no-backward", "--json")
+    document = json.loads(process.stdout)
+    assert document["verdict"] == "right"
+    compared = document["compared"]
+    assert max(compared["lengths"]) == 130  # of one query
+    assert "B=1 Tq=70 Tk=70 H=1 Hkv=1 d=64 dv=64" in compared["shapes"]
+    assert compared["backward"]["compared"] is False
+
+
+def test_sixteen_bits_that_lose_more_than_the_formula_are_found() -> None:
+    def coarse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if q.dtype == torch.bfloat16:
+            scores = (scores * 4).round() / 4
+        return scores.softmax(-1) @ v
+
+    examination = user_code.check(coarse)
+    assert [finding.code for finding in examination.findings] == ["differs-in-16-bits"]
+    assert "bfloat16" in examination.findings[0].where
