@@ -188,15 +188,13 @@ def grids(
     *,
     form: Form = "auto",
     everything: bool = False,
-    in_one_row: bool = False,
     most: int | None = None,
     n_more: int = 0,
 ) -> Iterator[Text]:
     """The lines of grids on a common scale, and what their shades and signs mean.
 
     Of more than `most` lines the first grids are drawn, and the others counted with `n_more`; with
-    `everything` all rows of shades. With `in_one_row` they are numbers only where all stand in one
-    row.
+    `everything` all rows of shades.
     """
     match form:
         case "numbers":
@@ -204,7 +202,7 @@ def grids(
         case "shades":
             has_numbers = False
         case "auto":
-            has_numbers = _fit_as_numbers(panels, screen.width, in_one_row=in_one_row)
+            has_numbers = _fit_as_numbers(panels, screen.width)
         case _:
             assert_never(form)
     if has_numbers:
@@ -212,7 +210,7 @@ def grids(
     else:
         is_alone = len(panels) == 1
         parts = [_pooled(g, screen, everything=everything, is_alone=is_alone) for g in panels]
-    rows = _arranged(parts, screen.width, has_numbers=has_numbers, in_one_row=in_one_row)
+    rows = _arranged(parts, screen.width, has_numbers=has_numbers)
     widths = [max(sized.width for sized in filter(None, place)) for place in zip_longest(*rows)]
     n_lines = 0
     visible: list[_Panel] = []
@@ -234,19 +232,15 @@ def grids(
 # ---------------------------------------------------------------------------------------- what fits
 
 
-def _fit_as_numbers(panels: Sequence[Grid], width: int, *, in_one_row: bool) -> bool:
-    """Whether each grid has room as numbers; with `in_one_row` whether all have, side by side."""
+def _fit_as_numbers(panels: Sequence[Grid], width: int) -> bool:
+    """Whether each grid has room as numbers."""
     # first by the number of columns, because measuring the numbers of a large grid takes long
     if any(_LEAST_NUMBER * len(g.columns) >= width for g in panels):
         return False
-    if any(_forms(g, has_numbers=True)[-1].inside > width for g in panels):
-        return False
-    return not in_one_row or len(_rows(panels, width, has_numbers=True)) == 1
+    return all(_forms(g, has_numbers=True)[-1].inside <= width for g in panels)
 
 
-def _arranged(
-    parts: Sequence[Grid], width: int, *, has_numbers: bool, in_one_row: bool
-) -> list[list[_SizedPanel]]:
+def _arranged(parts: Sequence[Grid], width: int, *, has_numbers: bool) -> list[list[_SizedPanel]]:
     """The grids in rows, those of a scale up to a common top. Numbers have whole names of columns
     if that takes no more than `MAX_ROWS` lines.
     """
@@ -254,8 +248,7 @@ def _arranged(
         scale: max(g.top for g in parts if g.scale == scale) for scale in {g.scale for g in parts}
     }
     parts = [replace(g, top=tops[g.scale]) for g in parts]
-    is_whole = has_numbers and not in_one_row
-    rows = _rows(parts, width, has_numbers=has_numbers, is_whole=is_whole)
+    rows = _rows(parts, width, has_numbers=has_numbers, is_whole=has_numbers)
     if not rows or sum(len(row[0].panel.rows.shown) for row in rows) > MAX_ROWS:
         return _rows(parts, width, has_numbers=has_numbers)
     return rows
