@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -55,7 +56,8 @@ class MhaError(Exception):
 def lacks_memory(fault: BaseException) -> bool:
     """Whether memory is missing; torch says so in words."""
     words = ("allocate memory", "out of memory")
-    return isinstance(fault, MemoryError) or any(word in str(fault) for word in words)
+    text = "".join(traceback.format_exception_only(fault))  # `str` of a user's may raise
+    return isinstance(fault, MemoryError) or any(word in text for word in words)
 
 
 class UsageError(MhaError):
