@@ -37,7 +37,7 @@ from mhacli.usercode.door import (
     ours,
     plainly,
 )
-from mhacli.usercode.faults import shown_path, user_code_error
+from mhacli.usercode.faults import is_user_file, shown_path, user_code_error
 from mhacli.usercode.foreign import attention_within, change_tensors, uncompiled
 from mhacli.usercode.names import source_of
 from mhacli.usercode.process import Stage, no_stage
@@ -145,6 +145,9 @@ def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
         )
     instance = uncompiled(instance)
     file = source_file(definition)
+    inherited = source_file(getattr(definition, "forward", None))
+    if inherited and is_user_file(inherited):
+        file = inherited
     is_callable = callable(instance) or hasattr(instance, "forward")
     if not is_callable or getattr(type(instance), "forward", None) is nn.Module.forward:
         message = (

@@ -47,7 +47,7 @@ def shown_path(path: str) -> str:
     return path if relative.startswith(os.pardir) else relative
 
 
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a file belongs to the user: not to Python, mha or an installed package."""
     if not file or file.startswith("<"):
         return False
@@ -81,7 +81,7 @@ def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine 
         (
             source_line(*each)
             for each in reversed(frames)
-            if each[0] == file or _is_user_file(each[0])
+            if each[0] == file or is_user_file(each[0])
         ),
         None,
     )
@@ -90,7 +90,7 @@ def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine 
 def passed_user_code_last(fault: BaseException) -> bool:
     """Whether code of the user, and not of mha, is the innermost of both in the traceback."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(fault.__traceback__)]
-    last = next((f for f in reversed(files) if f.startswith(_OURS) or _is_user_file(f)), "")
+    last = next((f for f in reversed(files) if f.startswith(_OURS) or is_user_file(f)), "")
     return last != "" and not last.startswith(_OURS)
 
 
@@ -107,7 +107,7 @@ def source_line_in_dump(dump: str) -> SourceLine | None:
         file = (
             name.encode().decode("unicode_escape") if "\\" in name else name
         )  # non-ASCII characters are escaped
-        if _is_user_file(file) and os.path.isfile(file):
+        if is_user_file(file) and os.path.isfile(file):
             return source_line(file, int(line))
     return None
 

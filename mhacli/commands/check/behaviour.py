@@ -44,6 +44,7 @@ from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.target import source_file
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""
@@ -347,7 +348,7 @@ def _described(module: nn.Module, part: str | None) -> tuple[str | None, SourceL
     label = None if part is None else f"{part or 'the model'} ({classes[0].__name__})"
     with suppress(OSError, TypeError):  # its source cannot be read
         line = inspect.getsourcelines(cls.forward)[1]
-        return label, SourceLine(inspect.getsourcefile(cls), line)
+        return label, SourceLine(source_file(cls.forward), line)
     return label, SourceLine()
 
 

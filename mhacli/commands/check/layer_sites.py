@@ -30,6 +30,7 @@ from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import Operation, RecordedCall
 from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.projections import read_name
+from mhacli.usercode.target import source_file
 
 SITES = (
     "q_proj",
@@ -116,7 +117,7 @@ class LayerSites:
             with contextlib.suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
                 source += [
-                    SourceLine(built.file, number, line.strip())
+                    SourceLine(source_file(part), number, line.strip())
                     for number, line in enumerate(lines, first)
                 ]
         texts = "".join(str(part.__doc__) for part in parts)

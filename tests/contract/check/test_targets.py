@@ -244,6 +244,26 @@ def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, case: Ca
     assert ended.missing(*case.comments["mentions"].split("|")) == []
 
 
+INHERITED = {
+    "softmax-axis": [("energy.softmax(dim=-1)", "energy.softmax(dim=-2)")],
+    "outputs-not-finite": [
+        ("def forward", "def forward"),
+        ("self.dense(out)", "self.dense(out) / torch.arange(t)[:, None]"),
+    ],
+}
+
+
+@pytest.mark.parametrize("code", INHERITED)
+def test_a_line_of_an_inherited_forward_is_named_with_its_file(tmp_path, code: str) -> None:
+    path, line = user_code.write(tmp_path, "separate:SelfAttention", *INHERITED[code])
+    user_code.load(path)
+    mine = tmp_path / "mine.py"
+    mine.write_text("from separate import SelfAttention\nclass Mine(SelfAttention): pass\n")
+    sizes = {"embed_dim": 24, "num_heads": 3}
+    (finding,) = user_code.check(user_code.load(mine).Mine, arguments=sizes).findings
+    assert (finding.code, finding.file, finding.line) == (code, str(path), line)
+
+
 class Broken(NamedTuple):
     """A file that cannot be imported, and what the error mentions. Two are no Python: they are no
     files here, because every tool would refuse them.
