@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.devices import choose_device
@@ -157,6 +158,10 @@ def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
         hint = "name a class, a function that attends, or one that returns a module"
         raise MhaError(message, hint=hint, code="no-target", path=file)
     if isinstance(instance, nn.Module):
+        if any(map(is_lazy, call_user(instance.parameters))):
+            message = f"the parameters of {request.target} have no sizes before its first call"
+            hint = "name a function that builds it, calls it once and returns it"
+            raise MhaError(message, hint=hint, code="cannot-examine", path=file)
         if request.device != "cpu":
             instance = call_user(instance.to, request.device)
         instance = call_user(instance.eval)

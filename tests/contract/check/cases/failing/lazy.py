@@ -1,0 +1,11 @@
+# expect: cannot-examine
+# mentions: Lazy|first call
+# words: Lazy
+from attention import Attention
+from torch import nn
+
+
+class Lazy(Attention):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.LazyLinear(24)
