@@ -231,7 +231,8 @@ def _build_error(thing: Any, request: TargetRequest, fault: BaseException) -> Mh
     subject = f"{request.target.rpartition(':')[2]}({words})"
     if file:
         subject += f" of {shown_path(file)}"
-    advice = None if words else f"its arguments are {_described(parameters_of(thing))}"
+    described = _described(parameters_of(thing))
+    advice = f"its arguments are {described}" if described and not words else None
     return user_code_error(
         f"{subject} could not be built", fault, file, code="build", advice=advice
     )

@@ -242,6 +242,7 @@ def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, case: Ca
     ended = mha("check", f"{case.path.name}:{name}", *options, "--json", code=1)
     assert [ended.error["code"]] == case.expect
     assert ended.missing(*case.comments["mentions"].split("|")) == []
+    assert not str(ended.error["hint"]).endswith(" "), "an empty list ends it"
 
 
 INHERITED = {
