@@ -91,7 +91,7 @@ _GONE = {
         f"decode {option}": "--save FILE, with mha show FILE --view matrix,"
         for option in (
             *("--verbose", "--head", "--precision", "--html", "--svg", "--png", "--figure"),
-            *("--map-scale", "--hide-sinks", "--full"),
+            *("--decimals", "--map-scale", "--hide-sinks", "--full"),
         )
     },
 }

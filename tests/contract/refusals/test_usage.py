@@ -69,6 +69,7 @@ def test_help_is_shown_whatever_else_is_typed(mha: Mha, word: str) -> None:
         (["run", "-5 degrees"], "-5", "mha run -- "),
         (["run", "a", "--compile"], "--compile", "mha bench takes its place"),
         (["doctor", "--svg", "a.svg"], "--svg", "--html takes its place"),
+        (["decode", "a", "--decimals", "3"], "--decimals", "mha show FILE --view matrix"),
     ],
 )
 def test_what_typer_refuses_is_answered_with_what_to_type(
