@@ -191,6 +191,7 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
             " keeps state"
         )
     except NO_ANSWER as failure:  # a later call fails
+        unused(other)  # raises where this input fails in a first call too
         how = f"the first call works, a later one with the same input raises {failure!s:.200}"
     probed.evidence["state-kept-between-calls"], probed.subject = how, unused
 

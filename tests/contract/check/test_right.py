@@ -190,6 +190,11 @@ def test_attention_that_does_not_compute_the_same_twice_is_not_called_right(
     assert {finding.code for finding in examination.findings} == codes
 
 
+def test_attention_that_refuses_some_inputs_keeps_no_state() -> None:
+    examination = user_code.check(load("odd:RefusesInputs"))
+    assert (examination.verdict, examination.findings) == ("right", ())
+
+
 @pytest.mark.real
 def test_heads_that_share_projections_and_divide_by_the_root_of_d_model_are_wrong(
     tmp_path: Path,
