@@ -158,9 +158,9 @@ def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
         hint = "name a class, a function that attends, or one that returns a module"
         raise MhaError(message, hint=hint, code="no-target", path=file)
     if isinstance(instance, nn.Module):
-        if any(map(is_lazy, call_user(instance.parameters))):
-            message = f"the parameters of {request.target} have no sizes before its first call"
-            hint = "name a function that builds it, calls it once and returns it"
+        if any(each.is_meta or is_lazy(each) for each in call_user(instance.parameters)):
+            message = f"parameters of {request.target} have no numbers: lazy or meta ones"
+            hint = "name a function that gives them numbers and returns the module"
             raise MhaError(message, hint=hint, code="cannot-examine", path=file)
         if request.device != "cpu":
             instance = call_user(instance.to, request.device)

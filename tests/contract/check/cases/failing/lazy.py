@@ -1,5 +1,5 @@
 # expect: cannot-examine
-# mentions: Lazy|first call
+# mentions: Lazy|numbers
 # words: Lazy
 from attention import Attention
 from torch import nn
