@@ -22,7 +22,6 @@ from mhacli.attention.stages import (
     Inputs,
     NotPossible,
     Projections,
-    ReferenceLayer,
     run_stages,
 )
 from mhacli.commands.check.diagnose import Diagnosis
@@ -44,6 +43,7 @@ from mhacli.commands.check.layer_sites import LayerSites
 from mhacli.commands.check.patterns import pattern_of
 from mhacli.commands.check.probes import TOLERANCE, influence_in
 from mhacli.commands.check.result import Backward, Compared, Finding, finding_of
+from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
@@ -96,12 +96,11 @@ class Mismatch(NamedTuple):
     @property
     def words(self) -> str:
         """The numbers in a line."""
+        error, limit = (shown(number, "error") for number in (self.error, self.limit))
         first, last = self.rows
-        rows = f"row {first}" if first == last else f"rows {first} to {last}"
         return (
             f"{self.tensor}{list(self.at)} and {self.n_wrong - 1:,} more of {self.n:,} numbers,"
-            f" {rows}: largest error {shown(self.error, 'error')}, limit"
-            f" {shown(self.limit, 'error')}"
+            f" rows {first} to {last}: largest error {error}, limit {limit}"
         )
 
 
@@ -149,8 +148,8 @@ class Comparison:
         self.probed, self.seed = probed, probed.request.seed
         self._subjects: dict[torch.dtype, UserAttention] = {}
         self.layer, seen, self.length = candidate.layer, probed.influence, None
-        if self.layer.visible_cells is not None and seen is not None:
-            self.length = len(seen) if pattern_of(seen).is_of_length else None
+        if self.layer.visible_cells and seen is not None and pattern_of(seen).is_of_length:
+            self.length = len(seen)
         self.module, self.projections = probed.module, set[str]()
         if candidate.reading is not None:
             self.projections = {*candidate.reading.parts}
@@ -170,15 +169,11 @@ class Comparison:
             name: each
             for name, each in self.module.named_parameters()
             if each.requires_grad
-            and (dtype not in NARROW or not self.projections.isdisjoint(_owners(name)))
+            and (
+                dtype not in NARROW
+                or not self.projections.isdisjoint((name, name.rpartition(".")[0]))
+            )
         }
-
-    def layer_for(self, inputs: Inputs) -> ReferenceLayer:
-        """The layer for inputs of any size."""
-        if not self.probed.subject.is_function:
-            return self.layer
-        n_heads, n_kv_heads = inputs.queries.shape[1], inputs.rows_of("k").shape[1]
-        return replace(self.layer, n_heads=n_heads, n_kv_heads=n_kv_heads)
 
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
@@ -217,7 +212,9 @@ class Comparison:
     @torch.enable_grad()
     def _truth(self, cell: Cell, inputs: Inputs) -> Truth:
         """What the reference gives."""
-        scores, layer, inner = [0.0], self.layer_for(inputs), cell.computed
+        scores, layer, inner = [0.0], self.layer, cell.computed
+        if n_heads := cell.shape.n_heads:
+            layer = replace(layer, n_heads=n_heads, n_kv_heads=cell.shape.n_kv_heads)
 
         def tap(site: str, tensor: Tensor, **_: object) -> None:
             if site == "scaled":
@@ -250,7 +247,8 @@ class Comparison:
         """What the output and the gradients of a call show."""
         limits, module = _Limits(cell, truth), subject.built.module
         wrong = limits.mismatch("out", as_float64(out))
-        if wrong is not None or not out.requires_grad:
+        asks = self.probed.request.asks_backward
+        if wrong is not None or not out.requires_grad or asks is False:
             return CellResult(cell, mismatches=() if wrong is None else (wrong,))
         own = {} if module is None else dict(module.named_parameters())
         wanted = self._leaves(inputs, {name: own[name] for name in self.parameters(cell.dtype)})
@@ -273,11 +271,6 @@ class Comparison:
             missing=tuple(name for name in wanted if name in moving - given),
             is_differentiable=True,
         )
-
-
-def _owners(name: str) -> tuple[str, str]:
-    """A parameter and the module that has it, as projections are named."""
-    return name, name.rpartition(".")[0]
 
 
 def _gradients(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -> Results:
@@ -341,14 +334,12 @@ class _Limits:
 
 def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     """What the grid shows of an attention that is right in its first calls."""
-    found, request = Beyond(), diagnosis.probed.request
-    subject = diagnosis.probed.subject
+    found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
     if subject.ids is not None or subject.is_inside:
         return found
-    comparison = Comparison(diagnosis)
     results = list[CellResult]()
     try:
-        _run(comparison, request.length or LONGEST, results, found)
+        _run(Comparison(diagnosis), request.length or LONGEST, results, found)
     except OutOfTime as over:
         found.over = over
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
@@ -416,8 +407,7 @@ def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found:
     shapes = [each.cell.shape for each in results if each.differs]
     square = [shape.q_len for shape in shapes if shape.q_len == shape.k_len]
     seen = influence_in(comparison.probed, min(square)) if square else None
-    pattern = None if seen is None else pattern_of(seen)
-    if pattern is None or pattern.is_of_length:
+    if seen is None or (pattern := pattern_of(seen)).is_of_length:
         return False
     comparison.layer = replace(comparison.layer, causal=False, visible_cells=pattern.cells)
     found.choices.append(Choice("own-pattern", pattern.words))
@@ -426,17 +416,14 @@ def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found:
 
 def _findings(results: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
     """The mistakes that calls show, the output's first."""
-    wide = [each for each in results if each.cell.dtype not in NARROW]
-    ran = [each for each in wide if not each.refusal]
-    differing = [each for each in ran if each.differs]
-    if differing:
-        yield _finding("differs-beyond", differing, ran)
+    ran = [each for each in results if not each.refusal]
+    wide = [each for each in ran if each.cell.dtype not in NARROW]
+    if differing := [each for each in wide if each.differs]:
+        yield _finding("differs-beyond", differing, wide)
         return
-    if asks_backward is not False:
-        yield from _gradient_findings(ran, asks_backward)
-    narrow = [each for each in results if each.cell.dtype in NARROW and not each.refusal]
-    differing = [each for each in narrow if each.mismatches]
-    if differing:
+    yield from _gradient_findings(wide, asks_backward)
+    narrow = [each for each in ran if each.cell.dtype in NARROW]
+    if differing := [each for each in narrow if each.mismatches]:
         yield _finding("differs-in-16-bits", differing, narrow)
 
 
@@ -444,20 +431,18 @@ def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) ->
     """The mistakes of the backward pass."""
     # one key has a weight of 1 and no gradient, whatever is wrong
     differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
-    cut = _cut(differentiable)
     if not differentiable and ran and asks_backward:
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
-    if cut:
-        names = ", ".join(cut[:_MOST_NAMED])
-        yield finding_of(
-            "gradient-cut", f"no gradient reaches {names}, which the output depends on"
-        )
+    if cut := _cut(differentiable):
+        names = first_names(cut, _MOST_NAMED)
+        evidence = f"no gradient reaches {names}, which the output depends on"
+        yield finding_of("gradient-cut", evidence)
     raised = [each for each in differentiable if each.raised is not None]
     if raised and len(raised) < len(differentiable):
-        evidence = f"the backward pass raises {raised[0].raised} at {raised[0].cell.words}"
-        yield finding_of("gradient-differs", evidence, where=f"first at {raised[0].cell.words}")
-    differing = [each for each in differentiable if each.mismatches]
-    if differing:
+        where = f"first at {raised[0].cell.words}"
+        evidence = f"the backward pass raises {raised[0].raised}, {where}"
+        yield finding_of("gradient-differs", evidence, where=where)
+    if differing := [each for each in differentiable if each.mismatches]:
         yield _finding("gradient-differs", differing, differentiable)
 
 
@@ -470,19 +455,23 @@ def _cut(differentiable: Sequence[CellResult]) -> list[str]:
 
 def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResult]) -> Finding:
     """A finding for calls that differ among those that ran."""
-    first = differing[0]
+    first, worst = differing[0], differing[0].mismatches[0]
     # one key has a weight of 1 and no gradient, whatever is wrong
     passing = [each.cell for each in ran if not each.mismatches and each.cell.shape.k_len > 1]
     apart = separation_of([each.cell for each in differing], passing)
     if first.cell.dtype in NARROW:
         apart = Separation(f"in {dtype_name(first.cell.dtype)}, {apart.words}", apart.beyond)
     tensors = dict.fromkeys(each.tensor for result in differing for each in result.mismatches)
-    names = ", ".join([*tensors][:_MOST_NAMED])
-    evidence = f"{names} {'differs' if len(tensors) == 1 else 'differ'} {apart.words}; at"
-    evidence += f" {first.cell.words} {first.mismatches[0].words}"
-    worst = first.mismatches[0]
-    finding = finding_of(code, evidence, beyond=apart.beyond, where=apart.words)
-    return replace(finding, error=worst.error, tolerance=worst.limit)
+    names = first_names(tensors, _MOST_NAMED)
+    verb = "differs" if len(tensors) == 1 else "differ"
+    return finding_of(
+        code,
+        f"{names} {verb} {apart.words}; at {first.cell.words} {worst.words}",
+        beyond=apart.beyond,
+        where=apart.words,
+        error=worst.error,
+        tolerance=worst.limit,
+    )
 
 
 def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Compared:
@@ -490,13 +479,14 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
     ran = [each for each in results if not each.refusal and not each.mismatches]
     shapes = dict.fromkeys(each.cell.shape for each in ran)
     dtypes = dict.fromkeys(dtype_name(each.cell.dtype) for each in ran)
-    backward = [each for each in ran if each.is_differentiable and each.raised is None]
+    raised = {str(each.raised) for each in ran if each.raised is not None}
     reason = None
     if asks_backward is False:
         reason = "not asked for"
-    elif not backward:
-        raised = next((each.raised for each in ran if each.raised is not None), None)
-        reason = "it gives no gradients" if raised is None else f"it raises {raised}"
+    elif raised:
+        reason = f"the backward pass raises {min(raised)}"
+    elif not any(each.is_differentiable for each in ran):
+        reason = "it gives none"
     return Compared(
         lengths=tuple(sorted({max(shape.q_len, shape.k_len) for shape in shapes})),
         shapes=tuple(shape.words for shape in shapes),

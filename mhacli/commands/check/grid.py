@@ -156,10 +156,9 @@ def within_budget(shapes: Iterable[Shape], layer: ReferenceLayer, budget: float)
 def _work(shape: Shape, layer: ReferenceLayer) -> float:
     """The multiplications of the plain formula, forward and backward."""
     n_heads, d_head = shape.n_heads or layer.n_heads, shape.d_head or layer.d_head or 1
-    n_projected = 0
-    if layer.weights is not None:
-        n_projected = sum(each.weight.numel() for each in layer.weights if each is not None)
-    products = 2 * n_heads * shape.q_len * shape.k_len * d_head
+    projections = (each for each in layer.weights or () if each is not None)
+    n_projected = sum(each.weight.numel() for each in projections)
+    products = 2 * n_heads * shape.q_len * d_head * shape.k_len
     return 3.0 * shape.batch * (n_projected * max(shape.q_len, shape.k_len) + products)
 
 

@@ -282,11 +282,11 @@ class Compared(Struct, frozen=True):
     def words(self, other: str) -> str:
         """What was compared with another implementation, in a sentence."""
         what = "outputs and gradients" if self.backward.compared else "outputs"
-        dtypes = " and ".join(filter(None, [", ".join(self.dtypes[:-1]), self.dtypes[-1]]))
         n, why = len(self.shapes), self.backward.reason
         return (
             f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
-            f" {dtypes} ({n} shape{'s' * (n != 1)})" + (f"; no gradients: {why}" if why else "")
+            f" {', '.join(self.dtypes)} ({n} shape{'s' * (n != 1)})"
+            + (f"; no gradients: {why}" if why else "")
         )
 
 
