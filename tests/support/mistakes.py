@@ -922,13 +922,6 @@ KNOWN = (
     Edit(
         layer="functions:attend_causally",
         old=".triu(k_len - q_len + 1)",
-        new=".triu(1)",
-        expect="causal-top-left",
-        states=CAUSAL,
-    ),
-    Edit(
-        layer="functions:attend_causally",
-        old=".triu(k_len - q_len + 1)",
         new=".triu(0)",
         expect="causal-off-by-one",
         states=CAUSAL,

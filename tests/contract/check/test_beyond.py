@@ -236,6 +236,8 @@ def test_right_forms_are_right_in_every_call_that_they_take(name: str) -> None:
     assert compared.dtypes == ("float64", "float32", "bfloat16", "float16")
     assert compared.backward.compared == (name != "inference")
     assert max(compared.lengths) == (320 if name == "whole_tiles" else 257)
+    is_chosen = "causal-top-left" in [choice.name for choice in examination.choices]
+    assert is_chosen == (name == "top_left")
     if name == "whole_tiles":
         assert all(length % 64 == 0 for length in compared.lengths)
     assert any("bfloat16" in note for note in examination.notes) == (name == "in_bfloat16")
