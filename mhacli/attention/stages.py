@@ -79,8 +79,7 @@ class ReferenceLayer:
     `before(inputs)` and `after(out, input)` are further operations, such as a norm or a residual
     connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number,
     or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query,
-    key]` for some
-    inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
+    key]` for some inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
     """
 
     n_heads: int

@@ -116,7 +116,7 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     tried = list[Attempt]()
     found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
     if found is None:
-        found = first_that_works(_of_kernels(tried), with_output, list[Attempt]())
+        found = first_that_works(_of_kernels(tried), with_output, tried)
     if found is None:
         raise _call_error(template, request, tried)
     built.tried.extend(tried)

@@ -247,8 +247,7 @@ class Comparison:
         """What the output and the gradients of a call show."""
         limits, module = _Limits(cell, truth), subject.built.module
         wrong = limits.mismatch("out", as_float64(out))
-        asks = self.probed.request.asks_backward
-        if wrong is not None or not out.requires_grad or asks is False:
+        if wrong is not None or not out.requires_grad or self.probed.request.no_backward:
             return CellResult(cell, mismatches=() if wrong is None else (wrong,))
         own = {} if module is None else dict(module.named_parameters())
         wanted = self._leaves(inputs, {name: own[name] for name in self.parameters(cell.dtype)})
@@ -306,10 +305,9 @@ class _Limits:
             return None
         limit = min(limit, error / 2)  # where only the norm is too large, half of the largest
         at = (errors > limit).nonzero()
-        rows = at[:, -2] if at.shape[1] > 1 else at[:, -1]
-        first = tuple(at[0].tolist())
+        rows = at[:, -2:][:, 0]  # of a vector its one axis
         extent = (int(rows.min()), int(rows.max()))
-        return Mismatch(name, first, len(at), errors.numel(), extent, error, limit)
+        return Mismatch(name, tuple(at[0].tolist()), len(at), errors.numel(), extent, error, limit)
 
     def limit(self, name: str) -> float:
         """How far a number of a tensor may be from the truth."""
@@ -354,7 +352,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     }
     found.notes += [
         f"not compared: {cell.words}: {refusal[:_MOST_LETTERS]}"
-        for (_, refusal), cell in reversed(refused.items())
+        for (_, refusal), cell in refused.items()
     ]
     return found
 
@@ -363,7 +361,7 @@ def _run(comparison: Comparison, longest: int, results: list[CellResult], found:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
     subject, run = comparison.probed.subject, comparison.result
     shapes = shapes_of(subject, comparison.layer, longest)
-    if (length := comparison.length) is not None:
+    if length := comparison.length:
         shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
     results += map(run, cells_of(shapes, subject.dtype))
     if _takes_pattern(comparison, results, found):
@@ -431,7 +429,7 @@ def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) ->
     """The mistakes of the backward pass."""
     # one key has a weight of 1 and no gradient, whatever is wrong
     differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
-    if not differentiable and ran and asks_backward:
+    if asks_backward and ran and not any(each.is_differentiable for each in ran):
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
     if cut := _cut(differentiable):
         names = first_names(cut, _MOST_NAMED)
@@ -478,7 +476,9 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
     """What the calls that ran compared."""
     ran = [each for each in results if not each.refusal and not each.mismatches]
     shapes = dict.fromkeys(each.cell.shape for each in ran)
-    dtypes = dict.fromkeys(dtype_name(each.cell.dtype) for each in ran)
+    longest = max((shape.k_len for shape in shapes), default=0)
+    # a dtype counts as compared where the longest call ran in it
+    dtypes = {dtype_name(each.cell.dtype): 0 for each in ran if each.cell.shape.k_len == longest}
     raised = {str(each.raised) for each in ran if each.raised is not None}
     reason = None
     if asks_backward is False:
