@@ -458,10 +458,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="draw mutants, and run nothing")
     parser.add_argument("--mutants", type=int, default=30, help="how many of that seed")
     parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--folder", type=Path, default=Path("kills"), help="of copy and results")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("kills"),
+        help="of the copy, the results and the log of faults",
+    )
     options = parser.parse_args()
     if options.faults:
-        return faults.main([])
+        options.folder.mkdir(exist_ok=True)
+        return faults.main(["--log", f"{options.folder}/faults.jsonl"])
     if options.seed is not None:
         draw(options.set, options.seed, options.mutants, options.checkout)
         return 0

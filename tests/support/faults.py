@@ -345,8 +345,13 @@ def report(
     n: int | None = None,
     seed: int = 1,
     n_workers: int = 2,
+    log: Path | None = None,
 ) -> Report:
-    """Tries all faults on some targets, or a sample of n of those in functions that are reached."""
+    """Tries all faults on some targets, or a sample of n of those in functions that are reached.
+
+    With a log, each outcome is written to it as a line, and what it has already is not tried again:
+    all faults take hours.
+    """
     functions = load()
     jobs: list[Callable[[], object]] = [lambda name=name: baseline(name) for name in names]
     known: dict[str, Outcome] = {}
@@ -361,18 +366,33 @@ def report(
         if function not in GUARDS
         for exception in EXCEPTIONS
     ]
-    if n is not None:
-        faults = random.Random(seed).sample(faults, n)
-    jobs = [lambda fault=fault: with_fault(fault) for fault in faults]
-    wrong = []
+    # all of them in random order too: what a run that was broken off has tried is a sample
+    faults = random.Random(seed).sample(faults, len(faults) if n is None else n)
+    tried = _logged(log)
+    left = [fault for fault in faults if fault not in tried]
+    jobs = [lambda fault=fault: with_fault(fault) for fault in left]
     for number, answer in outcomes(jobs, n_workers=n_workers):
-        fault = faults[number]
         outcome = Outcome(*answer) if answer is not None else Outcome(-1, "the process died")
-        if outcome not in (INTERNAL, known[fault.target]):
-            wrong.append((fault, outcome, known[fault.target]))
+        tried[left[number]] = outcome
+        if log is not None:
+            with log.open("a") as file:
+                file.write(json.dumps([left[number], outcome]) + "\n")
+    wrong = [
+        (fault, tried[fault], known[fault.target])
+        for fault in faults
+        if tried[fault] not in (INTERNAL, known[fault.target])
+    ]
     entered = set().union(*reached.values())
     unreached = [function for function in functions if function not in entered]
     return Report(len(faults), unreached, wrong)
+
+
+def _logged(log: Path | None) -> dict[Fault, Outcome]:
+    """The outcomes in a log."""
+    if log is None or not log.exists():
+        return {}
+    lines = map(json.loads, log.read_text().splitlines())
+    return {Fault(*fault): Outcome(*outcome) for fault, outcome in lines}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -382,12 +402,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--in-memory", action="store_true", help="only what is called in Python")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--log", type=Path, help="a file of outcomes, from which a run goes on")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
     names = IN_MEMORY if options.in_memory else (*TARGETS, *IN_MEMORY)
-    result = report(names, n=options.sample, seed=options.seed, n_workers=options.workers)
+    result = report(
+        names,
+        n=options.sample,
+        seed=options.seed,
+        n_workers=options.workers,
+        log=options.log and options.log.absolute(),
+    )
     if options.json:
         print(json.dumps(result._asdict()))
         return 0
