@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhacli.attention import masks
-    from mhacli.attention.core import attend
+
+    from .core import attend
 
 __all__ = ["attend", "masks"]
 

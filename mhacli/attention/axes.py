@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed
-from mhacli.attention.scores import exact_dtype
 from mhacli.record.record import SpanTokens
 from mhacli.run import CellIndex
 from mhacli.settings import PaddingSide, Statistics
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
+
+from .core import Allowed
+from .scores import exact_dtype
 
 Rows = tuple[tuple[int, ...], ...]
 """A number for each token of each text."""

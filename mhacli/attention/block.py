@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.axes import StatisticsRequest
-from mhacli.attention.masks import mask_of
-from mhacli.attention.scores import LOG2_E, BlockPlace, ScoredAttention, large, plane_of
+from .axes import StatisticsRequest
+from .masks import mask_of
+from .scores import LOG2_E, BlockPlace, ScoredAttention, large, plane_of
 
 _POINTER = ctypes.c_void_p
 _WHOLE = ctypes.c_int64

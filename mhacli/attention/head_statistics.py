@@ -16,19 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.axes import Axes, StatisticsRequest
-from mhacli.attention.core import dtype_name
-from mhacli.attention.devices import one_thread, shared_out
-from mhacli.attention.scores import BLOCKS, Attention, ScoredAttention, plane_of
-from mhacli.attention.statistics import (
-    PassResults,
-    PerQuery,
-    Reduced,
-    head_groups,
-    reduce_heads,
-    torch_because,
-)
-from mhacli.attention.taps import not_finite
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import HEAD_OUTPUTS, ROW_SUMS, TOLERANCES, Check, growth, worst_check
@@ -48,6 +35,20 @@ from mhacli.record.heads import (
 )
 from mhacli.run import Run
 from mhacli.settings import SINK_SHARE
+
+from .axes import Axes, StatisticsRequest
+from .core import dtype_name
+from .devices import one_thread, shared_out
+from .scores import BLOCKS, Attention, ScoredAttention, plane_of
+from .statistics import (
+    PassResults,
+    PerQuery,
+    Reduced,
+    head_groups,
+    reduce_heads,
+    torch_because,
+)
+from .taps import not_finite
 
 _NOTHING = 1e-6
 """Weight that may be rounding."""

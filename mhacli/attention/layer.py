@@ -23,7 +23,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mhacli.attention.core import (
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.safetensors import METADATA_KEY, TensorFile
+from mhacli.settings import ROPE, Config, Init, LayerPositions
+from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
+
+from .core import (
     Allowed,
     Tap,
     attention_pattern,
@@ -32,8 +37,8 @@ from mhacli.attention.core import (
     visible_cells_of,
     weighted_sum,
 )
-from mhacli.attention.scores import exact_dtype
-from mhacli.attention.weights_file import (
+from .scores import exact_dtype
+from .weights_file import (
     EMBEDDING,
     FORMAT,
     POSITION_EMBEDDING,
@@ -41,10 +46,6 @@ from mhacli.attention.weights_file import (
     Probe,
     saved_metadata,
 )
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.io.safetensors import METADATA_KEY, TensorFile
-from mhacli.settings import ROPE, Config, Init, LayerPositions
-from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
 
 TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]

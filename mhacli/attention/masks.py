@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, four_axes
+from .core import Allowed, four_axes
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import stages
-from mhacli.attention.stages import (
+
+from .stages import (
     LETTERS,
     Inputs,
     Letter,

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, four_axes, is_finite, visible_cells
+from .core import Allowed, four_axes, is_finite, visible_cells
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30

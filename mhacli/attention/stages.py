@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.core import Tap, four_axes, no_tap, per_query_head
-from mhacli.attention.layer import rates
+from .core import Tap, four_axes, no_tap, per_query_head
+from .layer import rates
 
 Pairing = Literal["half", "interleaved"]
 Letter = Literal["q", "k", "v"]

@@ -18,11 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.attention.axes import StatisticsRequest
-from mhacli.attention.block import IN_C, CompiledHeads, c_block
-from mhacli.attention.core import dtype_name
-from mhacli.attention.masks import Band, keys_seen, mask_of
-from mhacli.attention.scores import (
+from mhacli.io.long_work import Progress, no_progress
+from mhacli.run import heads_at_once, rows_of_block
+
+from .axes import StatisticsRequest
+from .block import IN_C, CompiledHeads, c_block
+from .core import dtype_name
+from .masks import Band, keys_seen, mask_of
+from .scores import (
     HIDDEN,
     LOG2_E,
     Attention,
@@ -34,8 +37,6 @@ from mhacli.attention.scores import (
     of_heads,
     product,
 )
-from mhacli.io.long_work import Progress, no_progress
-from mhacli.run import heads_at_once, rows_of_block
 
 PerQuery = Float[Tensor, "batch head query"]
 PassResults = dict[str, Tensor]

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhacli.attention.core import Tap, dtype_name, no_tap
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
 from mhacli.sites import SITES, Dims
+
+from .core import Tap, dtype_name, no_tap
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64

@@ -16,11 +16,12 @@ from typing import Any
 import typer
 
 import mhacli
-from mhacli.cli.console import discard_stdout, flush, print_error, require_stdout, write
-from mhacli.cli.help import Answer, answering_flag, command_help, help_flags, program_help
-from mhacli.cli.parameters import Command, read_by_typer, with_signature
 from mhacli.errors import MhaError, UsageError, lacks_memory, missing_library
 from mhacli.io.memory import gc_paused
+
+from .console import discard_stdout, flush, print_error, require_stdout, write
+from .help import Answer, answering_flag, command_help, help_flags, program_help
+from .parameters import Command, read_by_typer, with_signature
 
 COMMANDS: Mapping[str, str] = {
     "run": (

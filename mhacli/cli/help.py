@@ -15,8 +15,8 @@ from typing import NamedTuple, get_args
 
 import typer
 
-from mhacli.cli.console import stdout_width, wants_colour
-from mhacli.cli.parameters import Command, Declaration, choices_of, help_of, option_names
+from .console import stdout_width, wants_colour
+from .parameters import Command, Declaration, choices_of, help_of, option_names
 
 SHORT_LIST = 15
 """The number of options up to which the short help lists all options of a command."""

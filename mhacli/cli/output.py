@@ -15,17 +15,6 @@ from dataclasses import dataclass
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from mhacli.cli.console import (
-    SCREEN_WIDTHS,
-    ColourChoice,
-    draw,
-    note,
-    show_activity,
-    stdout_width,
-    wants_colour,
-    write,
-)
-from mhacli.cli.source import record_command
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.record.heads import OF_REMOVAL, require_order
@@ -40,6 +29,18 @@ from mhacli.settings import (
     word_list,
 )
 from mhacli.text.numbers import shown
+
+from .console import (
+    SCREEN_WIDTHS,
+    ColourChoice,
+    draw,
+    note,
+    show_activity,
+    stdout_width,
+    wants_colour,
+    write,
+)
+from .source import record_command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mhacli.attention.weights_file import read_bias_file, read_layer_file
-from mhacli.cli.console import loading_torch, show_activity
-from mhacli.cli.parameters import are_literal
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
@@ -35,6 +33,9 @@ from mhacli.text.reading import decoded, stream_text
 from mhacli.text.spans import read_chat
 from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
 from mhacli.text.tokens import Texts
+
+from .console import loading_torch, show_activity
+from .parameters import are_literal
 
 if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint

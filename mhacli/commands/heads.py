@@ -159,7 +159,7 @@ def heads(
 
             record = inspect_heads(run, texts, report_progress)
         else:
-            from mhacli.commands.effect.in_memory import head_table
+            from .effect.in_memory import head_table
 
             prepared.request = replace(prepared.request, kept=_kept(prepared, cells, keep_z=keep_z))
             record = head_table(

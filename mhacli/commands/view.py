@@ -82,7 +82,8 @@ def view(
             record = load_late(path)
     else:
         from mhacli.cli.source import make_run
-        from mhacli.commands.run import inspected
+
+        from .run import inspected
 
         require_output(options, output)
         run, texts = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from mhacli.errors import UsageError, bad_file, first_names
-from mhacli.io.files import read_whole
+
+from .files import read_whole
 
 T = TypeVar("T")
 

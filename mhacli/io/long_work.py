@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from mhacli.io.files import remove_temporary_folders
+from .files import remove_temporary_folders
 
 Progress = Callable[[float, str], None]
 """Takes the completed fraction of the work, from 0 to 1, and a description of the next step."""

@@ -16,9 +16,10 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io import memory
-from mhacli.io.data import load_json
-from mhacli.io.files import opened, read_up_to
 from mhacli.text.numbers import shown
+
+from .data import load_json
+from .files import opened, read_up_to
 
 METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000

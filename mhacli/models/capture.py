@@ -21,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
 from mhacli.models import foreign
-from mhacli.models.layer_names import LayerKey, LayerNumbers, is_attention, is_numbered
 from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.foreign import attention_within
+
+from .layer_names import LayerKey, LayerNumbers, is_attention, is_numbered
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was captured, the most reliable first: by the function in transformers' registry; by

@@ -18,25 +18,26 @@ from torch.nn.functional import pad
 
 from mhacli.attention.core import four_axes
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.models.capture import Call
-from mhacli.models.layer_names import LayerKey, config_of, entry_of
-from mhacli.models.layers import (
-    ModelInputs,
-    PassInspection,
-    layer_words,
-    nothing_seen,
-    unfit_words,
-)
-from mhacli.models.load import ModelTokenizer, device_of, tokenizer_in_memory
-from mhacli.models.masking import as_attention
-from mhacli.models.means import HeadSums
-from mhacli.models.passes import Half, ModelPass, ReadIds, followed, require_open
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Record
 from mhacli.run import KEPT, Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
+
+from .capture import Call
+from .layer_names import LayerKey, config_of, entry_of
+from .layers import (
+    ModelInputs,
+    PassInspection,
+    layer_words,
+    nothing_seen,
+    unfit_words,
+)
+from .load import ModelTokenizer, device_of, tokenizer_in_memory
+from .masking import as_attention
+from .means import HeadSums
+from .passes import Half, ModelPass, ReadIds, followed, require_open
 
 _NAME = "mhacli.inspecting"
 

@@ -15,10 +15,11 @@ from torch import nn
 from mhacli.attention.core import dtype_name
 from mhacli.errors import UsageError
 from mhacli.models import foreign
-from mhacli.models.folder import size_of
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.record import Model, NonAttentionLayer
 from mhacli.text.tokens import AttentionKind
+
+from .folder import size_of
 
 FROM_PYTHON = "mhacli.inspecting inspects any model while you call it from Python"
 LayerKey = tuple[AttentionKind, int]

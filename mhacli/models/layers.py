@@ -23,16 +23,6 @@ from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.models.capture import Call
-from mhacli.models.layer_names import (
-    LayerKey,
-    config_of,
-    dtype_of,
-    rope_theta_of,
-    without_attention,
-)
-from mhacli.models.load import device_of
-from mhacli.models.masking import MaskCache
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import HeadsSummary, HeadStatistics
@@ -49,6 +39,17 @@ from mhacli.record.record import (
 from mhacli.run import KEPT, Run
 from mhacli.settings import Config, PaddingSide
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
+
+from .capture import Call
+from .layer_names import (
+    LayerKey,
+    config_of,
+    dtype_of,
+    rope_theta_of,
+    without_attention,
+)
+from .load import device_of
+from .masking import MaskCache
 
 
 class LayerResults(NamedTuple):

@@ -28,13 +28,14 @@ from mhacli.io import memory
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
 from mhacli.models import foreign
-from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
-from mhacli.models.layer_names import n_vocabulary_of
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.numbers import shown
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
+
+from .folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
+from .layer_names import n_vocabulary_of
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")

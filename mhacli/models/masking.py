@@ -19,7 +19,8 @@ from mhacli.attention.masks import Mask
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, tensor_bias
 from mhacli.attention.statistics import PassResults, make_baseline
 from mhacli.models import foreign
-from mhacli.models.capture import FORBIDDING, Call
+
+from .capture import FORBIDDING, Call
 
 _KEPT_MASKS = 4
 """The number of masks kept: a model has one, or two with and without a window; an encoder-decoder

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.models import foreign
-from mhacli.models.capture import FORBIDDING, Call, Watch, captured
-from mhacli.models.layer_names import is_pair
 from mhacli.usercode.door import UserCall, calls_of_user, for_user, on_behalf, ours
 from mhacli.usercode.foreign import is_transformed
+
+from .capture import FORBIDDING, Call, Watch, captured
+from .layer_names import is_pair
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of ids."""

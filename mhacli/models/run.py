@@ -25,8 +25,16 @@ from mhacli.attention.devices import free_bytes
 from mhacli.errors import MhaError, UsageError, guarded, lacks_memory
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models import foreign
-from mhacli.models.capture import captured
-from mhacli.models.layer_names import (
+from mhacli.record.record import Generated, Record, SpanTokens
+from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
+from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
+from mhacli.text.spans import Ranges, find_spans, tokens_of
+from mhacli.text.tokenizers import of_each
+from mhacli.text.tokens import AttentionKind, TokenSequence
+from mhacli.usercode.door import UserRaised, call_user, ours
+
+from .capture import captured
+from .layer_names import (
     FROM_PYTHON,
     dtype_of,
     entry_of,
@@ -35,8 +43,8 @@ from mhacli.models.layer_names import (
     n_vocabulary_of,
     places_of,
 )
-from mhacli.models.layers import ModelInputs, PassInspection, axes_of, nothing_seen
-from mhacli.models.load import (
+from .layers import ModelInputs, PassInspection, axes_of, nothing_seen
+from .load import (
     LanguageHead,
     Loaded,
     ModelTokenizer,
@@ -46,13 +54,6 @@ from mhacli.models.load import (
     load_model,
     require_ids,
 )
-from mhacli.record.record import Generated, Record, SpanTokens
-from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
-from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
-from mhacli.text.spans import Ranges, find_spans, tokens_of
-from mhacli.text.tokenizers import of_each
-from mhacli.text.tokens import AttentionKind, TokenSequence
-from mhacli.usercode.door import UserRaised, call_user, ours
 
 
 @torch.no_grad()

@@ -24,10 +24,6 @@ from mhacli.attention.taps import owner_of, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
-from mhacli.models.capture import Call, captured
-from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
-from mhacli.models.masking import as_attention
-from mhacli.models.run import CheckpointRun, first_tensor, outputs_of, run_model
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import (
@@ -44,6 +40,11 @@ from mhacli.sites import SITES, Dims, token_bytes
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.door import ours
+
+from .capture import Call, captured
+from .layer_names import LayerNumbers, is_attention, rope_theta_of
+from .masking import as_attention
+from .run import CheckpointRun, first_tensor, outputs_of, run_model
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that compute matrices of queries × keys; others never do."""

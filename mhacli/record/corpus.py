@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from mhacli.record.heads import Kind
+from .heads import Kind
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """The quantiles over documents."""

@@ -7,8 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mhacli.record.checks import SelfCheck
 from mhacli.text.tokens import AttentionKind
+
+from .checks import SelfCheck
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
 """The replacement of the removed part. The output of a head is replaced by zeros, or by its mean

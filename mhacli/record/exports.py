@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.data import Array
-from mhacli.record.effect import Effect
-from mhacli.record.heads import Averages, HeadStatistics, removal_columns
-from mhacli.record.shown import renderer
 from mhacli.text.tokens import TokenSequence
+
+from .effect import Effect
+from .heads import Averages, HeadStatistics, removal_columns
+from .shown import renderer
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-    from mhacli.record.record import Record
+    from .record import Record
 
 
 @dataclass(frozen=True)

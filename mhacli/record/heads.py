@@ -12,9 +12,10 @@ from typing import Literal
 from msgspec import Struct
 
 from mhacli.errors import UsageError
-from mhacli.record.checks import Check
-from mhacli.record.glossary import Word, words_of
 from mhacli.settings import SINK_TOKENS
+
+from .checks import Check
+from .glossary import Word, words_of
 
 Kind = Literal[
     "previous-token",

@@ -21,19 +21,6 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import Array, checksum, json_checksum, plain, under
 from mhacli.io.files import write_whole
-from mhacli.record.checks import SelfCheck
-from mhacli.record.corpus import CorpusSummary
-from mhacli.record.effect import Effect, EffectSummary
-from mhacli.record.exports import (
-    EffectTable,
-    HeadTable,
-    Page,
-    Pattern,
-    pattern_of_layer,
-    stacked,
-)
-from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.shown import Shown, renderer
 from mhacli.settings import Config
 from mhacli.sites import Dims
 from mhacli.text.escape import visible
@@ -46,6 +33,20 @@ from mhacli.text.tokens import (
     behind,
     places,
 )
+
+from .checks import SelfCheck
+from .corpus import CorpusSummary
+from .effect import Effect, EffectSummary
+from .exports import (
+    EffectTable,
+    HeadTable,
+    Page,
+    Pattern,
+    pattern_of_layer,
+    stacked,
+)
+from .heads import HeadsSummary, HeadStatistics
+from .shown import Shown, renderer
 
 if TYPE_CHECKING:
     Heads = HeadTable

@@ -15,8 +15,9 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum, with_earlier_config
 from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_header
-from mhacli.record.record import SCHEMA, Record
 from mhacli.text.numbers import shown
+
+from .record import SCHEMA, Record
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 """The files in the folder of a scan that other commands know; the summary is a record."""

@@ -19,9 +19,10 @@ from mhacli.io.data import Array, under
 from mhacli.record.exports import HeadTable, dicts_of, pattern_of_layer
 from mhacli.record.heads import PER_QUERY, HeadStatistics
 from mhacli.record.record import Record, layer_prefix
-from mhacli.render.base.options import ViewOptions, chosen
-from mhacli.render.base.selection import chosen_heads, chosen_layers, require_inspected_heads
 from mhacli.text.escape import visible
+
+from .base.options import ViewOptions, chosen
+from .base.selection import chosen_heads, chosen_layers, require_inspected_heads
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
 _STATED = ("qk", "scores", "pattern", "z", "out")

@@ -18,13 +18,15 @@ from rich.console import RenderableType
 from mhacli.record.exports import Pattern
 from mhacli.record.record import Record
 from mhacli.record.shown import Shown
-from mhacli.render.base.format import fitted, type_text
-from mhacli.render.base.options import Scale, Screen, ViewOptions
-from mhacli.render.base.selection import drawable_heads, scale_of, usual_scale
-from mhacli.render.figures.svg import Piece, document, printed
-from mhacli.render.heads.head_map import HeadMap, cell_map, grid_of, head_map
-from mhacli.render.page.document import most_certain, page
-from mhacli.render.page.elements import (
+from mhacli.text.numbers import shown
+
+from .base.format import fitted, type_text
+from .base.options import Scale, Screen, ViewOptions
+from .base.selection import drawable_heads, scale_of, usual_scale
+from .figures.svg import Piece, document, printed
+from .heads.head_map import HeadMap, cell_map, grid_of, head_map
+from .page.document import most_certain, page
+from .page.elements import (
     STATIC,
     Html,
     dim,
@@ -35,10 +37,9 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
-from mhacli.render.page.tables import effect_pictures, legend
-from mhacli.render.page.tables import grid as grid_table
-from mhacli.render.run.view import record_views
-from mhacli.text.numbers import shown
+from .page.tables import effect_pictures, legend
+from .page.tables import grid as grid_table
+from .run.view import record_views
 
 COLUMNS = 100
 """The width of a terminal view in a notebook."""

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from mhacli.errors import MhaError, UsageError, library
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
 from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
-from mhacli.text.numbers import shown
+
+from .numbers import shown
 
 _HANDLERS = {"strict": "strict", "replace": "replace", "escape": "backslashreplace"}
 

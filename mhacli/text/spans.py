@@ -18,7 +18,8 @@ import msgspec
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError, bad_file
 from mhacli.io.files import read_whole
-from mhacli.text.tokens import TokenSequence
+
+from .tokens import TokenSequence
 
 if TYPE_CHECKING:
     import regex

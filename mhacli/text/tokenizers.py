@@ -26,7 +26,8 @@ from mhacli.errors import MhaError, UsageError, bad_file, guarded, library
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, TOKENIZERS, Config
-from mhacli.text.tokens import UNKNOWN, Piece, Texts, TokenSequence, places, places_in
+
+from .tokens import UNKNOWN, Piece, Texts, TokenSequence, places, places_in
 
 
 class Token(NamedTuple):

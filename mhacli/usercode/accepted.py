@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Inputs
-from mhacli.usercode.axes import OF_IDS, OF_TEXTS, ROW_AXES, leaves, output_in
-from mhacli.usercode.build import seeded
-from mhacli.usercode.door import Unreadable, first_that_works, those_that_work
-from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.names import source_of
-from mhacli.usercode.user_attention import UserAttention
-from mhacli.usercode.usual_calls import AXES_OF_HEADS
+
+from .axes import OF_IDS, OF_TEXTS, ROW_AXES, leaves, output_in
+from .build import seeded
+from .door import Unreadable, first_that_works, those_that_work
+from .masks import MaskForm
+from .names import source_of
+from .user_attention import UserAttention
+from .usual_calls import AXES_OF_HEADS
 
 _BATCH = r"(?:b|n|bs\w*|batch\w*)"
 _LENGTH = r"(?:t|l|s|n?_?seq\w*|\w*len\w*|time|steps|n?_?tokens?)"

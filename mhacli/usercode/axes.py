@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
-from mhacli.usercode.door import Unreadable
+from .door import Unreadable
 
 AxisNames = tuple[str, ...]
 OF_IDS: AxisNames = ("batch", "row")

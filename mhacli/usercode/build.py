@@ -26,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
-from mhacli.usercode.door import (
+
+from .door import (
     NO_ANSWER,
     Attempt,
     AttemptLog,
@@ -38,12 +39,12 @@ from mhacli.usercode.door import (
     ours,
     plainly,
 )
-from mhacli.usercode.faults import is_user_file, shown_path, user_code_error
-from mhacli.usercode.foreign import attention_within, change_tensors, uncompiled
-from mhacli.usercode.names import source_of
-from mhacli.usercode.process import Stage, no_stage
-from mhacli.usercode.roles import ROWS, role_of, role_of_last, signature, signature_of
-from mhacli.usercode.target import TargetRequest, find_target, source_file
+from .faults import is_user_file, shown_path, user_code_error
+from .foreign import attention_within, change_tensors, uncompiled
+from .names import source_of
+from .process import Stage, no_stage
+from .roles import ROWS, role_of, role_of_last, signature, signature_of
+from .target import TargetRequest, find_target, source_file
 
 T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from mhacli.errors import MhaError, lacks_memory
-from mhacli.usercode.faults import SourceLine, exception_text, source_line_of
+
+from .faults import SourceLine, exception_text, source_line_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

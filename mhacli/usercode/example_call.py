@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mhacli.errors import UsageError
-from mhacli.usercode.accepted import with_output
-from mhacli.usercode.axes import MAP_AXES, AxisNames, CallSizes, MadeForSizes, for_each_text
-from mhacli.usercode.build import Built
-from mhacli.usercode.door import (
+
+from .accepted import with_output
+from .axes import MAP_AXES, AxisNames, CallSizes, MadeForSizes, for_each_text
+from .build import Built
+from .door import (
     Unreadable,
     UserRaised,
     call_user,
@@ -25,9 +26,9 @@ from mhacli.usercode.door import (
     for_user,
     those_that_work,
 )
-from mhacli.usercode.roles import IN_ORDER, MASKS, ROWS, CallParameter, signature_of
-from mhacli.usercode.target import find_target
-from mhacli.usercode.user_attention import Changed, UserAttention
+from .roles import IN_ORDER, MASKS, ROWS, CallParameter, signature_of
+from .target import find_target
+from .user_attention import Changed, UserAttention
 
 _LENGTHENING = 3
 """A second length is larger by this, and shows which axes are lengths."""

@@ -16,28 +16,29 @@ import torch
 from torch import nn
 
 from mhacli.errors import MhaError
-from mhacli.usercode.accepted import (
+
+from .accepted import (
     accepted_forms,
     random_inputs,
     with_independent_rows,
     with_output,
 )
-from mhacli.usercode.axes import OF_IDS, CallSizes, MadeForSizes
-from mhacli.usercode.build import Built, cast_copy, member_of, parameters_of, parse_value
-from mhacli.usercode.door import Attempt, UserRaised, first_that_works
-from mhacli.usercode.example_call import (
+from .axes import OF_IDS, CallSizes, MadeForSizes
+from .build import Built, cast_copy, member_of, parameters_of, parse_value
+from .door import Attempt, UserRaised, first_that_works
+from .example_call import (
     arguments_of_example,
     attention_of_example,
     example_of,
     working_example,
 )
-from mhacli.usercode.faults import user_code_error
-from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.masks import MaskForm, forms_of, made_mask
-from mhacli.usercode.roles import MASKS, called_function, signature_of
-from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.user_attention import UserAttention
-from mhacli.usercode.usual_calls import usual_calls
+from .faults import user_code_error
+from .limits import OutOfTime
+from .masks import MaskForm, forms_of, made_mask
+from .roles import MASKS, called_function, signature_of
+from .target import TargetRequest
+from .user_attention import UserAttention
+from .usual_calls import usual_calls
 
 _MOST_CALLS = 60
 _MOST_COPIED = 4_000_000

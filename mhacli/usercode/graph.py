@@ -30,18 +30,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
-from mhacli.usercode.build import as_float64
-from mhacli.usercode.door import on_behalf, ours, plainly
-from mhacli.usercode.faults import SourceLine, source_line
-from mhacli.usercode.foreign import (
+
+from .build import as_float64
+from .door import on_behalf, ours, plainly
+from .faults import SourceLine, source_line
+from .foreign import (
     attention_within,
     is_transformed,
     tensors_in,
     without_compiling,
 )
-from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.projections import read_name
-from mhacli.usercode.user_attention import UserAttention
+from .masks import MaskForm
+from .projections import read_name
+from .user_attention import UserAttention
 
 MAX_OPERATIONS: Final = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.usercode.accepted import hides, with_output
-from mhacli.usercode.axes import OF_IDS, OF_TEXTS, AxisNames, CallSizes, MadeForSizes
-from mhacli.usercode.door import first_that_works
-from mhacli.usercode.example_call import attention_of_example
-from mhacli.usercode.masks import MaskForm, forms_of, made_mask
-from mhacli.usercode.roles import MASKS, CallParameter
-from mhacli.usercode.user_attention import UserAttention
-from mhacli.usercode.usual_calls import LayerSizes, usual_arguments
+from .accepted import hides, with_output
+from .axes import OF_IDS, OF_TEXTS, AxisNames, CallSizes, MadeForSizes
+from .door import first_that_works
+from .example_call import attention_of_example
+from .masks import MaskForm, forms_of, made_mask
+from .roles import MASKS, CallParameter
+from .user_attention import UserAttention
+from .usual_calls import LayerSizes, usual_arguments
 
 BATCH = 3
 """The texts of the first calls."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from mhacli.usercode.process import Stage
+from .process import Stage
 
 DEFAULT_MAX_TIME_S: Final = 60.0
 """Seconds for all that follows the import, the constructor and the first call."""

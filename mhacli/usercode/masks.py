@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.usercode.axes import PATTERN_AXES, AxisNames, CallSizes, MadeForSizes, rearranged
-from mhacli.usercode.roles import CallParameter
+from .axes import PATTERN_AXES, AxisNames, CallSizes, MadeForSizes, rearranged
+from .roles import CallParameter
 
 MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
 MaskMeaning = Literal["keep", "hide"]

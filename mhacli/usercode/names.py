@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torch import nn
 
-from mhacli.usercode.faults import SourceLine
-from mhacli.usercode.projections import read_name
-from mhacli.usercode.roles import called_function, role_of, signature_of
+from .faults import SourceLine
+from .projections import read_name
+from .roles import called_function, role_of, signature_of
 
 _UNPACKED = re.compile(r"^\s*\(?(\w+), (\w+), (\w+)\)? = .*\.(?:shape|size\(\))$", re.MULTILINE)
 

@@ -27,8 +27,9 @@ from typing import Any, Final
 
 from mhacli.errors import MhaError, lacks_memory, silent_stderr
 from mhacli.io.memory import gc_paused
-from mhacli.usercode.door import InternalError, UserRaised
-from mhacli.usercode.faults import (
+
+from .door import InternalError, UserRaised
+from .faults import (
     exception_text,
     passed_user_code_last,
     source_line_in_dump,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Projection, Projections
-from mhacli.usercode.target import Choice
+
+from .target import Choice
 
 Orientation = Literal["out-in", "in-out", "free"]
 """How a matrix is applied: `x Wᵀ` as in nn.Linear, `x W` as in Conv1D, or unknown."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from mhacli.usercode.door import call_user, first_that_works
+from .door import call_user, first_that_works
 
 ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Inputs
-from mhacli.usercode.axes import MadeForSizes, leaves
-from mhacli.usercode.build import copied
-from mhacli.usercode.door import Unreadable, call_user, on_behalf, ours
-from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.roles import call_role, called_function, signature_of
-from mhacli.usercode.user_attention import NO_CONTEXT, UserAttention
-from mhacli.usercode.usual_calls import made_place
+
+from .axes import MadeForSizes, leaves
+from .build import copied
+from .door import Unreadable, call_user, on_behalf, ours
+from .masks import MaskForm
+from .roles import call_role, called_function, signature_of
+from .user_attention import NO_CONTEXT, UserAttention
+from .usual_calls import made_place
 
 
 class GrowingCache:

@@ -22,8 +22,9 @@ from typing import Any, Final, Literal
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
-from mhacli.usercode.door import UserRaised, call_user
-from mhacli.usercode.faults import user_code_error
+
+from .door import UserRaised, call_user
+from .faults import user_code_error
 
 MAX_SOURCE_BYTES: Final = 16 << 20
 _MOST_LISTED: Final = 12

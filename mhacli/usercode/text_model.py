@@ -17,17 +17,18 @@ from torch.utils._pytree import tree_map_only
 
 from mhacli.attention.stages import Inputs
 from mhacli.settings import PaddingSide
-from mhacli.usercode.accepted import accepted_forms, with_independent_rows
-from mhacli.usercode.axes import OF_IDS, ROW_AXES, CallSizes, MadeForSizes, leaves, output_in
-from mhacli.usercode.build import Built
-from mhacli.usercode.door import NO_ANSWER, Unreadable
-from mhacli.usercode.find_call import plain_call
-from mhacli.usercode.id_calls import BATCH, LENGTH, first_call_of_ids, is_of_padding
-from mhacli.usercode.masks import MaskForm, forms_of, made_mask
-from mhacli.usercode.roles import MASKS, CallParameter, call_role, signature_of
-from mhacli.usercode.steps import StepConvention, step_conventions
-from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.user_attention import NO_CONTEXT, UserAttention, watching
+
+from .accepted import accepted_forms, with_independent_rows
+from .axes import OF_IDS, ROW_AXES, CallSizes, MadeForSizes, leaves, output_in
+from .build import Built
+from .door import NO_ANSWER, Unreadable
+from .find_call import plain_call
+from .id_calls import BATCH, LENGTH, first_call_of_ids, is_of_padding
+from .masks import MaskForm, forms_of, made_mask
+from .roles import MASKS, CallParameter, call_role, signature_of
+from .steps import StepConvention, step_conventions
+from .target import TargetRequest
+from .user_attention import NO_CONTEXT, UserAttention, watching
 
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
-from mhacli.usercode.axes import (
+
+from .axes import (
     HEAD_AXES,
     OF_IDS,
     OF_TEXTS,
@@ -34,12 +35,12 @@ from mhacli.usercode.axes import (
     output_in,
     rearranged,
 )
-from mhacli.usercode.build import Built, WithoutDropout, cast_dtype, copied, seeded
-from mhacli.usercode.door import Unreadable, call_user, on_behalf, ours
-from mhacli.usercode.masks import MaskForm, mask_in
-from mhacli.usercode.names import never_read
-from mhacli.usercode.roles import WITHOUT_EFFECT, CallParameter, signature_of
-from mhacli.usercode.target import Mode
+from .build import Built, WithoutDropout, cast_dtype, copied, seeded
+from .door import Unreadable, call_user, on_behalf, ours
+from .masks import MaskForm, mask_in
+from .names import never_read
+from .roles import WITHOUT_EFFECT, CallParameter, signature_of
+from .target import Mode
 
 NOTHING: Mapping[str, Any] = {}
 NO_CONTEXT = nullcontext[Any]()

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.layer import rates
-from mhacli.usercode.axes import (
+
+from .axes import (
     HEAD_AXES,
     MAP_AXES,
     ROW_AXES,
@@ -24,11 +25,11 @@ from mhacli.usercode.axes import (
     CallSizes,
     MadeForSizes,
 )
-from mhacli.usercode.build import Built
-from mhacli.usercode.masks import forms_of, made_mask
-from mhacli.usercode.names import never_read
-from mhacli.usercode.roles import MASKS, ROWS, CallParameter, signature_of, stated
-from mhacli.usercode.user_attention import UserAttention
+from .build import Built
+from .masks import forms_of, made_mask
+from .names import never_read
+from .roles import MASKS, ROWS, CallParameter, signature_of, stated
+from .user_attention import UserAttention
 
 PositionShape = Literal["batched", "plain", "expanded"]
 """The shape of the positions of a call: `[1, query]`, `[query]`, or `[batch, query]`."""

@@ -22,9 +22,10 @@ from mhacli.io.long_work import Terminated
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
-from mhacli.viewer.heads import Overview, Words
-from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Session
+
+from .heads import Overview, Words
+from .keys import KEYS
+from .session import Session
 
 # -------------------------------------------------------------------------------------------- texts
 

@@ -17,7 +17,8 @@ from mhacli.render.base.grids import cell, levels, scale_words, swatches
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.checkpoint import effect as view
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import (
+
+from .heads import (
     Cell,
     HeadsScreen,
     Lines,
@@ -28,8 +29,8 @@ from mhacli.viewer.heads import (
     title_line,
     wrapped,
 )
-from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Session
+from .keys import KEYS
+from .session import Session
 
 _NUMBER = 6
 """The width of a cell with a number."""

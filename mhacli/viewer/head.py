@@ -25,7 +25,8 @@ from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import KEY, QUERY, grid_of, head_map
 from mhacli.text.escape import token_label, visible, without_surrogates
 from mhacli.text.numbers import shown
-from mhacli.viewer.heads import (
+
+from .heads import (
     Cell,
     HeadsScreen,
     Lines,
@@ -37,8 +38,8 @@ from mhacli.viewer.heads import (
     window,
     wrapped,
 )
-from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Session, places_ahead
+from .keys import KEYS
+from .session import Session, places_ahead
 
 # -------------------------------------------------------------------------------------- the picture
 

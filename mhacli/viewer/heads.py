@@ -29,8 +29,9 @@ from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, t
 from mhacli.render.checkpoint.header import texts_read
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import shown
-from mhacli.viewer.keys import KEYS
-from mhacli.viewer.session import Place, Session, places_ahead
+
+from .keys import KEYS
+from .session import Place, Session, places_ahead
 
 # -------------------------------------------------------------------------------------------- panes
 
@@ -236,7 +237,7 @@ class HeadsScreen(Screen[None]):
 
     def action_effects(self) -> None:
         """Opens the effects of removals."""
-        from mhacli.viewer.effects import EffectsScreen
+        from .effects import EffectsScreen
 
         self.app.push_screen(EffectsScreen(self.session))
 
@@ -262,7 +263,7 @@ class HeadsScreen(Screen[None]):
 
     def action_open(self) -> None:
         """Opens the screen of the head under the cursor, or says why it cannot be drawn."""
-        from mhacli.viewer.head import HeadScreen
+        from .head import HeadScreen
 
         picture = self.session.picture()
         if picture is None:

@@ -16,7 +16,7 @@ from mhacli.render.base.selection import DrawableHead, scale_of, short_name
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
-    from mhacli.viewer.head import Picture
+    from .head import Picture
 
 Place = tuple[int, int]
 """The row of a head's layer, and the head's number."""
@@ -88,7 +88,7 @@ class Session:
 
     def _read(self, place: Place, *_: object) -> Picture:
         """The picture of a head; the other arguments are what else it depends on."""
-        from mhacli.viewer.head import Picture
+        from .head import Picture
 
         return Picture(self, self.heads[place], self._top(self.hides_sinks))
 

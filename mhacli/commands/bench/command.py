@@ -10,8 +10,9 @@ from mhacli.cli.console import loading_torch, progress
 from mhacli.cli.output import Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
-from mhacli.commands.bench.result import Sweep
 from mhacli.errors import MhaError
+
+from .result import Sweep
 
 
 @command(
@@ -36,10 +37,10 @@ def bench(
     sweep = Sweep(**given).checked()
     require_writable(output.files, force=output.force)
     with loading_torch():
-        from mhacli.commands.bench.measure import measure
+        from .measure import measure
     with progress() as report_progress:
         benchmark = replace(measure(sweep, report_progress), command=record_command())
-    from mhacli.commands.bench.view import plots
+    from .view import plots
 
     print_report(
         output,

@@ -30,8 +30,14 @@ from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.commands.bench import view  # noqa: F401 - it registers the view of a benchmark
-from mhacli.commands.bench.foreign import kernel_among, observed
-from mhacli.commands.bench.result import (
+from mhacli.io.data import finite
+from mhacli.io.long_work import Progress, no_progress
+from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
+from mhacli.settings import ITEM_BYTES
+from mhacli.text.numbers import shown
+
+from .foreign import kernel_among, observed
+from .result import (
     LAYERS,
     BackendStatus,
     Benchmark,
@@ -39,11 +45,6 @@ from mhacli.commands.bench.result import (
     Direction,
     Sweep,
 )
-from mhacli.io.data import finite
-from mhacli.io.long_work import Progress, no_progress
-from mhacli.io.memory import cpu_name, fits, gc_paused, n_cpus
-from mhacli.settings import ITEM_BYTES
-from mhacli.text.numbers import shown
 
 
 class Interval(NamedTuple):

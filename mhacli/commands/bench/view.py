@@ -10,7 +10,6 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Table, column
 from mhacli.render.base.format import count_of, flowing
@@ -20,6 +19,8 @@ from mhacli.render.figures import svg
 from mhacli.render.figures.svg import Piece, element, rectangle, written
 from mhacli.text.escape import visible
 from mhacli.text.numbers import Unit, shown
+
+from .result import Benchmark, BenchRow
 
 
 @draws(Benchmark)

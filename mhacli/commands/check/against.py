@@ -19,24 +19,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import readings_of
-from mhacli.commands.check.probes import (
-    TOLERANCE,
-    InputCase,
-    arguments_without_effect,
-    make_case,
-    randomised,
-    unmasked_inputs,
-    unparametrized,
-)
-from mhacli.commands.check.result import (
-    CheckRequest,
-    Examination,
-    Finding,
-    FirstDifference,
-    OutputComparison,
-    Verdict,
-)
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.usercode.build import (
@@ -57,6 +39,25 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, find_target
 from mhacli.usercode.user_attention import UserAttention
+
+from .candidates import readings_of
+from .probes import (
+    TOLERANCE,
+    InputCase,
+    arguments_without_effect,
+    make_case,
+    randomised,
+    unmasked_inputs,
+    unparametrized,
+)
+from .result import (
+    CheckRequest,
+    Examination,
+    Finding,
+    FirstDifference,
+    OutputComparison,
+    Verdict,
+)
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")

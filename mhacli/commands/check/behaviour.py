@@ -19,22 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
-from mhacli.commands.check.passes import (
-    PassDifference,
-    Passes,
-    PassOutput,
-    difference_of,
-    relative_distance,
-)
-from mhacli.commands.check.result import (
-    AttentionInside,
-    Behaviour,
-    Finding,
-    Place,
-    Tried,
-    finding_of,
-    words_of_code,
-)
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.models.layer_names import config_of, is_attention
@@ -45,6 +29,23 @@ from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.target import source_file
+
+from .passes import (
+    PassDifference,
+    Passes,
+    PassOutput,
+    difference_of,
+    relative_distance,
+)
+from .result import (
+    AttentionInside,
+    Behaviour,
+    Finding,
+    Place,
+    Tried,
+    finding_of,
+    words_of_code,
+)
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""

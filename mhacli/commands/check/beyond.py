@@ -24,8 +24,16 @@ from mhacli.attention.stages import (
     Projections,
     run_stages,
 )
-from mhacli.commands.check.diagnose import Diagnosis
-from mhacli.commands.check.grid import (
+from mhacli.errors import first_names
+from mhacli.text.numbers import shown
+from mhacli.usercode.build import as_float64, cast_copy
+from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
+from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention
+
+from .diagnose import Diagnosis
+from .grid import (
     BUDGET_NARROWER,
     LONGEST,
     NARROW,
@@ -39,17 +47,10 @@ from mhacli.commands.check.grid import (
     shapes_of,
     within_budget,
 )
-from mhacli.commands.check.layer_sites import LayerSites
-from mhacli.commands.check.patterns import pattern_of
-from mhacli.commands.check.probes import TOLERANCE, influence_in
-from mhacli.commands.check.result import Backward, Compared, Finding, finding_of
-from mhacli.errors import first_names
-from mhacli.text.numbers import shown
-from mhacli.usercode.build import as_float64, cast_copy
-from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
-from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.target import Choice
-from mhacli.usercode.user_attention import UserAttention
+from .layer_sites import LayerSites
+from .patterns import pattern_of
+from .probes import TOLERANCE, influence_in
+from .result import Backward, Compared, Finding, finding_of
 
 GRID = "further lengths, dtypes and gradients"
 """What the grid examines, by the name under which reports list it."""

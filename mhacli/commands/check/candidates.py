@@ -20,9 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
-from mhacli.commands.check.patterns import pattern_of
-from mhacli.commands.check.probes import TOLERANCE, ProbedAttention, make_case, recorded_case
-from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
@@ -37,6 +34,10 @@ from mhacli.usercode.projections import (
 from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
+
+from .patterns import pattern_of
+from .probes import TOLERANCE, ProbedAttention, make_case, recorded_case
+from .result import CheckRequest
 
 _READ = "read from the run"
 """The ending of a choice that a call showed."""

@@ -16,26 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.devices import free_bytes
-from mhacli.commands.check.behaviour import (
-    CODES,
-    NARROW,
-    Answers,
-    BehaviourTester,
-    Intent,
-    Observed,
-    Test,
-    compared,
-    is_claimed_causal,
-    not_tried,
-    seen,
-)
-from mhacli.commands.check.passes import Passes, difference_of
-from mhacli.commands.check.result import (
-    AttentionInside,
-    CheckRequest,
-    Place,
-    Tried,
-)
 from mhacli.errors import MhaError, UsageError, guarded
 from mhacli.io import memory
 from mhacli.models.capture import captured
@@ -54,6 +34,27 @@ from mhacli.usercode.door import call_user
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import text_model_of_ids
+
+from .behaviour import (
+    CODES,
+    NARROW,
+    Answers,
+    BehaviourTester,
+    Intent,
+    Observed,
+    Test,
+    compared,
+    is_claimed_causal,
+    not_tried,
+    seen,
+)
+from .passes import Passes, difference_of
+from .result import (
+    AttentionInside,
+    CheckRequest,
+    Place,
+    Tried,
+)
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ from mhacli.cli.console import leave_deleted_folder, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
-from mhacli.commands.check.result import CheckRequest
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED
 from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
+
+from .result import CheckRequest
 
 _CSV = "Print CSV: a line per finding, behaviour and probe."
 
@@ -41,7 +42,7 @@ def check(
     if request.model is not None:
         local_checkpoint(ModelSettings(path=request.model))
     leave_deleted_folder()
-    from mhacli.commands.check.run import examine_in_child
+    from .run import examine_in_child
 
     with show_activity() as on_stage:
         examination = replace(

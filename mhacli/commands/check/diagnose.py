@@ -23,9 +23,18 @@ from mhacli.attention.stages import (
     stages_with,
 )
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.candidates import Candidate, candidates
-from mhacli.commands.check.layer_sites import LayerSites, sites_in
-from mhacli.commands.check.probes import (
+from mhacli.io.data import finite
+from mhacli.usercode.door import NO_ANSWER
+from mhacli.usercode.graph import RecordedCall
+from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.names import is_read_only_with
+from mhacli.usercode.roles import call_role, called_function
+from mhacli.usercode.target import Choice
+
+from .candidates import Candidate, candidates
+from .layer_sites import LayerSites, sites_in
+from .probes import (
     InputCase,
     ProbedAttention,
     is_same_unmasked,
@@ -35,16 +44,8 @@ from mhacli.commands.check.probes import (
     recorded_case,
     unmasked_inputs,
 )
-from mhacli.commands.check.result import Behaviour
-from mhacli.commands.check.steps import Steps, is_chunked, read_in_steps
-from mhacli.io.data import finite
-from mhacli.usercode.door import NO_ANSWER
-from mhacli.usercode.graph import RecordedCall
-from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.names import is_read_only_with
-from mhacli.usercode.roles import call_role, called_function
-from mhacli.usercode.target import Choice
+from .result import Behaviour
+from .steps import Steps, is_chunked, read_in_steps
 
 _MOST_RANKED = 100
 """The most layers that are ranked by what they share with the call."""

@@ -18,28 +18,6 @@ from torch import nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
-from mhacli.commands.check.against import compare
-from mhacli.commands.check.behaviour import (
-    TESTS,
-    BehaviourTester,
-    Intent,
-    is_claimed_causal,
-    reason_of,
-)
-from mhacli.commands.check.beyond import GRID, Beyond, compare_beyond
-from mhacli.commands.check.diagnose import REFERENCE, Diagnosis, diagnose, error_of
-from mhacli.commands.check.findings import findings_of
-from mhacli.commands.check.layer_sites import sites_in
-from mhacli.commands.check.passes import Passes
-from mhacli.commands.check.probes import arguments_without_effect, probe
-from mhacli.commands.check.result import (
-    AttentionInside,
-    CheckRequest,
-    Examination,
-    Finding,
-    OutputComparison,
-    Verdict,
-)
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
@@ -55,6 +33,29 @@ from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
+
+from .against import compare
+from .behaviour import (
+    TESTS,
+    BehaviourTester,
+    Intent,
+    is_claimed_causal,
+    reason_of,
+)
+from .beyond import GRID, Beyond, compare_beyond
+from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
+from .findings import findings_of
+from .layer_sites import sites_in
+from .passes import Passes
+from .probes import arguments_without_effect, probe
+from .result import (
+    AttentionInside,
+    CheckRequest,
+    Examination,
+    Finding,
+    OutputComparison,
+    Verdict,
+)
 
 _MOST_PARTS = 4
 _SMALL = 5_000_000
@@ -119,7 +120,7 @@ def _of_checkpoint(
 ) -> Examination:
     """The report on a model of transformers by its behaviour."""
     # loads what only checkpoints need
-    from mhacli.commands.check.checkpoint import admitted, checkpoint_behaviour
+    from .checkpoint import admitted, checkpoint_behaviour
 
     stage("loading the model", limited=False)
     tester, _ = checkpoint_behaviour(admitted(model), request, stage)

@@ -16,15 +16,6 @@ from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
 from mhacli.attention.stages import Mistake
-from mhacli.commands.check.candidates import base_of, counts_of, numbers_of, score_biases_in
-from mhacli.commands.check.diagnose import Diagnosis, Trial, error_of
-from mhacli.commands.check.layer_sites import LayerSites, sites_in
-from mhacli.commands.check.probes import (
-    InputCase,
-    line_that_differs,
-    parameters_without_effect,
-)
-from mhacli.commands.check.result import Finding, finding_of, words_of_code
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import Built
@@ -33,6 +24,16 @@ from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import role_of, stated
+
+from .candidates import base_of, counts_of, numbers_of, score_biases_in
+from .diagnose import Diagnosis, Trial, error_of
+from .layer_sites import LayerSites, sites_in
+from .probes import (
+    InputCase,
+    line_that_differs,
+    parameters_without_effect,
+)
+from .result import Finding, finding_of, words_of_code
 
 
 class Findings(NamedTuple):

@@ -23,7 +23,6 @@ from mhacli.attention.stages import (
     run_stages,
     stages_with,
 )
-from mhacli.commands.check.result import FirstDifference
 from mhacli.usercode.build import Built
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine
@@ -31,6 +30,8 @@ from mhacli.usercode.graph import Operation, RecordedCall
 from mhacli.usercode.names import assigned_names, is_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.target import source_file
+
+from .result import FirstDifference
 
 SITES = (
     "q_proj",

@@ -20,7 +20,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from mhacli.attention.stages import Inputs, require
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import as_float64, cast, cast_copy, copied
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
@@ -31,6 +30,8 @@ from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import InputDrawer, UserAttention
+
+from .result import CheckRequest, ProbeResult
 
 RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""

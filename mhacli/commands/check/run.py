@@ -12,13 +12,14 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised, call_user
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
+
+from .result import CheckRequest, Examination
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
@@ -89,7 +90,7 @@ def check(
             isinstance(name_or_object, str | None) for name_or_object in (target, against, example)
         ):
             return examine_in_child(request)
-        from mhacli.commands.check.examine import examination_of
+        from .examine import examination_of
 
         try:
             return examination_of(request, process.no_stage)

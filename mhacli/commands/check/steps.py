@@ -13,12 +13,13 @@ from torch import Tensor
 
 from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.check.probes import InputCase, ProbedAttention
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall, Watcher
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.steps import StepConvention, causal_inputs, step_conventions
+
+from .probes import InputCase, ProbedAttention
 
 _FEWEST = 4
 """The shortest text that is read in steps."""

@@ -9,13 +9,6 @@ from collections.abc import Iterable, Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.check.result import (
-    Examination,
-    Finding,
-    FirstDifference,
-    OutputComparison,
-    place,
-)
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted
@@ -23,6 +16,14 @@ from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+
+from .result import (
+    Examination,
+    Finding,
+    FirstDifference,
+    OutputComparison,
+    place,
+)
 
 _LABEL, _MOST_PRINTED = 9, 3
 _VERDICTS = {

@@ -14,13 +14,14 @@ from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
-from mhacli.commands.diff.request import DiffRequest
-from mhacli.commands.diff.result import Diff, ModelDiff, ModelDocument
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.models.folder import is_hub_id
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Source, setting
+
+from .request import DiffRequest
+from .result import Diff, ModelDiff, ModelDocument
 
 _TOLERANCE = (
     "Of two records: largest difference that counts as equal, relative to the largest number of a"
@@ -58,8 +59,8 @@ def diff(
     require_writable(output.files, force=output.force)
     result: Diff
     if "record" in kinds:
-        from mhacli.commands.diff.compare import compare_records
-        from mhacli.commands.diff.view import record_view, require_layers
+        from .compare import compare_records
+        from .view import record_view, require_layers
 
         with show_activity("comparing"):
             result = compare_records(request.a, request.b, tolerance)
@@ -75,7 +76,7 @@ def diff(
         if output.save is not None:
             note(f"saved {output.save}: {document['n_places']} places")
             return
-        from mhacli.commands.diff.view import model_view
+        from .view import model_view
 
         result = ModelDiff(decode(ModelDocument, document, "the comparison"))
         view = partial(model_view, result, options=options)
@@ -147,6 +148,6 @@ def _of_models(request: DiffRequest, source: Source, kinds: list[str]) -> Any:
             result, _ = process.run_in_child(job, sent, time_limit_s=60.0, on_stage=stage)
         else:
             with loading_torch():
-                from mhacli.commands.diff.models import diff_request
+                from .models import diff_request
             result = diff_request(sent, stage)
     return result

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from mhacli.commands.diff import view  # noqa: F401 - it registers the views of differences
-from mhacli.commands.diff.result import (
+from mhacli.errors import UsageError
+from mhacli.record.checks import TOLERANCES
+from mhacli.record.record import Record
+from mhacli.record.storage import load
+from mhacli.text.align import align
+from mhacli.text.escape import without_surrogates
+from mhacli.text.tokens import TokenSequence
+
+from .result import (
     SCHEMA,
     Diff,
     First,
@@ -23,14 +31,7 @@ from mhacli.commands.diff.result import (
     Tolerance,
     Verdict,
 )
-from mhacli.commands.diff.sites import LayerPair, RecordDiff, alone, is_statistic
-from mhacli.errors import UsageError
-from mhacli.record.checks import TOLERANCES
-from mhacli.record.record import Record
-from mhacli.record.storage import load
-from mhacli.text.align import align
-from mhacli.text.escape import without_surrogates
-from mhacli.text.tokens import TokenSequence
+from .sites import LayerPair, RecordDiff, alone, is_statistic
 
 
 def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) -> Diff:
@@ -52,7 +53,7 @@ def diff(a: Any, b: Any, inputs: Any = None, *, tolerance: float | None = None) 
                     " tolerance=…)"
                 ),
             )
-        from mhacli.commands.diff.models import diff_modules
+        from .models import diff_modules
 
         return diff_modules(a, b, inputs)
     return compare_records(a, b, tolerance)

@@ -10,13 +10,14 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor
 
-from mhacli.commands.diff.computed import Computed, Rounding
-from mhacli.commands.diff.gaps import Gap, gaps_at
-from mhacli.commands.diff.places import OF_CALLS, Place
-from mhacli.commands.diff.result import Difference, ModelDocument, Stack, Unmatched
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import finite
 from mhacli.models.capture import Call
+
+from .computed import Computed, Rounding
+from .gaps import Gap, gaps_at
+from .places import OF_CALLS, Place
+from .result import Difference, ModelDocument, Stack, Unmatched
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""

@@ -20,9 +20,6 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.commands.diff.gaps import gaps_at
-from mhacli.commands.diff.places import Event, Forward, Pass, Place, observe
-from mhacli.commands.diff.request import PLACES
 from mhacli.errors import bad_file
 from mhacli.io.data import decode, plain
 from mhacli.io.files import write_whole
@@ -32,6 +29,10 @@ from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.run import shaken_parts
 from mhacli.usercode.projections import is_norm
+
+from .gaps import gaps_at
+from .places import Event, Forward, Pass, Place, observe
+from .request import PLACES
 
 _N_PERTURBED_PASSES = 3
 _ALIGNED = 8

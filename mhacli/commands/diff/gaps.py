@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhacli.commands.diff.places import Place
 from mhacli.models.capture import Call
 from mhacli.models.masking import as_attention
 from mhacli.run import rows_of_block
+
+from .places import Place
 
 _CHUNK = 1 << 18
 """The most numbers of a tensor that are compared at once: what a cache holds."""

@@ -15,12 +15,6 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.commands.diff.comparison import compare
-from mhacli.commands.diff.computed import Computed, compute, load_places, save_places
-from mhacli.commands.diff.places import OF_CALLS, Forward, Place
-from mhacli.commands.diff.request import DiffRequest, Side
-from mhacli.commands.diff.result import ModelDiff, ModelDocument
-from mhacli.commands.diff.words import summary_of
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.data import decode
@@ -37,6 +31,13 @@ from mhacli.usercode.build import load_built
 from mhacli.usercode.example_call import example_of
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
+
+from .comparison import compare
+from .computed import Computed, compute, load_places, save_places
+from .places import OF_CALLS, Forward, Place
+from .request import DiffRequest, Side
+from .result import ModelDiff, ModelDocument
+from .words import summary_of
 
 Inputs = dict[str, Any]
 """The ids that a model reads, by keyword: lists of lists."""

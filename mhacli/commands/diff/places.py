@@ -20,11 +20,12 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
-from mhacli.commands.diff.result import Part, Stack
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
+
+from .result import Part, Stack
 
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""

@@ -13,7 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace as changed
 
-from mhacli.commands.diff.result import (
+from mhacli.io.data import Array, finite, plain
+from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
+from mhacli.record.record import Record, Step, TensorSummary
+from mhacli.sites import SITES
+from mhacli.text.align import pairs
+
+from .result import (
     CellPlace,
     Diff,
     FormulaChange,
@@ -24,11 +30,6 @@ from mhacli.commands.diff.result import (
     SiteDifference,
     StatisticChange,
 )
-from mhacli.io.data import Array, finite, plain
-from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
-from mhacli.record.record import Record, Step, TensorSummary
-from mhacli.sites import SITES
-from mhacli.text.align import pairs
 
 _OF_QUERIES = ("batch", "head", "query")
 _OF_KEYS = ("batch", "head", "key")

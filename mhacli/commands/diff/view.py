@@ -13,17 +13,6 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.commands.diff.result import (
-    CellPlace,
-    Difference,
-    ModelDiff,
-    ModelDocument,
-    SiteDifference,
-    TextDifference,
-    Unmatched,
-)
-from mhacli.commands.diff.sites import LayerPair, RecordDiff, change_of
-from mhacli.commands.diff.words import CAUSES, where
 from mhacli.errors import UsageError
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
@@ -37,6 +26,18 @@ from mhacli.render.base.selection import chosen_layers
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit
+
+from .result import (
+    CellPlace,
+    Difference,
+    ModelDiff,
+    ModelDocument,
+    SiteDifference,
+    TextDifference,
+    Unmatched,
+)
+from .sites import LayerPair, RecordDiff, change_of
+from .words import CAUSES, where
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OPTIONS = ViewOptions()

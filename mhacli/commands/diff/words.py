@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from mhacli.commands.diff.result import Difference, ModelDocument, Unmatched
 from mhacli.text.numbers import shown
+
+from .result import Difference, ModelDocument, Unmatched
 
 Row = Difference | Unmatched
 """A place, compared or not."""

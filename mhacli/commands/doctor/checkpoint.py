@@ -15,11 +15,12 @@ from mhacli.commands.check.behaviour import CODES, BehaviourTester
 from mhacli.commands.check.checkpoint import TEXTS, admitted, checkpoint_behaviour
 from mhacli.commands.check.passes import LEAST
 from mhacli.commands.check.result import Behaviour, CheckRequest, words_of_code
-from mhacli.commands.doctor.result import ExaminedModel, HealthCheck
 from mhacli.io.long_work import Progress
 from mhacli.models.layer_names import LayerNumbers, entry_of
 from mhacli.models.run import TIMES_SHAKEN
 from mhacli.settings import ModelSettings
+
+from .result import ExaminedModel, HealthCheck
 
 CHECKS = (
     "finite",

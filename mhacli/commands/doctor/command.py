@@ -55,7 +55,7 @@ def doctor(
         local_checkpoint(model)
         require_not_blank(texts)
     with loading_torch():
-        from mhacli.commands.doctor.run import doctor as examine
+        from .run import doctor as examine
     with progress() as report_progress:
         report = examine(
             model.path,

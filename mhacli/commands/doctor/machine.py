@@ -15,11 +15,12 @@ from mhacli.attention.block import c_block
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.attention.taps import largest_difference
-from mhacli.commands.doctor.result import HealthCheck
 from mhacli.io.memory import n_cpus
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import Dtype
 from mhacli.text.numbers import shown
+
+from .result import HealthCheck
 
 _SIZE = (2, 6, 97, 48)
 

@@ -20,7 +20,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import mhacli
-from mhacli.commands.doctor.result import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.errors import UsageError, installing, needed_ranges
 from mhacli.io.data import plain
 from mhacli.io.long_work import Progress, no_progress
@@ -31,6 +30,8 @@ from mhacli.render.base.terminal import table
 from mhacli.settings import Dtype, ModelSettings
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+
+from .result import CheckStatus, ExaminedModel, HealthCheck
 
 if TYPE_CHECKING:
     from torch import nn
@@ -171,7 +172,7 @@ def doctor(
         subject = copy.deepcopy(model)
     else:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
-    from mhacli.commands.doctor.checkpoint import examine_checkpoint
+    from .checkpoint import examine_checkpoint
 
     examined, checks, notes = examine_checkpoint(
         subject, tokenizer, texts, seed=seed, report_progress=report_progress
@@ -198,7 +199,7 @@ def _check_installation(
     required = [library for library in libraries if library["extra"] is None]
     checks = _check_libraries("libraries", required), _check_libraries("extras", extras)
     try:
-        from mhacli.commands.doctor.machine import check_machine, find_devices
+        from .machine import check_machine, find_devices
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         missing = str(getattr(fault, "name", "")).partition(".")[0]
         name = missing if missing in _REQUIRED else "torch"

@@ -7,11 +7,12 @@ from typing import Annotated
 from mhacli.cli.console import loading_torch, progress, show_activity
 from mhacli.cli.output import DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError
 from mhacli.io.memory import gc_paused
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
+
+from .settings import EffectSettings
 
 
 @command(
@@ -47,7 +48,7 @@ def effect(
             hint="give each text in a run of its own",
         )
     with loading_torch():
-        from mhacli.commands.effect.study import checkpoint_study, layer_study
+        from .study import checkpoint_study, layer_study
     with show_activity("computing" if of_layer else "inspecting the checkpoint"), gc_paused():
         study, notes = (
             layer_study(run, texts, effect) if of_layer else checkpoint_study(run, effect)

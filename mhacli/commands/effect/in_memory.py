@@ -16,9 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhacli.commands.effect.metric import GivenMetric
-from mhacli.commands.effect.settings import EffectSettings, given_head, require_replacement
-from mhacli.commands.effect.study import EffectStudy, effects_of_heads, study_of, verified
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.inspecting import inspecting, layer_choices
@@ -35,6 +32,10 @@ from mhacli.run import Run
 from mhacli.settings import ModelSettings, options_of
 from mhacli.text.reading import given_texts
 from mhacli.text.tokens import LayerChoice, TokenSequence
+
+from .metric import GivenMetric
+from .settings import EffectSettings, given_head, require_replacement
+from .study import EffectStudy, effects_of_heads, study_of, verified
 
 _EFFECTS = "mhacli.effects"
 _HEADS = "mhacli.heads"

@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.commands.effect.foreign import config_value
-from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.load import ModelTokenizer
 from mhacli.models.run import first_tensor, run_model
 from mhacli.record.effect import Measured
 from mhacli.usercode.door import ours
+
+from .foreign import config_value
+from .settings import EffectSettings
 
 
 class Target(NamedTuple):

@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mhacli.commands.effect.metric import RowOutputs
 from mhacli.models.capture import Call, captured
 from mhacli.models.foreign import replaced
 from mhacli.models.layer_names import LayerKey, is_numbered
 from mhacli.usercode.door import ours
+
+from .metric import RowOutputs
 
 
 class AttentionSize(NamedTuple):

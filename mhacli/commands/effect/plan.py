@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mhacli.commands.effect.parts import AttentionSize
-from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind
+
+from .parts import AttentionSize
+from .removal import Removal
+from .settings import EffectSettings
 
 Item = tuple[Removal, ...]
 """Parts that are removed together."""

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.commands.effect.parts import same_heads
-from mhacli.commands.effect.removal import Removal, without
-from mhacli.commands.effect.settings import given_head, kind_and_numbers, require_replacement
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey, is_pair
 from mhacli.models.passes import ModelPass, followed, require_open
 from mhacli.record.effect import HeadReplacement
 from mhacli.text.tokens import AttentionKind
+
+from .parts import same_heads
+from .removal import Removal, without
+from .settings import given_head, kind_and_numbers, require_replacement
 
 _REMOVED = "mhacli.removed"
 

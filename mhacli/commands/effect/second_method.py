@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, four_axes
-from mhacli.commands.effect.parts import Parts
-from mhacli.commands.effect.removal import Removal, stand_in
 from mhacli.models.layer_names import LayerKey
 from mhacli.usercode.door import ours
+
+from .parts import Parts
+from .removal import Removal, stand_in
 
 
 class Arguments(NamedTuple):

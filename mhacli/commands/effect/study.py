@@ -16,22 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.core import dtype_name
-from mhacli.commands.effect.foreign import config_value, copied, crop, has_padding, is_eager
-from mhacli.commands.effect.metric import (
-    GivenMetric,
-    Outcomes,
-    RowOutputs,
-    Target,
-    changes,
-    measured_position,
-    read,
-    values,
-)
-from mhacli.commands.effect.parts import Parts, find_parts, repeated
-from mhacli.commands.effect.plan import Item, RemovalPlan
-from mhacli.commands.effect.removal import stand_in, without
-from mhacli.commands.effect.second_method import removed_otherwise
-from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
@@ -47,6 +31,23 @@ from mhacli.record.record import Record
 from mhacli.run import Run
 from mhacli.text.tokens import Texts
 from mhacli.usercode.door import NO_ANSWER
+
+from .foreign import config_value, copied, crop, has_padding, is_eager
+from .metric import (
+    GivenMetric,
+    Outcomes,
+    RowOutputs,
+    Target,
+    changes,
+    measured_position,
+    read,
+    values,
+)
+from .parts import Parts, find_parts, repeated
+from .plan import Item, RemovalPlan
+from .removal import stand_in, without
+from .second_method import removed_otherwise
+from .settings import EffectSettings
 
 MIN_ROWS = 2
 """The rows of the smallest batch: one removal and an untouched row."""

@@ -18,11 +18,12 @@ from mhacli.cli.console import flush, is_interactive, loading_torch, note, progr
 from mhacli.cli.output import Output, print_record, require_output, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
-from mhacli.commands.scan.progress import Progress
-from mhacli.commands.scan.settings import Scan
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Terminated, graceful_interrupt
 from mhacli.text.spans import require_expressions
+
+from .progress import Progress
+from .settings import Scan
 
 _WITH_VALUE = "out|workers|ray|cpus-per-worker|device|device-map|colou?r|width|sort"
 _WITHOUT_EFFECT = re.compile(rf"\0--(json|all|mixed|strict|({_WITH_VALUE})[=\0][^\0]*)(?=\0|$)")
@@ -56,7 +57,7 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():
-        from mhacli.commands.scan.run import run_scan
+        from .run import run_scan
 
     stopping = "finishing the documents in progress; press Ctrl-C again to stop at once"
     done = Progress()

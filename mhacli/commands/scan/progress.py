@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
-    from mhacli.commands.scan.folder import Totals
+    from .folder import Totals
 
 
 @dataclass

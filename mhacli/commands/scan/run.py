@@ -27,18 +27,6 @@ import mhacli
 from mhacli.attention.statistics import is_compiled
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effects_of_heads, study_of, verified
-from mhacli.commands.scan.folder import (
-    EFFECTS,
-    UNIT_SIZE,
-    Settings,
-    Totals,
-    Unit,
-    UnitFiles,
-    differences,
-    open_folder,
-)
-from mhacli.commands.scan.progress import Progress
-from mhacli.commands.scan.settings import Scan
 from mhacli.errors import MhaError, library
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.long_work import uninterrupted
@@ -48,6 +36,19 @@ from mhacli.record.corpus import BadEntry, CorpusSummary, named
 from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of
 from mhacli.record.record import Record
 from mhacli.text.reading import Document, documents, is_pipe
+
+from .folder import (
+    EFFECTS,
+    UNIT_SIZE,
+    Settings,
+    Totals,
+    Unit,
+    UnitFiles,
+    differences,
+    open_folder,
+)
+from .progress import Progress
+from .settings import Scan
 
 FORMAT = 5
 """The version of the files of units."""

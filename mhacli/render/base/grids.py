@@ -18,11 +18,12 @@ from rich.style import Style
 from rich.text import Text
 
 from mhacli.io.data import Array
-from mhacli.render.base.colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
-from mhacli.render.base.doc import Column, Grid, Scale
-from mhacli.render.base.format import count_of, fitted, flowing
-from mhacli.render.base.options import Screen, Selection, balanced
 from mhacli.text.numbers import Unit, shown
+
+from .colours import CHANGES, EMPTY, NAN_SIGN, PLAIN, WEIGHTS, Ramp
+from .doc import Column, Grid, Scale
+from .format import count_of, fitted, flowing
+from .options import Screen, Selection, balanced
 
 MASKED = -1
 """The level of a masked cell."""

@@ -12,10 +12,11 @@ from typing import TypeVar
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
-from mhacli.render.base.format import plural
-from mhacli.render.base.options import Rows, Scale, ViewOptions, sequences_to_draw
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
+
+from .format import plural
+from .options import Rows, Scale, ViewOptions, sequences_to_draw
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mhacli.render.base.doc import Column, Row, Table
-from mhacli.render.base.format import count_of, flowing
-from mhacli.render.base.options import Selection, balanced
+from .doc import Column, Row, Table
+from .format import count_of, flowing
+from .options import Selection, balanced
 
 _MOST_LINES = 3
 """The most lines below a table."""

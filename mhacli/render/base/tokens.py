@@ -11,12 +11,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.record import Record
-from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import PADDING, count_of, fitted, token_text
-from mhacli.render.base.options import Screen, Selection, ViewOptions
-from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label
 from mhacli.text.tokens import UNKNOWN, TokenSequence
+
+from .doc import Column, Table
+from .format import PADDING, count_of, fitted, token_text
+from .options import Screen, Selection, ViewOptions
+from .terminal import table
 
 T = TypeVar("T")
 MAX_TOKEN_ROWS = 16

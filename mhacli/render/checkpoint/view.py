@@ -46,8 +46,6 @@ from mhacli.render.base.selection import (
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
 from mhacli.render.heads.head_map import (
     NamedLayer,
     TitledMap,
@@ -69,6 +67,9 @@ from mhacli.render.heads.table import (
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
+
+from .header import checks_view, model_header
+from .patterns import WORDS_CAPTION, queries_of, words_map
 
 _EFFECTS = ("d_logit", "d_output")
 """What ranks removals: the first number that they have."""

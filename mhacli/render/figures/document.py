@@ -16,12 +16,13 @@ from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Figure, Screen, ViewOptions
 from mhacli.render.base.terminal import bare
 from mhacli.render.checkpoint.effect import effect_grids, effect_words, measured_words
-from mhacli.render.figures.grids import GridRow, grids, legend
-from mhacli.render.figures.heads import heads_figure
-from mhacli.render.figures.svg import document, printed
 from mhacli.render.page.elements import WIDE
 from mhacli.render.run.steps import steps_table
 from mhacli.render.run.trace import closing, header
+
+from .grids import GridRow, grids, legend
+from .heads import heads_figure
+from .svg import document, printed
 
 _MOST_STEPS = 64
 """The most steps of a picture."""

@@ -22,7 +22,9 @@ from mhacli.render.base.grids import (
     scale_words,
     swatch_levels,
 )
-from mhacli.render.figures.svg import (
+from mhacli.text.numbers import shown
+
+from .svg import (
     FAINT,
     SOFT,
     Piece,
@@ -34,7 +36,6 @@ from mhacli.render.figures.svg import (
     value_text,
     written,
 )
-from mhacli.text.numbers import shown
 
 ROOMY = 9.5
 """The least size of cells at which every row and column has its name."""

@@ -24,8 +24,6 @@ from mhacli.render.base.selection import (
     scale_of,
 )
 from mhacli.render.checkpoint.patterns import WORDS_CAPTION, queries_of, words_map
-from mhacli.render.figures.grids import GridRow, grids, legend
-from mhacli.render.figures.svg import document
 from mhacli.render.heads.head_map import (
     KEY,
     QUERY,
@@ -39,6 +37,9 @@ from mhacli.render.heads.head_map import (
 from mhacli.render.heads.table import types_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+
+from .grids import GridRow, grids, legend
+from .svg import document
 
 
 class _Size(NamedTuple):

@@ -21,9 +21,10 @@ from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import places_of, survey_of
 from mhacli.render.base.terminal import table
-from mhacli.render.heads.head_map import cell_map, grid_of, where
-from mhacli.render.heads.table import TOKEN_WIDTH, token_name
 from mhacli.text.numbers import shown
+
+from .head_map import cell_map, grid_of, where
+from .table import TOKEN_WIDTH, token_name
 
 MAX_PLACES = 8
 """The most heads whose strongest keys and cells are listed."""

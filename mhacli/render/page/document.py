@@ -23,7 +23,11 @@ from mhacli.render.base.selection import (
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.checkpoint.view import corpus_tables
 from mhacli.render.heads.head_map import cell_meaning
-from mhacli.render.page.elements import (
+from mhacli.render.run.trace import header
+from mhacli.text.escape import visible
+from mhacli.text.numbers import shown
+
+from .elements import (
     WIDE,
     Html,
     content_policy,
@@ -39,11 +43,8 @@ from mhacli.render.page.elements import (
     text,
     whole,
 )
-from mhacli.render.page.payload import page_data, script_safe
-from mhacli.render.page.tables import effects, head_statistics, walkthrough
-from mhacli.render.run.trace import header
-from mhacli.text.escape import visible
-from mhacli.text.numbers import shown
+from .payload import page_data, script_safe
+from .tables import effects, head_statistics, walkthrough
 
 LIMIT_BYTES = 1 << 20
 """The largest size of a page if possible: small enough for a mail, a ticket, a chat."""

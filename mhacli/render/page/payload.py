@@ -24,10 +24,11 @@ from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import NOTHING, HeadMap, head_map, kv_head_of
-from mhacli.render.page.elements import Html
 from mhacli.text.escape import token_label
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
+
+from .elements import Html
 
 SCHEMA = "mha.page/1"
 PARTS = ("scores", "qk", "z", "v")

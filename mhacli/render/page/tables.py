@@ -18,7 +18,11 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
-from mhacli.render.page.elements import (
+from mhacli.render.run.steps import steps_table
+from mhacli.render.run.trace import closing, step_table
+from mhacli.render.run.view import self_check_line
+
+from .elements import (
     WIDE,
     Html,
     dim,
@@ -29,9 +33,6 @@ from mhacli.render.page.elements import (
     tag,
     text,
 )
-from mhacli.render.run.steps import steps_table
-from mhacli.render.run.trace import closing, step_table
-from mhacli.render.run.view import self_check_line
 
 
 def grid(g: Grid) -> Html:

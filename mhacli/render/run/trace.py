@@ -33,7 +33,13 @@ from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import sums
-from mhacli.render.run.steps import (
+from mhacli.settings import ROPE, Config
+from mhacli.sites import Dims, mask_rules, variants
+from mhacli.text.escape import token_label, visible
+from mhacli.text.numbers import shown
+from mhacli.text.tokens import Texts
+
+from .steps import (
     axes_text,
     lines_table,
     number_row,
@@ -42,12 +48,7 @@ from mhacli.render.run.steps import (
     value_lines,
     weights_of,
 )
-from mhacli.render.run.view import kv_heads_line, self_check_line
-from mhacli.settings import ROPE, Config
-from mhacli.sites import Dims, mask_rules, variants
-from mhacli.text.escape import token_label, visible
-from mhacli.text.numbers import shown
-from mhacli.text.tokens import Texts
+from .view import kv_heads_line, self_check_line
 
 _INDENT = (0, 0, 0, 3)
 _MOST_KEYS = 16

@@ -40,12 +40,13 @@ from mhacli.render.heads.head_map import (
 )
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
-from mhacli.render.run.steps import lines_table
 from mhacli.run import BASE_BYTES
 from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+
+from .steps import lines_table
 
 MAX_HEADS_DRAWN = 8
 
@@ -53,11 +54,11 @@ MAX_HEADS_DRAWN = 8
 def record_views(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
     if record.module is not None:
-        from mhacli.render.run.trace import walk
+        from .trace import walk
 
         yield from walk(record, screen, in_detail=options.verbose)
     elif record.decoding is not None and options.view == "auto" and options.heads is None:
-        from mhacli.render.run.trace import decode_view
+        from .trace import decode_view
 
         yield decode_view(record, options, screen)
     elif record.effect is not None:
