@@ -2,8 +2,6 @@
 be interrupted.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

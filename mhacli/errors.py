@@ -5,8 +5,6 @@ is typed, and what would be valid; the hint is a line of its own that says what 
 that is not an `MhaError` is a bug of ours.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import traceback

@@ -7,8 +7,6 @@ record/glossary.toml. `Dims` are the sizes of a run, known before its first tens
 file computes the cost of a decoding step from them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

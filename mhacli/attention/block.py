@@ -2,8 +2,6 @@
 meanwhile.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -4,8 +4,6 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the p
 `d_head` here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

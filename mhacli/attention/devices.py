@@ -1,7 +1,5 @@
 """The device of a computation: choice, free memory, description and threads."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

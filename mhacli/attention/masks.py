@@ -6,8 +6,6 @@ broadcast to `[batch, head, query, key]`. A mask also knows its band, outside of
 a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce

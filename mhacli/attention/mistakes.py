@@ -4,8 +4,6 @@
 is a line in the function of its part, and a line in record/mistakes.toml.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

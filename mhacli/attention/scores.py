@@ -6,8 +6,6 @@ in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactl
 · log2 p is no NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

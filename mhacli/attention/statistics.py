@@ -6,8 +6,6 @@ fit on a device, by the same code. `BLOCK_STATISTICS` is the table of what is co
 new statistic is one more row. No statistic knows a mask, because a hidden weight is 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

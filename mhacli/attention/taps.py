@@ -1,7 +1,5 @@
 """Taps: one records the tensors at each site, another the time of each site."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter

@@ -6,8 +6,6 @@ config, vocabulary, tokenizer, probe}`. For a file without this metadata, the sh
 must give the config.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

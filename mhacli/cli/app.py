@@ -2,8 +2,6 @@
 returns exit codes.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

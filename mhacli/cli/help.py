@@ -5,8 +5,6 @@ It is made from the declarations of the settings, and not from what Typer makes 
 no public name for its options, and changes their attributes from version to version.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

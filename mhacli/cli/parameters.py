@@ -7,8 +7,6 @@ reads, and what was typed fills the groups. A parameter annotated with
 A parameter whose default is a `setting` is an option of this command alone.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """`mha decode`: autoregressive decoding with a KV cache, step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mha show`: draws a saved record in any view of `run`, without torch."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output

@@ -1,7 +1,5 @@
 """`mha view`: a record, a text or a checkpoint in the interactive viewer."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 annotation; device maps; and arrays, in memory or in a file until they are used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -2,8 +2,6 @@
 long native call.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

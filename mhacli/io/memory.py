@@ -3,8 +3,6 @@
 Memory is checked before it is allocated: Linux grants too much and kills the process later.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -3,8 +3,6 @@ such as a pickle, is refused before it. Format: 8 bytes of header length, a JSON
 tensors without gaps. Source: https://github.com/huggingface/safetensors (README, "Format").
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@ and mask, from which the same computation can run repeatedly; the record is made
 run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter

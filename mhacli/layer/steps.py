@@ -2,8 +2,6 @@
 the mask alone; or it runs token by token with a KV cache.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

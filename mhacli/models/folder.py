@@ -8,8 +8,6 @@ safetensors files are enough. Layout of the folder: https://huggingface.co/docs/
 family in `config.json`; none is guessed from shapes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ name, and has an answer where the library lacks it. `tests/unit/test_foreign_mod
 which releases they were tried, and fails if a name is gone.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping

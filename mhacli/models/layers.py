@@ -5,8 +5,6 @@ Memory holds one layer at a time. The caller runs the model. A captured `Call` b
 `Attention` (`masking.py`), which is reduced to the `LayerResults` of a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod

@@ -2,8 +2,6 @@
 tensors that the model's code adds or compares, once for the layers that share them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Means of the statistics of heads over passes or documents."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -2,8 +2,6 @@
 their attentions.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

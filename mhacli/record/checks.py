@@ -1,7 +1,5 @@
 """Numbers that must lie within a tolerance, and the tolerances that rounding needs by dtype."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self

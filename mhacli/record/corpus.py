@@ -1,7 +1,5 @@
 """The statistics of heads over the documents of a corpus."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The effects in a record: how much the output of a model changes when attention is removed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

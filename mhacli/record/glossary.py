@@ -5,8 +5,6 @@ others, mistakes.toml those of `mha check`. Each file is read once, when the fir
 needed. Screens, legends, tooltips, `mha explain` and docs/READING.md take their words from here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

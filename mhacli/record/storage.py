@@ -4,8 +4,6 @@ a checksum.
 Files of earlier versions have none, and are read as they are.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

@@ -4,8 +4,6 @@ sequence, head, query and key.
 Both come in pieces, so that no copy of a large record is held.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence

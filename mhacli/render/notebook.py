@@ -7,8 +7,6 @@ that is readable without colour; the style sheet is optional. Source:
 github.com/jupyter/nbviewer/issues/450.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which tokens of two texts correspond."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher

@@ -15,8 +15,6 @@ The text is parsed, never executed. A token outside the text and a division by z
 and every comparison with them is false. `mhacli.attention.axes` finds the cells of a condition.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import warnings

@@ -1,7 +1,5 @@
 """Escapes untrusted text before it reaches a terminal or a page."""
 
-from __future__ import annotations
-
 import unicodedata
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Numbers as text. Each kind of number has one form, everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Literal

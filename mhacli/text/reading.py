@@ -2,8 +2,6 @@
 JSON lines and tables.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import glob

@@ -1,7 +1,5 @@
 """What a call accepts: whether it gives an output, in which order of axes, and which masks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The axes and the sizes of what a call of attention takes and returns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ the fault when the call ends, whatever the user's code did meanwhile. Where user
 code, `calls_of_user` is the context that keeps it. Nothing here loads torch.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import traceback

@@ -1,7 +1,5 @@
 """The call of an example: the arguments that it makes, and the inputs among them."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 them. Nothing here loads torch.
 """
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

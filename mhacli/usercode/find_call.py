@@ -2,8 +2,6 @@
 masks.
 """
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ name, and has an answer where torch lacks it. `tests/unit/test_foreign_usercode.
 release they were tried, and fails if a name is gone.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

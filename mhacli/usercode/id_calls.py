@@ -1,7 +1,5 @@
 """The first call that works of a model that takes token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

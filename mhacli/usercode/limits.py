@@ -2,8 +2,6 @@
 may take. Nothing here loads torch.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The forms in which a call may take a mask, and a mask in each of them."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Translates the names in corrected expressions into the names that the user's code uses."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -4,8 +4,6 @@ Only the end of the printed output is kept. The child is killed with all its des
 job ends or takes too long, and it does not outlive this process. Nothing here loads torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

@@ -1,7 +1,5 @@
 """Attention that is called step by step behind a cache."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

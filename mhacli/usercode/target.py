@@ -2,8 +2,6 @@
 load torch.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -2,8 +2,6 @@
 values of the other arguments.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The viewer's app: its texts to read, its screens, and its start and end on the terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

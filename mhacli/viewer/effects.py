@@ -2,8 +2,6 @@
 removal under the cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -3,8 +3,6 @@ pictures of the heads of a layer, the signs of all heads, and the numbers of the
 cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise

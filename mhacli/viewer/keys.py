@@ -1,7 +1,5 @@
 """The keys of all screens, as the help lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from textual.binding import Binding, BindingType

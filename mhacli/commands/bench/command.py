@@ -1,7 +1,5 @@
 """`mha bench`: time, error and memory of attention backends, timed in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any

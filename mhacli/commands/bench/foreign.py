@@ -2,8 +2,6 @@
 operators that its kernels run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """A benchmark on the terminal, and as plots of time and rate against length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter, methodcaller

@@ -5,8 +5,6 @@ Each behaviour is a function of passes, of what is known of the model, and of ea
 returns what it observed. `BehaviourTester` asks them in turn, and makes the findings.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ beyond the rounding of its scores. In 16 bits, with scores that are not sharp, t
 errors has a limit too, which shows a wrong scale that single numbers hide.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

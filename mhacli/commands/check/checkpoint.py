@@ -2,8 +2,6 @@
 sums of attention weights, and the token at the beginning of a text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -2,8 +2,6 @@
 lines.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

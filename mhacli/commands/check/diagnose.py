@@ -2,8 +2,6 @@
 the outputs match.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 mistakes.
 """
 
-from __future__ import annotations
-
 import platform
 import shlex
 import time

@@ -2,8 +2,6 @@
 smallest example.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -2,8 +2,6 @@
 that cross the tiles of a kernel, batches, widths, groups of kv heads, sharp scores, and dtypes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple

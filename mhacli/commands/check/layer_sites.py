@@ -2,8 +2,6 @@
 and in which variable.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect

@@ -1,7 +1,5 @@
 """What an attention hides by itself at any length, as the visible cells of one text show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

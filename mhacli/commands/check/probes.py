@@ -2,8 +2,6 @@
 weights, and test inputs, each of which shows one property, with the outputs for them.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The result of examining user code, as plain data with schema `mha.check/1`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial

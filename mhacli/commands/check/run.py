@@ -2,8 +2,6 @@
 loads torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

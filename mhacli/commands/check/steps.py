@@ -1,7 +1,5 @@
 """What a user's attention gives for a text that it reads step by step behind a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 they first differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any

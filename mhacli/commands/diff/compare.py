@@ -2,8 +2,6 @@
 are B − A. Non-finite numbers are None.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

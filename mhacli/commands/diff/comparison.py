@@ -1,7 +1,5 @@
 """Compares what two models compute, place by place in the order of execution."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ layer at a time; how far rounding moves each place; and the same in a file that 
 Scores and patterns are not stored: they are made again from queries and keys.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

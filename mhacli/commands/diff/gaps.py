@@ -2,8 +2,6 @@
 and patterns are made from queries and keys in blocks of queries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -2,8 +2,6 @@
 first differ.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import shutil

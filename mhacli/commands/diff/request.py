@@ -2,8 +2,6 @@
 what these read.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """The results of `mha diff` as data: the differences of two records, and those of two models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 

@@ -2,8 +2,6 @@
 and their heads. Differences are B − A; a non-finite number is None.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

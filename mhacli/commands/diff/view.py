@@ -3,8 +3,6 @@ Of two models: a grid of blocks × places that shows where it grows, the places,
 sentence where they first differ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -2,8 +2,6 @@
 what may be the cause.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """`mha doctor --model`: the behaviour of a checkpoint as checks with their meaning and advice."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`mha doctor`: examines this installation, or with `--model` a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Torch on this machine: its devices and threads, and attention in each dtype against float64."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence

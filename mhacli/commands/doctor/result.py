@@ -1,7 +1,5 @@
 """The checks of `mha doctor`, and the checkpoint that it examined, as plain data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

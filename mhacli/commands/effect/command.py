@@ -1,7 +1,5 @@
 """`mha effect`: what changes when heads or single attention weights are removed."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from mhacli.cli.console import loading_torch, progress, show_activity

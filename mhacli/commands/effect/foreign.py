@@ -2,8 +2,6 @@
 another version lacks it.
 """
 
-from __future__ import annotations
-
 import copy
 from operator import attrgetter, methodcaller
 from typing import Any

@@ -2,8 +2,6 @@
 in memory.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which removals settings ask for, as far as a model has what they name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`mhacli.removed`: a model in memory runs without some heads and edges, in calls of a user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -3,8 +3,6 @@ output projection or a mask that the model reads. It does not use the capture wi
 are computed, so an error there shows as a difference.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """The settings of `mha effect`: what is removed, and where the effect is measured."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args

@@ -2,8 +2,6 @@
 scan resumes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The settings of `mha scan`: the corpus, what to compute, the workers and the folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

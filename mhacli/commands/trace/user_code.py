@@ -2,8 +2,6 @@
 formula, cost and a remark.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -11,8 +11,6 @@ step to step: with 256 colours in equal steps, none more than a fifth away from 
 of the 16 colours depends on the terminal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

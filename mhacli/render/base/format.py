@@ -2,8 +2,6 @@
 provenance.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ With colour a shade is a background, and long grids have two rows on a line; wit
 A masked cell is 0 among numbers, and else blank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -1,7 +1,5 @@
 """The options of views, and the screen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

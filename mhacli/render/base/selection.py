@@ -2,8 +2,6 @@
 drawn, with their scale. Needs no numpy, so that the viewer starts quickly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

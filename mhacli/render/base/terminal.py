@@ -2,8 +2,6 @@
 mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.cells import cell_len

@@ -2,8 +2,6 @@
 removals, the verification.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import exp, floor, log10

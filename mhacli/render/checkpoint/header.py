@@ -2,8 +2,6 @@
 unverified.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType

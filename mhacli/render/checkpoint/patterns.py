@@ -1,7 +1,5 @@
 """The queries of a head that are drawn, and its map with words in place of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

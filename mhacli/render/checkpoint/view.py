@@ -2,8 +2,6 @@
 chosen details, and of a corpus the distributions over documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, repeat

@@ -2,8 +2,6 @@
 as PNG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never

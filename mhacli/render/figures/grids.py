@@ -2,8 +2,6 @@
 columns, and the scale.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

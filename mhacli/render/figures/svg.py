@@ -4,8 +4,6 @@ Callers pass text through `visible` or `token_label`, which leaves no character 
 here it is escaped.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

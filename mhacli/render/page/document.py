@@ -1,7 +1,5 @@
 """The page of a record: one HTML file with style, script and numbers, which needs no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf

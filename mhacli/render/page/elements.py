@@ -3,8 +3,6 @@
 `Html` is safe to insert; everything else goes through `text` first.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

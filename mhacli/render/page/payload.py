@@ -4,8 +4,6 @@ A map has the cells of the record while all maps fit into the page, or to three 
 fit so, else blocks of them and the strongest keys of every query.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

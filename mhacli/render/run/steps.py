@@ -1,7 +1,5 @@
 """The steps of a layer or of user code as one table, with more columns in pages and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath

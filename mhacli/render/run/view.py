@@ -2,8 +2,6 @@
 tokens, shapes and timings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
