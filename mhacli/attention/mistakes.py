@@ -200,6 +200,7 @@ def of_scores() -> Iterator[Mistake]:
         ("scale-length", lambda layer, qk, d: 1 / qk.shape[-2], "q_len"),
         ("scale-batch", lambda layer, qk, d: len(qk) ** -0.5, ""),
         ("scale-heads", lambda layer, qk, d: qk.shape[1] ** -0.5, ""),
+        ("scale-power-of-two", lambda layer, qk, d: (1 << (d - 1).bit_length()) ** -0.5, ""),
         ("scale-multiplied", lambda layer, qk, d: d**0.5, ""),
     ):
         yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)

@@ -203,6 +203,13 @@ SELF = (
     Edit(
         layer="separate:SelfAttention",
         old="self.head_dim**-0.5",
+        new="(1 << (self.head_dim - 1).bit_length()) ** -0.5",
+        expect="scale-power-of-two",
+        sizes={"embed_dim": 36},
+    ),
+    Edit(
+        layer="separate:SelfAttention",
+        old="self.head_dim**-0.5",
         new="t**-0.5",
         expect="scale-length",
     ),

@@ -38,6 +38,7 @@ from .passes import (
 from .result import (
     AttentionInside,
     Behaviour,
+    Compared,
     Finding,
     Place,
     Tried,
@@ -227,7 +228,7 @@ def reason_of(failure: UserRaised | MhaError) -> str:
 class BehaviourTester:
     """Asks for the behaviours of a model in turn, and keeps what was observed, and the findings for
     what failed. `more` are further tests by the name of their behaviour, `inside` the attentions
-    that were compared. `omitted` are the behaviours that were not tried because time was `over`.
+    that were `compared`. `omitted` are the behaviours that were not tried because time was `over`.
     """
 
     passes: Passes
@@ -238,6 +239,7 @@ class BehaviourTester:
     cautions: dict[str, str] = field(default_factory=dict)
     is_bidirectional: bool = False
     inside: tuple[AttentionInside, ...] = ()
+    compared: Compared | None = None
     omitted: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
 

@@ -5,7 +5,7 @@ mistakes.
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -45,10 +45,11 @@ from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .layer_sites import sites_in
 from .passes import Passes
-from .probes import arguments_without_effect, probe
+from .probes import ProbedAttention, arguments_without_effect, influence_in, probe
 from .result import (
     AttentionInside,
     CheckRequest,
+    Compared,
     Examination,
     Finding,
     OutputComparison,
@@ -171,6 +172,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
         inside=tester.inside,
+        compared=tester.compared,
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
         not_examined=tuple(tester.omitted),
     )
@@ -359,41 +361,101 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     return {} if any("" in named for named in found.values()) else found
 
 
-def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
-    """Compares each class of attention inside a model with the reference, once for the same
-    numbers; their mistakes come before those of behaviour.
+class ClassReport(NamedTuple):
+    """The report on a class of attention inside a model: what it was compared in, None where it is
+    not right, its mistakes, and whether time was over.
     """
-    inside, mistakes = list[AttentionInside](), list[Finding]()
-    stage = tester.passes.model.attention.built.stage
-    for cls, named in parts.items():
-        verdict: Verdict = "right"
-        reason, is_over = "", False
-        for module in {_numbers_of(module): module for module in named.values()}.values():
-            try:
-                reports = _of_part(module, request, stage)
-            except OutOfTime as over:
-                verdict, reason, is_over = "unknown", str(over), True
-            except NO_ANSWER as failure:
-                verdict, reason = "unknown", reason_of(failure)
-            else:
-                compared = combined(reports)
-                verdict, reason = compared.verdict, compared.reason or ""
-                mistakes += compared.findings
-                is_over = any(report.untried for report in reports)
-            if verdict != "right":
-                break
-        if is_over:
-            tester.omitted.append(f"{REFERENCE} of {cls.__name__}")
-        inside.append(AttentionInside(cls.__name__, tuple(named), verdict, reason))
-    tester.inside, tester.findings = tuple(inside), [*mistakes, *tester.findings]
+
+    inside: AttentionInside
+    compared: Compared | None
+    findings: tuple[Finding, ...]
+    is_over: bool
 
 
-def _of_part(module: nn.Module, request: CheckRequest, stage: Stage) -> list[ModeReport]:
-    """The reports on the modes of a module inside a model, examined by itself."""
+def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
+    """Compares each class of attention inside a model with the reference; their mistakes come
+    before those of behaviour.
+    """
+    stage, module = tester.passes.model.attention.built.stage, tester.passes.module
+    if not parts and module is not None:
+        try:
+            parts = _unseen(module, request, stage)
+        except OutOfTime:
+            tester.omitted.append(f"{REFERENCE} of the attention inside")
+    reports = [_of_class(cls, named, request, stage) for cls, named in parts.items()]
+    tester.omitted += [f"{REFERENCE} of {each.inside.type}" for each in reports if each.is_over]
+    tester.inside = tuple(each.inside for each in reports)
+    tester.compared = Compared.of_all([each.compared for each in reports])
+    mistakes = [finding for each in reports for finding in each.findings]
+    tester.findings = [*mistakes, *tester.findings]
+
+
+def _of_class(
+    cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
+) -> ClassReport:
+    """The report on the modules of a class, of which one stands for all with the same numbers."""
+    verdict: Verdict = "right"
+    reason, is_over = "", False
+    findings, covered = list[Finding](), list[Compared | None]()
+    for module in {_numbers_of(module): module for module in named.values()}.values():
+        try:
+            reports = [_compared(*mode) for mode in _alone(module, request, stage)]
+        except OutOfTime as over:
+            verdict, reason, is_over = "unknown", str(over), True
+        except NO_ANSWER as failure:
+            verdict, reason = "unknown", reason_of(failure)
+        else:
+            compared = combined(reports)
+            verdict, reason = compared.verdict, compared.reason or ""
+            findings += compared.findings
+            covered.append(compared.compared)
+            is_over = any(report.untried for report in reports)
+        if verdict != "right":
+            covered = [None]
+            break
+    inside = AttentionInside(cls.__name__, tuple(named), verdict, reason)
+    return ClassReport(inside, Compared.of_all(covered), tuple(findings), is_over)
+
+
+def _unseen(module: nn.Module, request: CheckRequest, stage: Stage) -> ModulesByClass:
+    """The innermost modules of the user's classes in which a token changes the output of another,
+    by class and name: kernels and compiled code show no attention weights. Raises `OutOfTime`.
+    """
+    found, inner = dict[type, dict[str, nn.Module]](), ""
+    for name, part in reversed([*module.named_modules()][1:]):  # parts before what holds them
+        is_of_user = not type(part).__module__.startswith("torch.")
+        if is_of_user and _n_parameters(part) and not inner.startswith(f"{name}."):
+            found.setdefault(type(part), {})[name], inner = part, name
+    return {
+        cls: dict(reversed(named.items()))
+        for cls, named in reversed(found.items())
+        if _attends(next(iter(named.values())), request, stage)
+    }
+
+
+def _attends(module: nn.Module, request: CheckRequest, stage: Stage) -> bool:
+    """Whether a token changes the output of another in a module that can be called by itself."""
+    try:
+        for subject, alone in _alone(module, request, stage):
+            seen = influence_in(ProbedAttention(subject, alone), subject.sizes.q_len)
+            if seen is not None and seen.fill_diagonal_(False).any():
+                return True
+    except OutOfTime:
+        raise
+    except NO_ANSWER:
+        pass
+    return False
+
+
+def _alone(
+    module: nn.Module, request: CheckRequest, stage: Stage
+) -> Iterator[tuple[UserAttention, CheckRequest]]:
+    """The modes of a module inside a model as those of a target, each with its request."""
     with naming(copied(module)) as target:
         alone = replace(request, target=target, arg=(), call_arg=(), example=None, causal=False)
         built = load_built(alone.target_request, stage)
-        return [_compared(subject, alone) for subject in find_modes(built, alone.target_request)]
+        for subject in find_modes(built, alone.target_request):
+            yield subject, alone
 
 
 def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
@@ -519,6 +581,7 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     return replace(
         worst,
         called="; ".join(report.called for report in every),
+        compared=Compared.of_all([report.compared for report in every]),
         findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),
         n_hypotheses=sum(report.n_hypotheses for report in every),

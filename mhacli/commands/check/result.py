@@ -1,6 +1,6 @@
 """The result of examining user code, as plain data with schema `mha.check/1`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -86,8 +86,10 @@ class CheckRequest:
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
     n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
-    backward: bool = setting(False, _MEANT, _BACKWARD, "--backward")
-    no_backward: bool = setting(False, _MEANT, _NO_BACKWARD, excludes=("backward",))
+    backward: bool = setting(False, _MEANT, _BACKWARD, "--backward", excludes=("other", "model"))
+    no_backward: bool = setting(
+        False, _MEANT, _NO_BACKWARD, excludes=("backward", "other", "model")
+    )
     device: str = like(Config, "device", _RUN, value="cpu", default="")
     seed: int = like(Config, "seed", _RUN)
     length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
@@ -277,6 +279,27 @@ class Compared(Struct, frozen=True):
     attention: bool
     backward: Backward
 
+    @staticmethod
+    def of_all(parts: Sequence["Compared | None"]) -> "Compared":
+        """What each of several parts was compared in."""
+        first = parts[0] if parts else None
+        if first is None or None in parts:
+            reason = "the attention inside was not compared"
+            return Compared((), (), (), False, Backward(compared=False, reason=reason))
+        every = [part for part in parts if part is not None]
+
+        def common(name: str) -> tuple[Any, ...]:
+            values = getattr(first, name)
+            return tuple(each for each in values if all(each in getattr(p, name) for p in every))
+
+        return Compared(
+            common("lengths"),
+            common("shapes"),
+            common("dtypes"),
+            all(part.attention for part in every) and bool(common("lengths")),
+            next((p.backward for p in every if not p.backward.compared), first.backward),
+        )
+
     def words(self, other: str) -> str:
         """What was compared with another implementation, in a sentence."""
         what = "outputs and gradients" if self.backward.compared else "outputs"
@@ -389,11 +412,15 @@ class Examination(Shown):
         held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
-        if self.comparison is None:
-            return f"{self.attention_inside}; the rest by behaviour: {held}"
-        n, other = self.comparison.n_inputs, self.against or "the reference"
+        other, covered = self.against or "the reference", ""
         if self.compared is not None and self.compared.attention:
-            return self.compared.words(other)
+            covered = self.compared.words(other)
+        if self.comparison is None:
+            inside = f"{self.attention_inside}: {covered}" if covered else self.attention_inside
+            return f"{inside}; the rest by behaviour: {held}"
+        if covered:
+            return covered
+        n = self.comparison.n_inputs
         return (
             f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
             " weights"
