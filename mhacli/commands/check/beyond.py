@@ -30,7 +30,9 @@ from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
+from .derivatives import derivatives, gradients_of
 from .diagnose import Diagnosis
+from .gradients import MOST_NAMED, OwnGradients, leaves_of
 from .grid import (
     BUDGET_NARROWER,
     LONGEST,
@@ -58,9 +60,6 @@ _NORM_ERRORS = 5.5
 """The same for the norm of all errors in 16 bits: right log-sum-exp forms reach 4.4."""
 _COARSER = {torch.float32: NARROW, torch.float16: NARROW[:1]}
 """The dtypes in which code may compute inside."""
-_MOST_NAMED = 4
-"""The most tensors that a sentence names."""
-
 _MOST_LETTERS = 120
 """The most letters of an exception's text in a note."""
 
@@ -106,13 +105,15 @@ class Mismatch(NamedTuple):
 @dataclass(frozen=True)
 class CellResult:
     """What a call of the grid showed: how it refused, the tensors that differ, those without a
-    gradient, whether the output has one at all, and what the backward pass raised.
+    gradient, parameters that the reference does not have, whether the output has a gradient at
+    all, and what the backward pass raised.
     """
 
     cell: Cell
     refusal: str = ""
     mismatches: tuple[Mismatch, ...] = ()
     missing: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
     is_differentiable: bool = False
     raised: UserRaised | None = None
 
@@ -193,6 +194,31 @@ class Comparison:
             return CellResult(cell, f"gives {list(out.shape)}")
         return self._judged(cell, subject, inputs, out, truth)
 
+    def own_gradients(self, first: CellResult) -> OwnGradients:
+        """What derivatives show, in the first call, of the parameters that the reference does not
+        have and of training mode. Raises `OutOfTime`.
+        """
+        found, subject = OwnGradients(), self.subject_in(first.cell.dtype)
+        module = subject.built.module
+        if module is None or first.cell.dtype != torch.float64:
+            return found
+        named = {f"d {name}": each for name, each in module.named_parameters()}
+        wanted = {name: named[name] for name in first.unreached if name in named}
+        inputs = inputs_of(first.cell, subject, self.seed).map(lambda rows: rows.requires_grad_())
+        try:
+            if wanted:
+                measured = derivatives(lambda: subject(inputs, seed=0), wanted, self.seed)
+                found.take(measured, f"at {first.cell.words}")
+            if not found.findings:
+                found.take_training(subject, inputs, self.seed)
+        except NO_ANSWER as failure:
+            if isinstance(failure, OutOfTime):
+                raise
+            found.notes.append(f"not compared: {first.cell.words}, in training mode: {failure}")
+        if self.probed.subject.is_copied:
+            found.notes.append("not compared: gradients of its parameters, because it keeps state")
+        return found
+
     def subject_in(self, dtype: torch.dtype) -> UserAttention:
         """A copy of the subject in a dtype. Raises `UserRaised` if it cannot be cast, and
         `Unreadable` if one of its arguments is larger than the numbers of the dtype.
@@ -223,22 +249,13 @@ class Comparison:
         generator = torch.Generator().manual_seed(self.seed + 2)
         cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
         cotangent = cotangent.to(cell.dtype).double()
-        wanted = self._leaves(inputs, self.parameters(cell.dtype))
-        results = plain = {"out": out.detach(), **_gradients(out, wanted, cotangent)}
+        wanted = leaves_of(self.probed.subject, inputs, self.parameters(cell.dtype))
+        results = plain = {"out": out.detach(), **gradients_of(out, wanted, cotangent)}
         if inner != torch.float64:
             rows = inputs.map(lambda each: each.to(inner))
             out, _ = run_stages(RIGHT, layer.in_dtype(inner), rows)
-            plain = {"out": as_float64(out), **_gradients(out, wanted, cotangent)}
+            plain = {"out": as_float64(out), **gradients_of(out, wanted, cotangent)}
         return Truth(results, plain, cotangent, max(scores))
-
-    def _leaves(self, inputs: Inputs, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What gradients are wanted of, by their names."""
-        given = {"q": inputs.queries, "k": inputs.keys, "v": inputs.values}
-        slots = {slot.part: f" {slot.name}" for slot in reversed(self.probed.subject.slots)}
-        names = {} if self.probed.subject.is_function else slots
-        leaves = {f"d{names.get(part, part)}": rows for part, rows in given.items()}
-        leaves |= {f"d {name}": each for name, each in parameters.items()}
-        return {name: each for name, each in leaves.items() if each is not None}
 
     def _judged(
         self, cell: Cell, subject: UserAttention, inputs: Inputs, out: Tensor, truth: Truth
@@ -249,10 +266,12 @@ class Comparison:
         if wrong is not None or not out.requires_grad or self.probed.request.no_backward:
             return CellResult(cell, mismatches=() if wrong is None else (wrong,))
         own = {} if module is None else dict(module.named_parameters())
-        wanted = self._leaves(inputs, {name: own[name] for name in self.parameters(cell.dtype)})
+        wanted = leaves_of(
+            self.probed.subject, inputs, {name: own[name] for name in self.parameters(cell.dtype)}
+        )
         try:
             with warnings.catch_warnings(action="ignore"):
-                gradients = call_user(_gradients, out, wanted, truth.cotangent)
+                gradients = call_user(gradients_of, out, wanted, truth.cotangent)
         except UserRaised as raised:
             return CellResult(cell, is_differentiable=True, raised=raised)
         # a key bias has none but rounding, and the softmax of sharp scores may leave none
@@ -267,19 +286,9 @@ class Comparison:
             cell,
             mismatches=tuple(each for each in found if each is not None),
             missing=tuple(name for name in wanted if name in moving - given),
+            unreached=tuple(name for name in wanted if name not in truth.results),
             is_differentiable=True,
         )
-
-
-def _gradients(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -> Results:
-    """The gradients in float64 of those tensors that the output depends on."""
-    # the graph from parameters to projections serves every call
-    found = torch.autograd.grad(
-        out, [*wanted.values()], cotangent.to(out), retain_graph=True, allow_unused=True
-    )
-    return {
-        name: as_float64(each) for name, each in zip(wanted, found, strict=True) if each is not None
-    }
 
 
 class _Limits:
@@ -334,15 +343,21 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
     if subject.ids is not None or subject.is_inside:
         return found
-    results = list[CellResult]()
+    comparison, results = Comparison(diagnosis), list[CellResult]()
     try:
-        _run(Comparison(diagnosis), request.length or LONGEST, results, found)
+        _run(comparison, request.length or LONGEST, results, found)
+        found.findings += _findings(results, request.asks_backward)
+        # the first is the longest
+        plain = (each for each in results if each.is_differentiable and each.raised is None)
+        if (first := next(plain, None)) is not None and not found.findings:
+            own = comparison.own_gradients(first)
+            found.findings += own.findings
+            found.notes += own.notes
     except OutOfTime as over:
         found.over = over
+        found.findings = found.findings or [*_findings(results, request.asks_backward)]
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
-    found.findings += [
-        replace(finding, **line._asdict()) for finding in _findings(results, request.asks_backward)
-    ]
+    found.findings = [replace(finding, **line._asdict()) for finding in found.findings]
     found.compared = _compared(results, request.asks_backward)
     refused = {
         (each.cell.dtype, each.refusal): each.cell
@@ -431,16 +446,22 @@ def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) ->
     if asks_backward and ran and not any(each.is_differentiable for each in ran):
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
     if cut := _cut(differentiable):
-        names = first_names(cut, _MOST_NAMED)
+        names = first_names(cut, MOST_NAMED)
         evidence = f"no gradient reaches {names}, which the output depends on"
         yield finding_of("gradient-cut", evidence)
     raised = [each for each in differentiable if each.raised is not None]
-    if raised and len(raised) < len(differentiable):
+    if raised and not (len(raised) == len(differentiable) and _lacks_backward(raised[0].raised)):
         where = f"first at {raised[0].cell.words}"
         evidence = f"the backward pass raises {raised[0].raised}, {where}"
         yield finding_of("gradient-differs", evidence, where=where)
     if differing := [each for each in differentiable if each.mismatches]:
         yield _finding("gradient-differs", differing, differentiable)
+
+
+def _lacks_backward(raised: UserRaised | None) -> bool:
+    """Whether an exception says that code has no backward pass, as torch's own operators do."""
+    fault = None if raised is None else raised.fault
+    return isinstance(fault, NotImplementedError) or "not implemented" in str(fault)
 
 
 def _cut(differentiable: Sequence[CellResult]) -> list[str]:
@@ -459,7 +480,7 @@ def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResul
     if first.cell.dtype in NARROW:
         apart = Separation(f"in {dtype_name(first.cell.dtype)}, {apart.words}", apart.beyond)
     tensors = dict.fromkeys(each.tensor for result in differing for each in result.mismatches)
-    names = first_names(tensors, _MOST_NAMED)
+    names = first_names(tensors, MOST_NAMED)
     verb = "differs" if len(tensors) == 1 else "differ"
     return finding_of(
         code,

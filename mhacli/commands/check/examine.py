@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mhacli
 from mhacli.attention.devices import one_thread
+from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
@@ -43,9 +44,16 @@ from .behaviour import (
 from .beyond import GRID, Beyond, compare_beyond
 from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
+from .gradients import without_reference
 from .layer_sites import sites_in
 from .passes import Passes
-from .probes import ProbedAttention, arguments_without_effect, influence_in, probe
+from .probes import (
+    ProbedAttention,
+    arguments_without_effect,
+    differing,
+    influence_in,
+    probe,
+)
 from .result import (
     AttentionInside,
     CheckRequest,
@@ -275,6 +283,12 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         over_measuring = over_measuring or beyond.over
         if beyond.over is not None:
             untried = (*untried, GRID)
+    elif not findings and request.asks_backward is not False:
+        try:
+            own = without_reference(probed)
+            findings, beyond = tuple(own.findings), Beyond(notes=own.notes)
+        except OutOfTime as over:
+            over_measuring, untried = over_measuring or over, (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
     report = replace(
         report,
@@ -323,9 +337,9 @@ ModulesByClass = Mapping[type, Mapping[str, nn.Module]]
 """Modules by class and name."""
 
 
-def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass:
+def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByClass | None:
     """Asks all behaviours, and gives the modules that compute attention weights in a pass, by class
-    and name, none if the model itself does. Where nothing states if tokens may see later ones, an
+    and name, None if the model itself does. Where nothing states if tokens may see later ones, an
     attention that hides them does, else what is `claimed`.
     """
     passes, module = tester.passes, tester.passes.module
@@ -358,7 +372,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         is_decoder = hides_somewhere and not hides_everywhere
         tester.intent = Intent(True if is_decoder else claimed, hides_somewhere)
     tester.test()
-    return {} if any("" in named for named in found.values()) else found
+    return None if any("" in named for named in found.values()) else found
 
 
 class ClassReport(NamedTuple):
@@ -372,17 +386,19 @@ class ClassReport(NamedTuple):
     is_over: bool
 
 
-def _compare_inside(parts: ModulesByClass, tester: BehaviourTester, request: CheckRequest) -> None:
+def _compare_inside(
+    parts: ModulesByClass | None, tester: BehaviourTester, request: CheckRequest
+) -> None:
     """Compares each class of attention inside a model with the reference; their mistakes come
     before those of behaviour.
     """
-    stage, module = tester.passes.model.attention.built.stage, tester.passes.module
-    if not parts and module is not None:
-        try:
-            parts = _unseen(module, request, stage)
-        except OutOfTime:
-            tester.omitted.append(f"{REFERENCE} of the attention inside")
-    reports = [_of_class(cls, named, request, stage) for cls, named in parts.items()]
+    stage, reports = tester.passes.model.attention.built.stage, list[ClassReport]()
+    try:
+        if parts == {}:
+            reports = [*_unseen(tester.passes, request, stage)]
+    except OutOfTime:
+        tester.omitted.append(f"{REFERENCE} of the attention inside")
+    reports += [_of_class(cls, named, request, stage) for cls, named in (parts or {}).items()]
     tester.omitted += [f"{REFERENCE} of {each.inside.type}" for each in reports if each.is_over]
     tester.inside = tuple(each.inside for each in reports)
     tester.compared = Compared.of_all([each.compared for each in reports])
@@ -417,34 +433,48 @@ def _of_class(
     return ClassReport(inside, Compared.of_all(covered), tuple(findings), is_over)
 
 
-def _unseen(module: nn.Module, request: CheckRequest, stage: Stage) -> ModulesByClass:
-    """The innermost modules of the user's classes in which a token changes the output of another,
-    by class and name: kernels and compiled code show no attention weights. Raises `OutOfTime`.
+def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[ClassReport]:
+    """The reports on the innermost modules of the user's classes in which a token changes the
+    output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
     found, inner = dict[type, dict[str, nn.Module]](), ""
-    for name, part in reversed([*module.named_modules()][1:]):  # parts before what holds them
+    modules = [] if passes.module is None else [*passes.module.named_modules()][1:]
+    for name, part in reversed(modules):  # parts before what holds them
         is_of_user = not type(part).__module__.startswith("torch.")
         if is_of_user and _n_parameters(part) and not inner.startswith(f"{name}."):
             found.setdefault(type(part), {})[name], inner = part, name
-    return {
-        cls: dict(reversed(named.items()))
-        for cls, named in reversed(found.items())
-        if _attends(next(iter(named.values())), request, stage)
-    }
+    calls = passes.run_pass(passes.text)[0].parts() if found else {}
+    for cls, every in reversed(found.items()):
+        named = dict(reversed(every.items()))
+        name, module = next(iter(named.items()))
+        try:
+            subjects = [each for each in _alone(module, request, stage) if _attends(*each)]
+            is_repeated = any(_repeats(subject, calls.get((name, 0))) for subject, _ in subjects)
+        except OutOfTime:
+            raise
+        except NO_ANSWER as failure:
+            reason_of(failure)  # raises it again where memory lacks
+            continue
+        if is_repeated:
+            yield _of_class(cls, named, request, stage)
+        elif subjects:
+            reason = "by itself it gives other outputs than in the model"
+            inside = AttentionInside(cls.__name__, tuple(named), "unknown", reason)
+            yield ClassReport(inside, None, (), is_over=False)
 
 
-def _attends(module: nn.Module, request: CheckRequest, stage: Stage) -> bool:
-    """Whether a token changes the output of another in a module that can be called by itself."""
-    try:
-        for subject, alone in _alone(module, request, stage):
-            seen = influence_in(ProbedAttention(subject, alone), subject.sizes.q_len)
-            if seen is not None and seen.fill_diagonal_(False).any():
-                return True
-    except OutOfTime:
-        raise
-    except NO_ANSWER:
-        pass
-    return False
+def _attends(subject: UserAttention, request: CheckRequest) -> bool:
+    """Whether a token changes the output of another."""
+    seen = influence_in(ProbedAttention(subject, request), subject.sizes.q_len)
+    return seen is not None and bool(seen.fill_diagonal_(False).any())
+
+
+def _repeats(subject: UserAttention, call: tuple[Tensor | None, Tensor | None] | None) -> bool:
+    """Whether a call gives what a module gave in its model for the same rows."""
+    rows, output = call or (None, None)
+    if rows is None or output is None or subject.mode == "cross":
+        return False
+    return not differing(output[None], subject(Inputs(rows[None].double()))).any()
 
 
 def _alone(

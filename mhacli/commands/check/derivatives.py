@@ -1,0 +1,116 @@
+"""Gradients without a reference: the derivative of a sum of outputs along a random direction of a
+tensor, from further calls, against what the backward pass gives.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.usercode.build import as_float64
+from mhacli.usercode.door import call_user
+
+_STEP = 1e-2
+"""How far a call moves a tensor, relative to the usual size of its numbers."""
+_LEAST_SIZE = 0.02
+"""The least size that counts as usual: tensors of zeros move too."""
+_MISFIT = 1e-3
+"""How far both may differ, relative to the gradient."""
+_ROUNDING = 1e-5
+"""How far a call of code that computes in float32 may round, relative to its output."""
+
+Gradients = Mapping[str, Tensor]
+"""Gradients in float64 by the names of their tensors, without those that the output does not
+reach."""
+
+
+class Derivative(NamedTuple):
+    """The derivative along a direction of a tensor: what the backward pass gives, None without a
+    gradient, what further calls give, how far both may differ, and how far the calls may be off.
+    """
+
+    tensor: str
+    by_backward: float | None
+    by_calls: float
+    limit: float
+    noise: float
+
+    @property
+    def error(self) -> float:
+        """Their difference."""
+        return abs(self.by_calls - (self.by_backward or 0.0))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output depends on the tensor, and no gradient says so."""
+        return not self.by_backward and self.error > self.limit
+
+    @property
+    def differs(self) -> bool:
+        """Whether the gradient is another one than that of the calls. Where these move nothing, as
+        behind a rounding that lets gradients pass, it may be meant.
+        """
+        moves = abs(self.by_calls) > self.noise
+        return moves and bool(self.by_backward) and self.error > self.limit
+
+    @property
+    def words(self) -> str:
+        """Both, in a line."""
+        return (
+            f"the derivative along a direction of {self.tensor[1:].strip()} is {self.by_calls:.4g}"
+            f" by further calls and {self.by_backward or 0.0:.4g} by the backward pass"
+        )
+
+
+def gradients_of(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -> Gradients:
+    """The gradients of those tensors that the output depends on."""
+    # the graph from parameters to projections serves every call
+    found = torch.autograd.grad(
+        out, [*wanted.values()], cotangent.to(out), retain_graph=True, allow_unused=True
+    )
+    return {
+        name: as_float64(each) for name, each in zip(wanted, found, strict=True) if each is not None
+    }
+
+
+def derivatives(
+    run: Callable[[], Tensor], wanted: Mapping[str, Tensor], seed: int
+) -> list[Derivative]:
+    """The derivatives of what a call gives along a random direction of each tensor, none if it
+    gives no gradients. Raises `UserRaised` where the call or its backward pass does.
+    """
+    out, generator = run(), torch.Generator().manual_seed(seed)
+    if not out.requires_grad:
+        return []
+    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    gradients = call_user(gradients_of, out, wanted, cotangent)
+    rounding = _ROUNDING * as_float64(out).norm().item() / _STEP
+
+    def moved(tensor: Tensor, by: Tensor) -> float:
+        kept = tensor.detach().clone()
+        try:
+            with torch.no_grad():
+                tensor += by
+            return (as_float64(run()) * cotangent).sum().item()
+        finally:
+            with torch.no_grad():
+                tensor.copy_(kept)
+
+    found = []
+    for name, tensor in wanted.items():
+        size = max(as_float64(tensor).square().mean().sqrt().item(), _LEAST_SIZE)
+        along = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        fine, coarse = (
+            (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
+            for step in (_STEP, 2 * _STEP)
+        )
+        gradient = gradients.get(name)
+        by_backward = None if gradient is None else (gradient * along).sum().item()
+        slope = 0.0 if gradient is None else gradient.norm().item() * size
+        # both steps err by the square of the step: together they do not
+        by_calls = (4 * fine - coarse) / 3
+        noise = abs(fine - coarse) + rounding
+        limit = _MISFIT * (abs(by_calls) + slope) + noise
+        found.append(Derivative(name, by_backward, by_calls, limit, noise))
+    return found
