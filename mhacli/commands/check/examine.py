@@ -276,19 +276,10 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     untried = tuple(diagnosis.untried)
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
-    beyond = Beyond()
-    if diagnosis.is_right and not findings:
-        beyond = compare_beyond(diagnosis)
-        findings = tuple(beyond.findings)
-        over_measuring = over_measuring or beyond.over
-        if beyond.over is not None:
-            untried = (*untried, GRID)
-    elif not findings and request.asks_backward is not False:
-        try:
-            own = without_reference(probed)
-            findings, beyond = tuple(own.findings), Beyond(notes=own.notes)
-        except OutOfTime as over:
-            over_measuring, untried = over_measuring or over, (*untried, GRID)
+    beyond = _further(diagnosis, findings)
+    findings, over_measuring = tuple(beyond.findings), over_measuring or beyond.over
+    if beyond.over is not None:
+        untried = (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
     report = replace(
         report,
@@ -314,6 +305,23 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     elif not findings and not diagnosis.is_right:
         report = _undecided(report, diagnosis)
     return ModeReport(subject, report, untried)
+
+
+def _further(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Beyond:
+    """What further calls show of attention that is right in its first ones, and the gradients of
+    attention that is not understood; without them the mistakes that are known.
+    """
+    if findings:
+        return Beyond([*findings])
+    if diagnosis.is_right:
+        return compare_beyond(diagnosis)
+    if diagnosis.probed.request.no_backward:
+        return Beyond()
+    try:
+        own = without_reference(diagnosis.probed)
+    except OutOfTime as over:
+        return Beyond(over=over)
+    return Beyond(own.findings, notes=own.notes)
 
 
 def _comparison(diagnosis: Diagnosis, dtype: str) -> OutputComparison | None:
