@@ -143,7 +143,7 @@ class Comparison:
     """A subject and the layer that it is, in calls of any size."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
-        probed, candidate = diagnosis.probed, diagnosis.candidate
+        self.diagnosis, probed, candidate = diagnosis, diagnosis.probed, diagnosis.candidate
         assert candidate is not None
         self.probed, self.seed = probed, probed.request.seed
         self._subjects: dict[torch.dtype, UserAttention] = {}
@@ -209,6 +209,9 @@ class Comparison:
             if wanted:
                 measured = derivatives(lambda: subject(inputs, seed=0), wanted, self.seed)
                 found.take(measured, f"at {first.cell.words}")
+            steps = self.diagnosis.steps
+            if not found.findings and steps is not None and not steps.differing:
+                found.take_steps(steps.convention, self.seed)
             if not found.findings:
                 found.take_training(subject, inputs, self.seed)
         except NO_ANSWER as failure:

@@ -113,8 +113,8 @@ class Diagnosis:
     is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
     mistake of it that gives the weighted values of the call. `not_examined` are masks that act only
     beside another argument, `ignored` those that hide nothing whatever stands in them, and
-    `unexplained` those that no hypothesis matches. `cache` is what steps behind a cache gave, to
-    which the arguments `passed` were given, and `notes` are for callers. `over` ended it, if its
+    `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave, and
+    `notes` are for callers. `over` ended it, if its
     time was over, and left `untried` what it had still to try.
     """
 
@@ -131,7 +131,7 @@ class Diagnosis:
     ignored: list[str] = field(default_factory=list)
     n_hypotheses: int = 0
     cache: Behaviour | None = None
-    passed: tuple[str, ...] = ()
+    steps: Steps | None = None
     notes: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
     untried: list[str] = field(default_factory=list)
@@ -141,6 +141,11 @@ class Diagnosis:
         """The layer that was accepted."""
         assert self.candidate is not None
         return self.candidate.layer
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The arguments that steps were given."""
+        return () if self.steps is None else self.steps.convention.names
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
@@ -445,7 +450,7 @@ def _explain_steps(result: Diagnosis) -> None:
         return
     names = steps.convention.names
     ok, reason = _judged(steps, result)
-    result.passed, reason = names, f"{reason} ({', '.join(names)})"
+    result.steps, reason = steps, f"{reason} ({', '.join(names)})"
     result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 

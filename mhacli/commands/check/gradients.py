@@ -5,6 +5,7 @@ have, in training mode, and of attention that is not understood.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.utils import parametrize
 from mhacli.attention.stages import Inputs
 from mhacli.errors import first_names
 from mhacli.usercode.door import Attempt, first_that_works
+from mhacli.usercode.steps import StepConvention
 from mhacli.usercode.user_attention import UserAttention
 
 from .derivatives import Derivative, derivatives
@@ -55,6 +57,27 @@ class OwnGradients:
                 return
             where = f"in training mode with dropout {RAISED_DROPOUT:g}"
             self.take(derivatives(run, leaves_of(subject, inputs, {}), seed), where)
+
+    def take_steps(self, convention: StepConvention, seed: int) -> None:
+        """Adds what the last step behind a cache shows, of several tokens where it takes them. What
+        the cache holds counts as given: many caches keep no gradients.
+        """
+        attention = replace(convention.attention, has_graph=True)
+        own, convention = attention.sizes.q_len, replace(convention, attention=attention)
+
+        def of_steps(start: int, length: int) -> list[Derivative]:
+            rows = attention.drawer(seed).rows(length).to(attention.dtype)
+            last = rows[:, start:].clone().requires_grad_()
+
+            def run() -> Tensor:
+                return convention(torch.cat([rows[:, :start], last], dim=1), (start, length))
+
+            return derivatives(run, {"d x of the last step": last}, seed)
+
+        ends = product((3, 1), dict.fromkeys([_LENGTH, own]))
+        attempts = (partial(of_steps, length - n, length) for n, length in ends)
+        measured = first_that_works(attempts, lambda attempt: attempt(), list[Attempt]())
+        self.take(measured or (), "behind a cache")
 
     def take(self, found: Iterable[Derivative], where: str) -> None:
         """Adds the mistakes of some derivatives: of what is cut off all others are wrong too."""

@@ -65,6 +65,27 @@ def test_attention_without_a_reference_stays_undecided_where_its_gradients_fit()
     assert not examination.findings
 
 
+class Cached(Layer):
+    """The layer with a cache of keys and values."""
+
+    def forward(self, x: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+        """The output for each token, and the cache."""
+        rows = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (each.unflatten(-1, (-1, 24)).transpose(1, 2) for each in rows)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        return self.out_proj(self.attend(q, k, v).transpose(1, 2).flatten(2)), (k, v)
+
+
+@pytest.mark.parametrize("mistake", some([None, "backward from the top left"], default=()))
+def test_the_gradients_of_a_step_behind_a_cache_are_examined(
+    tmp_path: Path, mistake: str | None
+) -> None:
+    examination = user_code.check(Cached(kernel(tmp_path, mistake).attend_causally))
+    found = [(finding.code, finding.where) for finding in examination.findings]
+    assert found == ([] if mistake is None else [("gradient-differs", "behind a cache")])
+
+
 class Block(nn.Module):
     """An attention and a layer for each token."""
 
