@@ -98,7 +98,16 @@ class Comparison(NamedTuple):
         is_only_way = self.weights.message in (_BY_NAME, _NO_WEIGHTS)
         if any(not gap.ok for gap in self.gaps) and (self.over is None or is_only_way):
             return "wrong"
-        return "right" if self.over is None else "unknown"
+        return "unknown" if self.reason else "right"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the inputs do not show that they are the same."""
+        if self.over is not None:
+            return f"{self.over} while they were compared"
+        if not any(gap.case.output.isfinite().any() for gap in self.gaps):
+            return "neither gives a finite number"
+        return None
 
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
@@ -143,7 +152,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         choices=(compared.weights, *choices),
         comparison=_outputs(compared, other, str(first.dtype).removeprefix("torch.")),
         against=other,
-        reason=f"{compared.over} while they were compared" if compared.over is not None else None,
+        reason=compared.reason,
         not_examined=tuple(dict.fromkeys([*defaults, *compared.untried])),
         notes=tuple(notes),
     )

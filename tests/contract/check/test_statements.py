@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from support import edits, rows, some, user_code
 from support.edits import Edit
+from torch import Tensor, nn
 
 import mhacli
 
@@ -269,6 +271,18 @@ def test_the_same_attention_written_otherwise_gives_the_same_output(one: str, ot
     assert (examination.verdict, examination.findings) == ("right", ())
     assert examination.comparison.max_abs_difference <= examination.comparison.tolerance
     assert examination.against
+
+
+def test_two_that_give_no_number_are_not_the_same() -> None:
+    class Undefined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(24, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.query(x) * torch.nan
+
+    assert user_code.check(Undefined(), against=Undefined()).verdict == "unknown"
 
 
 DIFFERENCES = (
