@@ -137,8 +137,8 @@ MISTAKES = {
 }
 
 
-def kernel(folder: Path, mistake: str | None = None) -> ModuleType:
-    """The file of kernels as a module, with a mistake."""
+def kernel(folder: Path, mistake: str | None = None, *, block: int = 32) -> ModuleType:
+    """The file of kernels as a module, with a mistake, in blocks of some keys."""
     forward, name, backward = KERNELS.read_text().partition("    def backward(")
     if mistake is not None:
         each = MISTAKES[mistake]
@@ -146,7 +146,8 @@ def kernel(folder: Path, mistake: str | None = None) -> ModuleType:
         assert changed not in (forward, backward)
         forward, backward = (forward, changed) if each.is_backward else (changed, backward)
     path = folder / "kernel.py"
-    path.write_text(forward + name + backward)
+    text = forward + name + backward
+    path.write_text(text.replace("BLOCK = 32", f"BLOCK = {block}"))
     return user_code.load(path)
 
 

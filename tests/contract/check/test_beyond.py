@@ -61,6 +61,17 @@ def test_a_layer_around_a_kernel_is_compared_with_its_parameters(
         assert tensor in finding.evidence
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("function", [ATTEND, CAUSALLY])
+@pytest.mark.parametrize("block", [16, 64])
+def test_a_right_kernel_in_other_blocks_is_right_in_a_layer(
+    tmp_path: Path, block: int, function: str
+) -> None:
+    layer = Layer(getattr(kernel(tmp_path, block=block), function))
+    examination = user_code.check(layer)
+    assert examination.verdict == "right", examination.summary
+
+
 RIGHT = (
     "plain checkpointed grouped top_left log_sum_exp powers_of_two in_two_parts in_bfloat16 window"
     " narrow_window chunks capped alibi whole_tiles widths_of_two inference"
