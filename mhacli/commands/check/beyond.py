@@ -37,6 +37,7 @@ from .grid import (
     BUDGET_NARROWER,
     LONGEST,
     NARROW,
+    SHORTER,
     Cell,
     Separation,
     Shape,
@@ -389,7 +390,12 @@ def _run(comparison: Comparison, longest: int, results: list[CellResult], found:
     refused = {each.cell.shape for each in results if each.refusal}
     tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
     if refused.issuperset(shapes[:1]):
-        results += map(run, cells_of([*tiled], subject.dtype))
+        first = shapes[0]
+        shorter = [first._replace(q_len=n, k_len=n) for n in SHORTER if n < first.k_len]
+        for shape in (*shorter, *tiled):
+            results += map(run, cells_of([shape], subject.dtype))
+            if shape in shorter and not results[-1].refusal:  # its positions end there
+                break
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
     for dtype in (torch.float32, *NARROW):

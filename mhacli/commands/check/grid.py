@@ -15,6 +15,8 @@ from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
 """The tokens of the longest call: one more than tiles of 256."""
+SHORTER = (255, 63)
+"""The longest calls of code that has fewer positions: no multiples of a tile either."""
 BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
 """Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
 in each narrower one."""

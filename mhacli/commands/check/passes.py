@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
@@ -171,7 +172,9 @@ class Passes:
         no length is requested.
         """
         attention = self.model.attention
-        fixed = requested if attention.is_resizable else attention.sizes.q_len
+        if requested in (LENGTH, LENGTH + 1):  # the defaults, of a model and of an attention
+            requested = None
+        fixed = (requested or 0) if attention.is_resizable else attention.sizes.q_len
         lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
 
         def read(length: int) -> tuple[Tensor, PassOutput]:
@@ -183,11 +186,28 @@ class Passes:
         tried = list[Attempt]()  # beyond the model's positions its code may raise anything
         found = first_that_works(lengths, read, tried)
         if found is None:
-            raise tried[-1].failure
+            raise self._too_long(fixed, read, tried[-1]) if requested else tried[-1].failure
         (text, self.first_pass), length = found, len(found[0])
         self.n_passes = 1  # of those that tell something
         shorter = max(1, length // _TIMES_SHORTER) if attention.is_resizable else length
         self.texts = [text, self.model.draw(self.seed + 1, shorter)]
+
+    def _too_long(self, requested: int, read: Callable[[int], object], tried: Attempt) -> Exception:
+        """The error for a length that cannot be read: it names the longest that can, if one can."""
+        low, high = 0, requested
+        while high - low > 1:
+            middle = (low + high) // 2
+            if first_that_works([middle], read, list[Attempt]()) is None:
+                high = middle
+            else:
+                low = middle
+        failure, name = tried.failure, self.model.attention.built.name
+        if not low:
+            return failure
+        return MhaError(
+            f"{name} reads no text of {requested} tokens: {failure}",
+            hint=f"--length {low} is the longest that it reads",
+        )
 
     def run_pass(
         self, *texts: Tensor, seed: int = 0, within: _Context = nullcontext, **how: Any

@@ -12,7 +12,9 @@ import pytest
 import torch
 from support import some, user_code
 from support.kernels import ATTEND, CAUSALLY, KERNELS, MISTAKES, Layer, kernel
-from torch import Tensor
+from torch import Tensor, nn
+
+import mhacli
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -145,3 +147,21 @@ def test_sixteen_bits_that_lose_more_than_the_formula_are_found() -> None:
     examination = user_code.check(coarse)
     assert [finding.code for finding in examination.findings] == ["differs-in-16-bits"]
     assert "bfloat16" in examination.findings[0].where
+
+
+def test_positions_end_the_lengths_and_a_longer_one_is_refused_with_the_longest() -> None:
+    class Masked(Layer):
+        def __init__(self, n: int) -> None:
+            super().__init__(nn.functional.scaled_dot_product_attention, n_kv_heads=4)
+            self.register_buffer("mask", torch.ones(n, n, dtype=torch.bool).tril())
+            self.attend = self.masked
+
+        def masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            n = q.shape[-2]
+            scores = (q @ k.mT * 24**-0.5).masked_fill(~self.mask[:n, :n], -torch.inf)
+            return scores.softmax(-1) @ v
+
+    assert 63 in user_code.check(Masked(63)).compared.lengths
+    with pytest.raises(mhacli.MhaError, match="100 tokens") as refused:
+        user_code.check(Masked(63), length=100)
+    assert "--length 63 " in refused.value.hint
