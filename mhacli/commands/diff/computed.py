@@ -154,7 +154,7 @@ def compute(
         if isinstance(value, Call):
             tensors = {name: store(tensor) for name, tensor in value.tensors.items() if name != "z"}
             stored[event] = Entry(value.holding({}), tensors)
-        elif event.source.kind != "out" or event.name in names:
+        elif event.kind != "out" or event.name in names:
             stored[event] = Entry(None, {"": store(value)})
 
     with TemporaryFile() as file:
