@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 
 from mhacli.io.data import Array, finite
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
-from mhacli.record.record import Record, Step
+from mhacli.record.record import Record, Step, TensorSummary
 from mhacli.sites import SITES
 from mhacli.text.align import pairs
 from mhacli.text.tokens import TokenSequence
@@ -153,7 +153,9 @@ class LayerPair:
         steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
         names = [name for name in a | b if self.is_code or name not in _ORDER]
         sites = [
-            _compared_site(self, name, (a.get(name), b.get(name)))
+            _compared_site(
+                self, name, _stored(self.a, name, a.get(name)), _stored(self.b, name, b.get(name))
+            )
             for name in dict.fromkeys((*names, *_ORDER))
             if name in steps or all(name in record.arrays for record in self.records)
         ]
@@ -200,57 +202,66 @@ def _changed_head(
 
 
 class _StoredSite(NamedTuple):
-    """The axes of a site in a record, its shape, and its numbers as far as they are known."""
+    """The axes of a site in a record, its shape, its numbers as far as they are known, and what its
+    trace says of them; and the formula of user code.
+    """
 
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     numbers: Array | None = None
+    summary: TensorSummary | None = None
+    formula: str | None = None
 
 
 def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
     """A site of a record, an array or a step of its trace; empty if the record lacks it."""
+    stored = _StoredSite()
+    if step is not None:
+        formula = step.formula if step.operation else None
+        stored = _StoredSite(step.axes, step.shape, None, step.values, formula)
     array = record.arrays.get(name)
     if array is not None:
         axes = _AXES.get(name) or SITES[name].axes_for(record.dims)
-        return _StoredSite(axes, array.shape, array)
-    if step is None:
-        return _StoredSite()
-    numbers = None
-    if step.values is not None and step.values.numbers is not None:
-        numbers = np.array(step.values.numbers, float).reshape(step.shape)
-    return _StoredSite(step.axes, step.shape, numbers)
+        return stored._replace(axes=axes, shape=array.shape, numbers=array)
+    if stored.summary is None or stored.summary.numbers is None or stored.shape is None:
+        return stored
+    return stored._replace(numbers=np.array(stored.summary.numbers, float).reshape(stored.shape))
 
 
-def _compared_site(
-    pair: LayerPair, name: str, steps: tuple[Step | None, Step | None]
-) -> SiteDifference:
+def _compared_site(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> SiteDifference:
+    """The comparison of a site, and of the formulas of user code."""
+    row = _by_numbers(pair, name, x, y)
+    if x.formula is None or y.formula is None or x.formula == y.formula:
+        return row
+    status = "shape" if row.status == "shape" else "beyond"
+    return changed(row, status=status, told=[FormulaChange(x.formula, y.formula)])
+
+
+def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> SiteDifference:
     """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
-    of shapes; and of the formulas of user code.
+    of shapes.
     """
-    x, y = (_stored(record, name, step) for record, step in zip(pair.records, steps, strict=True))
     is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
     row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
     why = _other_shape(pair, row, y.axes)
-    can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
-    values = [step.values for step in steps if step is not None and step.values is not None]
     if why:
-        row = changed(row, status="shape", why=why)
-    elif can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
+        return changed(row, status="shape", why=why)
+    can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
+    if can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
         row = changed(row, seen="array" if is_array else "numbers")
         row = _with_all_numbers(pair, row, (x.numbers, y.numbers))
-    elif can_match and not is_array and len(values) == 2:
+    elif can_match and not is_array and x.summary is not None and y.summary is not None:
         row = changed(row, seen="extremes", why="by min, max, mean, std")
-        of_a, of_b = (np.array([each.min, each.max, each.mean, each.std], float) for each in values)
+        of_a, of_b = (
+            np.array([each.min, each.max, each.mean, each.std], float)
+            for each in (x.summary, y.summary)
+        )
         row = _with_numbers(row, [_Cells(of_a, of_b)], pair.tolerance)
-    n_nonfinite = {(each.n_nan, each.n_inf) for each in values}
+    n_nonfinite = {(each.n_nan, each.n_inf) for each in (x.summary, y.summary) if each is not None}
     if row.seen in ("numbers", "extremes") and len(n_nonfinite) > 1:
-        row = changed(row, status="beyond")
-    a, b = steps
-    if a is None or b is None or not a.operation or not b.operation or a.formula == b.formula:
-        return row
-    told = [FormulaChange(a.formula, b.formula)]
-    return changed(row, status=row.status if why else "beyond", told=told)
+        return changed(row, status="beyond")
+    return row
 
 
 def _with_all_numbers(
