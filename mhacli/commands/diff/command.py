@@ -19,7 +19,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Source, setting
 
 from .request import DiffRequest
-from .result import Diff, ModelDiff, ModelDocument
+from .result import ModelDiff, ModelDocument, RecordDiff
 
 _TOLERANCE = (
     "Of two records: largest difference that counts as equal, relative to the largest number of a"
@@ -55,9 +55,9 @@ def diff(
     has_text = bool(source.typed or source.text or source.file) or request.ids is not None
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
-    result: Diff
+    result: RecordDiff | ModelDiff
     if "record" in kinds:
-        from .compare import compare_records
+        from .records import compare_records
         from .view import record_view, require_layers
 
         with show_activity("comparing"):

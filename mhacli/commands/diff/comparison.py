@@ -12,10 +12,10 @@ from mhacli.errors import MhaError, first_names
 from mhacli.io.data import finite
 from mhacli.models.capture import Call
 
-from .computed import Computed, Rounding
-from .gaps import Gap, gaps_at
+from .computed import Computed
+from .gaps import Gap, Relative, gaps_at
 from .places import OF_CALLS, Place
-from .result import Difference, ModelDocument, Stack, Unmatched
+from .result import Difference, ModelDocument, Unmatched
 
 TIMES_ROUNDING = 8
 """A difference counts beyond this multiple of the rounding of its place."""
@@ -46,8 +46,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
             unmatched.append(Unmatched(*pair.a.where, pair.a.name, pair.b.name, why))
         for site, gap in gaps.items():
             place = changed(pair.a, site=site)
-            rounding = _rounding_at(known.get(place.key), least, len(gap.heads))
-            rows.append(_row(place, pair.b.name, gap, rounding))
+            rows.append(_row(place, pair.b.name, gap, known.get(place.key), least))
     if not rows:
         reasons = [f"{place.part} {place.site}: {place.why}" for place in unmatched[:4]]
         words = "; ".join(reasons) or "neither has any"
@@ -92,10 +91,10 @@ def _pairs(a: Computed, b: Computed) -> Iterator[_Pair]:
 
 def _alone(pair: _Pair) -> Unmatched:
     """A place that one model lacks."""
-    if pair.a is not None:
-        return Unmatched(*pair.a.where, pair.a.name, None, "only A has it")
-    assert pair.b is not None
-    return Unmatched(*pair.b.where, None, pair.b.name, "only B has it")
+    place = pair.b if pair.a is None else pair.a
+    assert place is not None
+    name_a, name_b = (None if each is None else each.name for each in pair)
+    return Unmatched(*place.where, name_a, name_b, f"only {'B' if pair.a is None else 'A'} has it")
 
 
 def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -> bool:
@@ -104,34 +103,30 @@ def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -
     return is_one and x.shape[-1] != y.shape[-1]
 
 
-def _rounding_at(known: Rounding | None, least: float, n_heads: int) -> Rounding:
-    """The rounding of a place, and of each of its heads: what is known of it, and at least any."""
-    whole, heads = known or Rounding(0.0, [])
-    whole = max(whole, least) if math.isfinite(whole) else least
-    if len(heads) != n_heads:
-        return Rounding(whole, [whole] * n_heads)
-    return Rounding(whole, [max(least, head) for head in heads])
-
-
-def _row(place: Place, name_b: str, gap: Gap, rounding: Rounding) -> Difference:
-    """The difference at a place."""
-    relatives = gap.heads
-    is_beyond = not gap.relative <= TIMES_ROUNDING * rounding.whole  # also if it is NaN
-    heads = list[int]()
-    if is_beyond:
-        limits = [TIMES_ROUNDING * of_head for of_head in rounding.heads]
-        heads = [n for n, limit in enumerate(limits) if relatives[n] > limit]
+def _row(
+    place: Place, name_b: str, gap: Gap, rounding: Relative | None, least: float
+) -> Difference:
+    """The difference at a place, with the rounding that is known of it, or at least any."""
+    whole, heads = gap.relative
+    limit = least
+    if rounding is not None and math.isfinite(rounding.whole):
+        limit = max(rounding.whole, least)
+    of_heads = [limit] * len(heads)
+    if rounding is not None and len(rounding.heads) == len(heads):
+        of_heads = [max(least, of_head) for of_head in rounding.heads]
+    is_beyond = not whole <= TIMES_ROUNDING * limit  # also if it is NaN
+    beyond = [n for n, of_head in enumerate(heads) if of_head > TIMES_ROUNDING * of_heads[n]]
     return Difference(
         *place.where,
         place.name,
         name_b,
-        relative=finite(gap.relative),
-        rounding=rounding.whole,
+        relative=finite(whole),
+        rounding=limit,
         largest=finite(gap.largest),
         at=gap.at,
-        head=relatives.index(max(relatives)) if relatives and is_beyond else None,
-        heads=tuple(heads),
-        n_heads=len(relatives),
+        head=heads.index(max(heads)) if heads and is_beyond else None,
+        heads=tuple(beyond) if is_beyond else (),
+        n_heads=len(heads),
         beyond=is_beyond,
     )
 
@@ -159,14 +154,13 @@ def _heals(row: Difference, later: Sequence[Difference], *, has_all_tokens: bool
     """Whether all that follows from a difference passes through a later place that is the same in
     both: the output of the same part, the residual stream, or the logits of all tokens.
     """
-    for other in later:
-        is_end_of_part = row.layer is not None and other.site in ("z", "output")
-        is_cut = is_end_of_part and _is_same_part(row, other)
-        is_cut |= other.site == "logits" and has_all_tokens
-        is_cut |= other.site == "residual" and other.stack == row.stack
-        if is_cut and not other.beyond:
-            return True
-    return False
+    return any(
+        (row.layer is not None and other.site in ("z", "output") and _is_same_part(row, other))
+        or (other.site == "logits" and has_all_tokens)
+        or (other.site == "residual" and other.stack == row.stack)
+        for other in later
+        if not other.beyond
+    )
 
 
 def _heals_in_scores(row: Difference, later: Sequence[Difference]) -> bool:
@@ -179,7 +173,7 @@ def _heals_in_scores(row: Difference, later: Sequence[Difference]) -> bool:
 
 
 def _is_same_part(a: Difference, b: Difference) -> bool:
-    return (a.layer, a.stack, a.part) == (b.layer, b.stack, b.part)
+    return (a.of_layer, a.part) == (b.of_layer, b.part)
 
 
 # -------------------------------------------------------------------------------------------- notes
@@ -191,7 +185,10 @@ def _notes(a: Computed, b: Computed) -> Iterator[str]:
     yield from _unseen("B", b)
     places = [place for place in (*a.entries, *b.entries) if place.layer is not None]
     for stack in dict.fromkeys(place.stack for place in places):
-        n_a, n_b = _n_layers(a, stack), _n_layers(b, stack)
+        n_a, n_b = (
+            len({place.layer for place in side.entries if place.stack == stack} - {None})
+            for side in (a, b)
+        )
         if n_a != n_b:
             yield f"A has {n_a} {f'{stack} layers' if stack else 'layers'} and B {n_b}"
     heads_a, heads_b = _n_heads(a), _n_heads(b)
@@ -202,22 +199,18 @@ def _notes(a: Computed, b: Computed) -> Iterator[str]:
 def _unseen(letter: str, computed: Computed) -> Iterator[str]:
     """The attentions of a model that were not captured, and the layers without any."""
     places = computed.entries
-    captured = {(place.stack, place.layer) for place in places if place.site in OF_CALLS}
+    captured = {place.of_layer for place in places if place.site in OF_CALLS}
     outputs = [place for place in places if (place.part, place.site) == ("attention", "output")]
-    hidden = [place.name for place in outputs if (place.stack, place.layer) not in captured]
+    hidden = [place.name for place in outputs if place.of_layer not in captured]
     if hidden:
         words = "the output is compared, but no head: mha could not capture its attention"
         yield f"of {first_names(hidden, 3)} of {letter} {words}"
-    with_attention = {(place.stack, place.layer) for place in places if place.part == "attention"}
-    layers = {(place.stack, place.layer) for place in places if place.layer is not None}
+    with_attention = {place.of_layer for place in places if place.part == "attention"}
+    layers = {place.of_layer for place in places if place.layer is not None}
     bare = sorted({str(layer) for _, layer in layers - with_attention})
     if bare:
         names = f"layers {first_names(bare, 3)} of {letter}"
         yield f"no attention was captured in {names}: all in them counts as MLP"
-
-
-def _n_layers(computed: Computed, stack: Stack | None) -> int:
-    return len({place.layer for place in computed.entries if place.stack == stack} - {None})
 
 
 def _n_heads(computed: Computed) -> str:

@@ -28,7 +28,7 @@ from mhacli.models.layer_names import dtype_of
 from mhacli.models.run import shaken_parts
 from mhacli.usercode.projections import is_norm
 
-from .gaps import gaps_at
+from .gaps import Relative, gaps_at
 from .places import Event, Forward, Pass, Place, observe
 from .request import PLACES
 
@@ -61,13 +61,6 @@ class Entry(NamedTuple):
     tensors: dict[str, Stored]
 
 
-class Rounding(NamedTuple):
-    """How far rounding moves a place, relative to it, and each of its heads."""
-
-    whole: float
-    heads: list[float]
-
-
 class FirstPass(NamedTuple):
     """A model, its call, and the pass in which its places were found."""
 
@@ -87,7 +80,7 @@ class Computed:
     dtype: torch.dtype
     data: mmap
     entries: dict[Place, Entry] = field(default_factory=dict)
-    rounding: dict[Place, Rounding] = field(default_factory=dict)
+    rounding: dict[Place, Relative] = field(default_factory=dict)
     first: FirstPass | None = None
 
     def value(self, place: Place) -> Tensor | Call:
@@ -118,9 +111,10 @@ class Computed:
                 return
             for site, gap in gaps_at(place, self.value(place), value, sampled=True).items():
                 at = changed(place, site=site)
-                before = self.rounding.get(at, Rounding(0.0, gap.heads))
-                heads = [*map(max, before.heads, gap.heads)]
-                self.rounding[at] = Rounding(max(before.whole, gap.relative), heads)
+                now = gap.relative
+                before = self.rounding.get(at, now)
+                heads = [*map(max, before.heads, now.heads)]
+                self.rounding[at] = Relative(max(before.whole, now.whole), heads)
 
         for seed in range(_N_PERTURBED_PASSES):
             with shaken_parts(model, seed):
@@ -154,7 +148,7 @@ def compute(
         if isinstance(value, Call):
             tensors = {name: store(tensor) for name, tensor in value.tensors.items() if name != "z"}
             stored[event] = Entry(value.holding({}), tensors)
-        elif event.source.kind != "out" or event.name in names:
+        elif event.kind != "out" or event.name in names:
             stored[event] = Entry(None, {"": store(value)})
 
     with TemporaryFile() as file:
@@ -215,7 +209,7 @@ class _Saved(msgspec.Struct, frozen=True):
     dtype: str
     inputs: dict[str, Any]
     entries: list[_SavedEntry]
-    rounding: list[tuple[Place, Rounding]]
+    rounding: list[tuple[Place, Relative]]
 
 
 def save_places(

@@ -4,6 +4,8 @@ and patterns are made from queries and keys in blocks of queries.
 
 import math
 from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +25,13 @@ _SAMPLE_LEN = 64
 """The number of queries in such a block."""
 
 
+class Relative(NamedTuple):
+    """How far something is apart relative to its size, as a whole and each head."""
+
+    whole: float
+    heads: list[float]
+
+
 class Gap:
     """How far two arrays of a `shape` are apart: the squares of the difference and of the first
     array, for each head if the second of four axes is that of heads; and the largest difference.
@@ -30,11 +39,12 @@ class Gap:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._has_heads = len(shape) == 4
-        self.n_of_head = math.prod(shape[2:] if self._has_heads else shape)
-        self._squares = [[0.0, 0.0] for _ in range(shape[1] if self._has_heads else 1)]
+        self._n_heads = shape[1] if len(shape) == 4 else 0
+        self.n_of_head = math.prod(shape[2:] if self._n_heads else shape)
+        self._squares = [[0.0, 0.0] for _ in range(self._n_heads or 1)]
         self.largest = 0.0
-        self._worst: tuple[int, Tensor, int] | None = None
+        self.at: tuple[int, ...] | None = None
+        """The place of the largest difference."""
 
     def add(self, start: int, a: Tensor, b: Tensor) -> None:
         """Adds the numbers from `start` on in the flattened array, of one head; rows may lack their
@@ -54,26 +64,15 @@ class Gap:
         worst = max(map(abs, torch.stack(change.aminmax()).tolist())) if sizes[0] else 0.0
         if worst > self.largest:
             self.largest = worst
-            self._worst = start, change, n_columns
+            row, column = divmod(int(change.abs().argmax()), n_columns)
+            index = start + row * self.shape[-1] + column
+            self.at = tuple(map(int, np.unravel_index(index, self.shape)))
 
     @property
-    def at(self) -> tuple[int, ...] | None:
-        """The place of the largest difference."""
-        if self._worst is None:
-            return None
-        start, change, n_columns = self._worst
-        row, column = divmod(int(change.abs().argmax()), n_columns)
-        return tuple(map(int, np.unravel_index(start + row * self.shape[-1] + column, self.shape)))
-
-    @property
-    def relative(self) -> float:
-        """The norm of the difference over that of the first array."""
-        return _ratio(*map(sum, zip(*self._squares, strict=True)))
-
-    @property
-    def heads(self) -> list[float]:
-        """The same of each head; none without heads."""
-        return [_ratio(*squares) for squares in self._squares] if self._has_heads else []
+    def relative(self) -> Relative:
+        """The norm of the difference over that of the first array; of no head without heads."""
+        whole = _ratio(*map(sum, zip(*self._squares, strict=True)))
+        return Relative(whole, [_ratio(*of_head) for of_head in self._squares[: self._n_heads]])
 
 
 def _norms(*tensors: Tensor) -> list[float]:
@@ -120,13 +119,12 @@ def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Gap]:
         x, y = (as_attention(call.cropped(rows, keys)).matrices() for call in (a, b))
         # what is stored is on the CPU, what passes on its device
         hidden = ~(x["allowed"].cpu() & y["allowed"].cpu())
-        for text in range(n_texts):
-            for head in range(n_heads):
-                start = ((text * n_heads + head) * n_queries + rows.start) * n_keys
-                cells = hidden[text, min(head, hidden.shape[1] - 1)]  # heads may share a mask
-                of_scores = (each["scores"][text, head].cpu() for each in (x, y))
-                scores.add(start, *(each.masked_fill_(cells, 0.0) for each in of_scores))
-                pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
+        for text, head in product(range(n_texts), range(n_heads)):
+            start = ((text * n_heads + head) * n_queries + rows.start) * n_keys
+            cells = hidden[text, min(head, hidden.shape[1] - 1)]  # heads may share a mask
+            of_scores = (each["scores"][text, head].cpu() for each in (x, y))
+            scores.add(start, *(each.masked_fill_(cells, 0.0) for each in of_scores))
+            pattern.add(start, *(each["pattern"][text, head].cpu() for each in (x, y)))
     return {"scores": scores, "pattern": pattern}
 
 

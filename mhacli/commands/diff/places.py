@@ -12,10 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, assert_never
 
-import msgspec
 import torch
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
@@ -25,20 +24,10 @@ from mhacli.models.layer_names import is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
-from .result import Part, Stack
+from .result import Located, Part, Stack
 
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
-
-
-class Source(NamedTuple):
-    """Where something comes from: what a module reads or gives, by its `name` and how often it ran
-    before; or a `call` of an attention, by its number, without a name.
-    """
-
-    kind: Literal["in", "out", "call"]
-    name: str
-    number: int
 
 
 OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores", "pattern", "z")
@@ -51,23 +40,13 @@ _N_QUARTERS = 4
 `mp_num`."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a model computes something: a `site` in a `part` of a layer, by the module `name`. The
-    embedding, the final norm and the logits have no layer. `number` counts the earlier places of
+class Place(Located, frozen=True):
+    """Where a model computes something, by the module `name`; `number` counts the earlier places of
     the same kind.
     """
 
-    layer: int | None
-    stack: Stack | None
-    part: Part
-    site: str
     name: str
     number: int = 0
-
-    @property
-    def where(self) -> tuple[int | None, Stack | None, Part, str]:
-        """The layer, the stack, the part and the site."""
-        return self.layer, self.stack, self.part, self.site
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -76,12 +55,13 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Event(NamedTuple):
-    """Something that is computed in a pass, by the module `name`. Of an attention there are
-    several, by `site`.
+    """Something that is computed in a pass: what a module reads or gives, by its `name` and how
+    often it ran before; or a `site` of an attention, by its number and the module of the site.
     """
 
-    source: Source
+    kind: Literal["in", "out", "call"]
     name: str
+    number: int
     site: str = ""
 
 
@@ -93,14 +73,15 @@ Receive = Callable[[Event, Tensor | Call], None]
 class _Span:
     """A run of a module; its number is −1 for an element of a list that is never called itself,
     such as a list of two. `items` are what ran within it, in order: modules, and the numbers of
-    captured attentions. `output` is what it gave, until the module around it ends.
+    captured attentions. `units` are the outputs of modules within it that no attention has used,
+    until it ends.
     """
 
     name: str
     run: int
     module: nn.Module
     items: list[_Span | int] = field(default_factory=list)
-    output: Tensor | None = None
+    units: dict[_Span, Tensor] = field(default_factory=dict)
 
     def within(self) -> Iterator[_Span | int]:
         """Everything that ran within it."""
@@ -113,12 +94,6 @@ class _Span:
     def inner(self) -> list[_Span]:
         """The modules that ran within it."""
         return [item for item in self.within() if isinstance(item, _Span)]
-
-    def end(self) -> None:
-        """Forgets the outputs of what ran within it."""
-        for item in self.items:
-            if isinstance(item, _Span):
-                item.output = None
 
     @property
     def calls(self) -> list[int]:
@@ -137,17 +112,6 @@ class _Span:
     def has_weights(self) -> bool:
         """Whether its module has weights."""
         return any(True for _ in self.module.parameters())
-
-    @property
-    def projected(self) -> list[_Span]:
-        """What ran within it since the last attention, and still has its output."""
-        since = list[_Span]()
-        for item in self.items:
-            if isinstance(item, int):
-                since.clear()
-            elif item.output is not None:
-                since.append(item)
-        return since
 
 
 # ------------------------------------------------------------------------------------------- a pass
@@ -168,12 +132,12 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         running.append(_Span(name, run, modules[name]))
         running[-2].items.append(running[-1])
         if is_numbered(name) and tensor is not None:
-            receive(Event(Source("in", name, run), name), tensor)
+            receive(Event("in", name, run), tensor)
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name, tensor = names[id(module)], first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
-            running.pop().end()
+            running.pop().units.clear()
         n_around = len(running[-1].name)
         for number in _ELEMENT.finditer(name):
             if number.end() > n_around:
@@ -183,23 +147,22 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
         while running[-1].run < 0:
-            running.pop().end()
+            running.pop().units.clear()
         span = running.pop()
-        span.end()
+        span.units.clear()
         tensor = first_tensor(output)
         if tensor is None:
             return
         if span.has_weights and not span.calls and not (is_numbered(span.name) and span.items):
-            span.output = tensor
-        receive(Event(Source("out", span.name, span.run), span.name), tensor)
+            running[-1].units[span] = tensor
+        receive(Event("out", span.name, span.run), tensor)
 
     def take(call: Call) -> None:
-        units = next((units for span in reversed(running) if (units := span.projected)), [])
+        units = next((span.units for span in reversed(running) if span.units), {})
         running[-1].items.append(len(calls))
         for site, name, value in _of_call(call, units):
-            receive(Event(Source("call", "", len(calls)), name, site), value)
-        for unit in units:
-            unit.output = None
+            receive(Event("call", name, len(calls), site), value)
+        units.clear()
         calls.append(call.holding({}))
 
     with ExitStack() as hooks, captured(model, take) as watch:
@@ -215,30 +178,22 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
 # ----------------------------------------------------------------------------- what modules are for
 
 
-class _BlockPart(NamedTuple):
-    """A part of a block: a captured attention, by its number; one that is silent, by the name of
-    its module; or the MLP.
-    """
-
-    kind: Literal["call", "silent", "mlp"]
-    number: int = 0
-    name: str = ""
-
-
-_MLP = _BlockPart("mlp")
-
-
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """What runs in a block or outside of all, in order: a `call` of an attention, one that is
-    `silent`, a norm, a `unit` of weights, a table of embeddings, or a block; with the module around
-    it that computes the attention, if any, and its part of the block.
+    """What runs in a block or outside of all, in order: a `call` of an attention, by its number,
+    one that is `silent`, a norm, a `unit` of weights, a table of embeddings, or a block; with the
+    module around it that computes the attention, if any.
     """
 
     kind: Literal["call", "silent", "norm", "unit", "table", "block"]
     span: _Span
-    owner: _Span | None
-    part: _BlockPart | None = None
+    owner: _Span | None = None
+    number: int = -1
+
+
+_PartOf = _Item | Literal["mlp"] | None
+"""The part of a block of which something is: an attention, or the MLP. Norms and tables have
+none."""
 
 
 class Pass:
@@ -253,14 +208,14 @@ class Pass:
         )
         self.all_calls = calls
         self.silent = silent
-        self.known = dict[Source, Place]()
+        self.known = dict[Event | int, Place]()
         self._n_places = Counter[tuple[Any, ...]]()
         self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks()
 
     def place_of(self, event: Event) -> Place | None:
         """The place of what is computed, None if it has none."""
-        place = self.known.get(event.source)
+        place = self.known.get(event.number if event.site else event)
         if place is None or not event.site:
             return place
         return changed(place, site=event.site, name=event.name)
@@ -269,14 +224,14 @@ class Pass:
         """Finds all places; `mapped` modules have a place that is given, or one of their own."""
         self._find()
         for name, place in mapped.items():
-            source = Source("out", name, 0)
+            event = Event("out", name, 0)
             if place is None:
                 new = Place(None, None, "mlp", f"mapped {name}", name)
-                self.known.setdefault(source, new)
+                self.known.setdefault(event, new)
             else:
                 known = self.known.items()
                 self.known = {at: other for at, other in known if other.key != place.key}
-                self.known[source] = changed(place, name=name)
+                self.known[event] = changed(place, name=name)
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
@@ -302,25 +257,24 @@ class Pass:
             self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
         name = head[-1].name if head[n_norms:] else ""
         of_logits = Place(None, None, "logits", "logits", name)
-        self._add(Source("out", self.root.name, self.root.run), of_logits)
+        self._add(Event("out", self.root.name, self.root.run), of_logits)
 
     def _put(
         self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str
     ) -> None:
         """Adds the place of what a module gives."""
         if span.run >= 0:
-            self._add(
-                Source("out", span.name, span.run), Place(layer, stack, part, site, span.name)
-            )
+            place = Place(layer, stack, part, site, span.name)
+            self._add(Event("out", span.name, span.run), place)
 
-    def _add(self, source: Source, place: Place) -> None:
-        """Adds a place, with its number."""
-        self.known[source] = changed(place, number=self._n_places[place.key])
+    def _add(self, event: Event | int, place: Place) -> None:
+        """Adds the place of an event, or of an attention by its number."""
+        self.known[event] = changed(place, number=self._n_places[place.key])
         self._n_places[place.key] += 1
 
-    def _stack_of(self, number: int) -> Stack | None:
+    def _stack_of(self, call: _Item) -> Stack | None:
         """The stack of an attention."""
-        kind = self.all_calls[number].kind
+        kind = self.all_calls[call.number].kind
         return None if kind == "self" else kind
 
     def _attends(self, span: _Span) -> bool:
@@ -354,12 +308,12 @@ class Pass:
         items = list[_Item]()
         for item in span.items:
             if isinstance(item, int):
-                items.append(_Item("call", span, owner, _BlockPart("call", number=item)))
+                items.append(_Item("call", span, owner, item))
                 continue
             if item.name in self.blocks:
-                items.append(_Item("block", item, None))
+                items.append(_Item("block", item))
             elif item.name in self.silent and not item.calls:
-                items.append(_Item("silent", item, item, _BlockPart("silent", item.run, item.name)))
+                items.append(_Item("silent", item, item))
             elif item.is_norm:
                 items.append(_Item("norm", item, owner))
             elif any(each.name in self.blocks for each in item.inner):
@@ -389,45 +343,63 @@ class Pass:
         layer = self._n_layers[stack]
         if not layer:
             place = Place(None, stack, "embedding", "embedding", span.name)
-            self._add(Source("in", span.name, span.run), place)
+            self._add(Event("in", span.name, span.run), place)
         self._n_layers[stack] += 1
         self._block(span, stack, layer)
         return above.rpartition(".")[0], stack
 
     def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
         """Adds the places of a block."""
-        items = _with_parts(self._flat(self._content(span), None))
+        items = self._flat(self._content(span), None)
+        parts = _parts_of(items)
         for at, item in enumerate(items):
             match item.kind:
                 case "norm":
-                    self._put_norm(items, at, layer, stack)
+                    self._put_norm(items, parts, at, layer, stack)
                 case "silent":
                     self._put(item.span, layer, stack, "attention", "output")
                 case "call":
-                    self._put_call(items, at, layer)
+                    self._put_call(items, parts, at, layer)
                 case "unit" | "table" | "block":
                     pass  # a unit is the output of an attention, or the last one that of the MLP
                 case _:
                     assert_never(item.kind)
-        of_mlp = [item.span for item in items if item.kind == "unit" and item.part == _MLP]
+        of_mlp = [item.span for item, part in zip(items, parts, strict=True) if part == "mlp"]
         if of_mlp:
             self._put(of_mlp[-1], layer, stack, "mlp", "output")
         if span is not self.root:
             self._put(span, layer, stack, "mlp", "residual")
 
-    def _put_call(self, items: Sequence[_Item], at: int, layer: int) -> None:
+    def _put_call(
+        self, items: Sequence[_Item], parts: Sequence[_PartOf], at: int, layer: int
+    ) -> None:
         """Adds the scores of an attention and its output: that of the projection after it, or of
         the module that computes it.
         """
         call = items[at]
-        assert call.part is not None
-        name, stack = self.all_calls[call.part.number].name, self._stack_of(call.part.number)
-        place = Place(layer, stack, "attention", "scores", name)
-        self._add(Source("call", "", call.part.number), place)
-        later = (item for item in items[at:] if item.kind == "unit")
-        output = next((item.span for item in later if item.part == call.part), call.owner)
+        stack, name = self._stack_of(call), self.all_calls[call.number].name
+        self._add(call.number, Place(layer, stack, "attention", "scores", name))
+        later = zip(items[at + 1 :], parts[at + 1 :], strict=True)
+        output = next((item.span for item, part in later if part is call), call.owner)
         if output is not None:
             self._put(output, layer, stack, "attention", "output")
+
+    def _put_norm(
+        self,
+        items: Sequence[_Item],
+        parts: Sequence[_PartOf],
+        at: int,
+        layer: int,
+        stack: Stack | None,
+    ) -> None:
+        """Adds a norm, with the part that it precedes or follows."""
+        norm = _norm_site(items, parts, at)
+        if norm is None:
+            return
+        part, site = norm
+        if isinstance(part, _Item) and part.kind == "call":
+            stack = self._stack_of(part)
+        self._put(items[at].span, layer, stack, "mlp" if part == "mlp" else "attention", site)
 
     def _content(self, span: _Span) -> _Span:
         """The innermost module that contains all attentions of a span, and all its weights."""
@@ -436,18 +408,6 @@ class Pass:
         if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
             return span
         return self._content(only)
-
-    def _put_norm(self, items: Sequence[_Item], at: int, layer: int, stack: Stack | None) -> None:
-        """Adds a norm, with the part that it precedes or follows."""
-        norm = _norm_site(items, at)
-        if norm is None:
-            return
-        part: Part = "attention"
-        if norm.part == _MLP:
-            part = "mlp"
-        elif norm.part is not None and norm.part.kind == "call":
-            stack = self._stack_of(norm.part.number)
-        self._put(items[at].span, layer, stack, part, norm.site)
 
 
 class _ModuleList(NamedTuple):
@@ -473,66 +433,62 @@ def _lists_around(
     return lists
 
 
-def _with_parts(items: Sequence[_Item]) -> list[_Item]:
-    """The items of a block with the part of each unit: the units before an attention, in the same
-    module, are of it, and the first one after it, or all in the module that computes it alone. The
-    others are of the MLP.
+def _parts_of(items: Sequence[_Item]) -> list[_PartOf]:
+    """The part of each item of a block: the units before an attention, in the same module, are of
+    it, and the first one after it, or all in the module that computes it alone. The others are of
+    the MLP.
     """
-    with_parts = list[_Item]()
-    with_output = set[_BlockPart | None]()
+    parts = list[_PartOf]()
+    with_output = set[_Item]()
     for at, item in enumerate(items):
         if item.kind != "unit":
-            with_parts.append(item)
+            parts.append(item if item.kind in ("call", "silent") else None)
             continue
         before, after = (
-            [other.part for other in side if other.kind == "call" and other.owner is item.owner]
+            [other for other in side if other.kind == "call" and other.owner is item.owner]
             for side in (items[:at], items[at:])
         )
-        part: _BlockPart | None = _MLP
+        part: _PartOf = "mlp"
         if after:
             part = after[0]
         elif before and (item.owner is not None or before[-1] not in with_output):
             part = before[-1]
-            with_output.add(part)
-        with_parts.append(replace(item, part=part))
-    return with_parts
+            with_output.add(before[-1])
+        parts.append(part)
+    return parts
 
 
-class _NormSite(NamedTuple):
-    """The part of a norm, and its site there."""
-
-    part: _BlockPart | None
-    site: Literal["norm", "inner_norm", "output_norm"]
-
-
-def _norm_site(items: Sequence[_Item], at: int) -> _NormSite | None:
-    """The part that a norm precedes or follows: in a block that begins with a norm, the last norm
-    between two parts precedes the second; in others norms follow. None for a norm of queries or
-    keys, which is found as a projection, and for one without any part.
+def _norm_site(
+    items: Sequence[_Item], parts: Sequence[_PartOf], at: int
+) -> tuple[_PartOf, str] | None:
+    """The part that a norm precedes or follows, and its site there: in a block that begins with a
+    norm, the last norm between two parts precedes the second; in others norms follow. None for a
+    norm of queries or keys, which is found as a projection, and for one without any part.
     """
     name = items[at].span.name
-    before = next((item for item in reversed(items[:at]) if item.kind != "norm"), None)
-    after = next((item for item in items[at + 1 :] if item.kind != "norm"), None)
+    others = [n for n, item in enumerate(items) if item.kind != "norm"]
+    before = max((n for n in others if n < at), default=None)
+    after = min((n for n in others if n > at), default=None)
     if before is None:
-        if after is not None and "mlp" in name.rpartition(".")[2]:
-            after = next((item for item in items if item.part == _MLP), after)
-        return None if after is None else _NormSite(after.part, "norm")
-    if after is not None and before.part == after.part:
-        is_of_scores = read_name(name)[0] in ("q", "k")
-        return None if is_of_scores else _NormSite(after.part, "inner_norm")
+        if after is None:
+            return None
+        is_of_mlp = "mlp" in name.rpartition(".")[2] and "mlp" in parts
+        return "mlp" if is_of_mlp else parts[after], "norm"
+    if after is not None and parts[before] == parts[after]:
+        return None if read_name(name)[0] in ("q", "k") else (parts[after], "inner_norm")
     begins_with_norm = next(item.kind == "norm" for item in items if item.kind != "table")
     if after is None or not begins_with_norm or items[at + 1].kind == "norm":
-        return _NormSite(before.part, "output_norm")
-    return _NormSite(after.part, "norm")
+        return parts[before], "output_norm"
+    return parts[after], "norm"
 
 
 # --------------------------------------------------------------------------------- what is computed
 
 
-def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Tensor | Call]]:
+def _of_call(call: Call, units: Mapping[_Span, Tensor]) -> Iterator[tuple[str, str, Tensor | Call]]:
     """The sites of an attention in the order of execution, with the names of their modules: q, k
     and v as projected, the norms of queries and keys, q and k as they enter the scores, the scores
-    with the pattern, and z. `units` ran before it.
+    with the pattern, and z. `units` gave their outputs before it.
     """
     found = _projections(call, units)
     if call.v is not None:
@@ -549,7 +505,7 @@ def _of_call(call: Call, units: Sequence[_Span]) -> Iterator[tuple[str, str, Ten
         yield "z", call.name, call.z
 
 
-def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Tensor]]:
+def _projections(call: Call, units: Mapping[_Span, Tensor]) -> dict[str, tuple[str, Tensor]]:
     """The queries, keys and values as projected, and the normed ones, `[batch, head, position,
     width]`, with their modules, as far as names and widths tell them. Fused projections are cut so
     that the values are those of the attention.
@@ -563,9 +519,9 @@ def _projections(call: Call, units: Sequence[_Span]) -> dict[str, tuple[str, Ten
     }
     n_plain = sum(letters != "o" and not unit.is_norm for unit, letters in letters_of.items())
     for unit, letters in letters_of.items():
-        tensor, name = unit.output, unit.name
+        tensor, name = units[unit], unit.name
         site = f"{letters}_norm" if unit.is_norm else letters
-        if site in projections or tensor is None or tensor.ndim < 2 or tensor.numel() % batch:
+        if site in projections or tensor.ndim < 2 or tensor.numel() % batch:
             continue
         by_head = _by_head(call, letters, tensor)
         may_be_fused = len(letters) == 3 or (n_plain == 1 and letters != "o")

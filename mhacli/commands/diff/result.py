@@ -1,12 +1,13 @@
 """The results of `mha diff` as data: the differences of two records, and those of two models."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from mhacli.io.data import plain
 from mhacli.record.heads import Kind
+from mhacli.record.record import Record
 from mhacli.record.shown import Shown
 
 SCHEMA = "mha.diff/1"
@@ -15,45 +16,28 @@ Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
 Stack = Literal["encoder", "decoder", "cross"]
 
 
-class Diff(dict[str, Any], Shown):
-    """The document that `mha diff --json` prints, which also shows itself as the command does."""
+Document = TypeVar("Document", "RecordDocument", "ModelDocument")
+
+
+class Diff(dict[str, Any], Shown, Generic[Document]):
+    """The document that `mha diff --json` prints, which also shows itself as the command does.
+    `verdict` says whether the two are equal up to rounding in everything that both have, `nothing`
+    if that is nothing; `summary` is the result in a sentence.
+    """
+
+    def __init__(self, document: Document) -> None:
+        super().__init__(plain(document))
+        self.document: Document = document
+        self.verdict: Verdict = document.verdict
+        self.summary = document.summary
 
     def __repr__(self) -> str:
         """The result in a sentence."""
         return f"<Diff: {self.summary}>"
 
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the two are equal up to rounding in everything that both have; `nothing` if that
-        is nothing.
-        """
-        verdict: Verdict = self["verdict"]
-        return verdict
-
-    @property
-    def summary(self) -> str:
-        """The result in a sentence."""
-        return str(self["summary"])
-
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document, of this `command`."""
         return {**self, "command": [*command]}
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of `--csv`, under the names of the document: a place; or a site of a layer, or a
-        statistic of a head.
-        """
-        for place in self.get("places", ()):
-            yield {name: value for name, value in place.items() if name != "heads"}
-        for layer in self.get("layers", ()):
-            label = layer["layer"]
-            for site in layer["sites"]:
-                fields = {name: site[name] for name in site if name not in ("heads", "told")}
-                yield {"layer": label, **fields}
-            for head in layer["heads"]:
-                for row in head["statistics"]:
-                    about = {"layer": label, "head": head["head"], "statistic": row["name"]}
-                    yield {**about, "a": row["a"], "b": row["b"]}
 
 
 # -------------------------------------------------------------------------------------- two records
@@ -216,13 +200,13 @@ class Tolerance(msgspec.Struct, frozen=True):
     of_dtype: str | None
 
 
-class RecordDocument(msgspec.Struct, frozen=True):
+class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The differences of two records, their layers in the order of execution; `said` is the summary
     again, as documents have had it.
     """
 
-    schema: str
-    command: list[str]
+    schema: str = SCHEMA
+    command: list[str] = []
     verdict: Verdict
     summary: str
     said: str
@@ -238,16 +222,53 @@ class RecordDocument(msgspec.Struct, frozen=True):
     only_b: list[str]
 
 
+class RecordDiff(Diff[RecordDocument]):
+    """The differences of two records."""
+
+    def __init__(self, document: RecordDocument, records: tuple[Record, Record]) -> None:
+        super().__init__(document)
+        self.records = records
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `--csv`: a site of a layer, or a statistic of a head."""
+        for layer in self["layers"]:
+            label = layer["layer"]
+            for site in layer["sites"]:
+                fields = {name: site[name] for name in site if name not in ("heads", "told")}
+                yield {"layer": label, **fields}
+            for head in layer["heads"]:
+                for row in head["statistics"]:
+                    about = {"layer": label, "head": head["head"], "statistic": row["name"]}
+                    yield {**about, "a": row["a"], "b": row["b"]}
+
+
 # --------------------------------------------------------------------------------------- two models
 
 
-class _OfBoth(msgspec.Struct, frozen=True):
-    """A place of one model or of both, with the names of the modules."""
+class Located(msgspec.Struct, frozen=True):
+    """Where a model computes something: a `site` in a `part` of a layer. The embedding, the final
+    norm and the logits have no layer.
+    """
 
     layer: int | None
     stack: Stack | None
     part: Part
     site: str
+
+    @property
+    def of_layer(self) -> tuple[Stack | None, int | None]:
+        """The stack and the layer."""
+        return self.stack, self.layer
+
+    @property
+    def where(self) -> tuple[int | None, Stack | None, Part, str]:
+        """The layer, the stack, the part and the site."""
+        return self.layer, self.stack, self.part, self.site
+
+
+class _OfBoth(Located, frozen=True):
+    """A place of one model or of both, with the names of the modules."""
+
     name_a: str | None
     name_b: str | None
 
@@ -298,9 +319,10 @@ class ModelDocument(msgspec.Struct, frozen=True):
     summary: str = ""
 
 
-class ModelDiff(Diff):
+class ModelDiff(Diff[ModelDocument]):
     """The differences of two models."""
 
-    def __init__(self, document: ModelDocument) -> None:
-        super().__init__(plain(document))
-        self.document = document
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `--csv`: a place."""
+        for place in self["places"]:
+            yield {name: value for name, value in place.items() if name != "heads"}

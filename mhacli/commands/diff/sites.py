@@ -3,28 +3,29 @@ and their heads. Differences are B − A; a non-finite number is None.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from itertools import product
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace as changed
 
-from mhacli.io.data import Array, finite, plain
+from mhacli.io.data import Array, finite
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
 from mhacli.record.record import Record, Step, TensorSummary
 from mhacli.sites import SITES
 from mhacli.text.align import pairs
+from mhacli.text.tokens import TokenSequence
 
 from .result import (
     CellPlace,
-    Diff,
     FormulaChange,
     HeadChange,
     HeadGap,
     LayerDifference,
-    RecordDocument,
     SiteDifference,
     StatisticChange,
 )
@@ -80,14 +81,24 @@ def alone(a: Collection[str], b: Collection[str]) -> tuple[list[str], list[str]]
     return [each for each in a if each not in b], [each for each in b if each not in a]
 
 
+def labels_of(record: Record) -> list[str]:
+    """The label of each layer, empty for a record without layers; several attentions of a layer are
+    numbered.
+    """
+    if record.model is None:
+        return [""]
+    labels = list[str]()
+    names = [layer.label for layer in record.layers]
+    for index, name in enumerate(names):
+        n_before = names[:index].count(name)
+        labels.append(f"{name}, attention {n_before + 1}" if n_before else name)
+    return labels
+
+
 @dataclass(frozen=True)
 class LayerPair:
-    """One layer of both records, with its `index` in A, or the whole records with an empty `label`
-    if they have no layers.
-    """
+    """The records of one layer, or the whole records if they have no layers, and the tolerance."""
 
-    label: str
-    index: int
     a: Record
     b: Record
     tolerance: float
@@ -97,51 +108,31 @@ class LayerPair:
         """Both."""
         return self.a, self.b
 
+    @property
+    def is_code(self) -> bool:
+        """Whether both are traces of user code, whose axes have words of their own."""
+        return self.a.module is not None and self.b.module is not None
+
+    @property
+    def texts(self) -> dict[str, list[tuple[TokenSequence, TokenSequence]]]:
+        """The texts of the queries and of the keys that both have."""
+        sides = {"query": (self.a.sequences, self.b.sequences), "key": (self.a.keys, self.b.keys)}
+        return {axis: [*zip(*both, strict=False)] for axis, both in sides.items()}
+
     @cached_property
     def places(self) -> dict[str, list[Array]]:
         """The positions of the tokens of queries and of keys that correspond, `[2, tokens]` for
         each sequence.
         """
-        sides = {"query": (self.a.sequences, self.b.sequences), "key": (self.a.keys, self.b.keys)}
         return {
-            axis: [pairs(x.tokens, y.tokens) for x, y in zip(*both, strict=False)]
-            for axis, both in sides.items()
+            axis: [pairs(x.tokens, y.tokens) for x, y in texts]
+            for axis, texts in self.texts.items()
         }
 
     @cached_property
     def has_same_tokens(self) -> bool:
         """Whether the texts that both have are the same."""
-        texts = [
-            *zip(self.a.sequences, self.b.sequences, strict=False),
-            *zip(self.a.keys, self.b.keys, strict=False),
-        ]
-        return all(x.tokens == y.tokens for x, y in texts)
-
-    @cached_property
-    def difference(self) -> LayerDifference:
-        """What differs."""
-        arrays = ([name for name in _ORDER if name in each.arrays] for each in self.records)
-        return LayerDifference(self.label, self._sites(), self._heads(), *alone(*arrays))
-
-    def _sites(self) -> list[SiteDifference]:
-        """The sites in order: arrays that both have, other steps of their traces, and of user code
-        steps of one alone.
-        """
-        a, b = ({step.site: step for step in record.trace} for record in self.records)
-        if self.a.decoding is not None or self.b.decoding is not None:
-            a = b = {}
-        steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
-        names = [name for name in a | b if self.is_code or name not in _ORDER]
-        return [
-            _compared_site(self, name, a.get(name), b.get(name))
-            for name in dict.fromkeys((*names, *_ORDER))
-            if name in steps or all(name in record.arrays for record in self.records)
-        ]
-
-    @property
-    def is_code(self) -> bool:
-        """Whether both are traces of user code, whose axes have words of their own."""
-        return self.a.module is not None and self.b.module is not None
+        return all(x.tokens == y.tokens for texts in self.texts.values() for x, y in texts)
 
     @property
     def heads_of_both(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
@@ -151,35 +142,28 @@ class LayerPair:
         of_b = {head.head: head for head in self.b.heads}
         return [(head, of_b[head.head]) for head in self.a.heads if head.head in of_b]
 
-    def _heads(self) -> list[HeadChange]:
-        """The heads that changed."""
-        heads = list[HeadChange]()
-        for a, b in self.heads_of_both:
-            statistics = list[StatisticChange]()
-            size = 0.0
-            for row in _CHANGES:
-                before, after = getattr(a, row.field), getattr(b, row.field)
-                change = change_of(before, after)
-                if change > self.tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
-                    statistics.append(StatisticChange(row.field, before, after))
-                    if row.is_change or math.isinf(change):
-                        size = max(size, change)
-            if statistics or a.kind != b.kind:
-                kinds = a.kind, b.kind
-                heads.append(HeadChange(self.label, a.head, *kinds, finite(size), statistics))
-        return heads
+    def difference(self, label: str) -> LayerDifference:
+        """What differs: the sites in order, which are arrays that both have, other steps of their
+        traces, and of user code steps of one alone; and the heads that changed.
+        """
+        arrays = [[name for name in _ORDER if name in each.arrays] for each in self.records]
+        a, b = ({step.site: step for step in record.trace} for record in self.records)
+        if self.a.decoding is not None or self.b.decoding is not None:
+            a = b = {}
+        steps = a.keys() | b.keys() if self.is_code else a.keys() & b.keys()
+        names = [name for name in a | b if self.is_code or name not in _ORDER]
+        sites = [
+            _compared_site(
+                self, name, _stored(self.a, name, a.get(name)), _stored(self.b, name, b.get(name))
+            )
+            for name in dict.fromkeys((*names, *_ORDER))
+            if name in steps or all(name in record.arrays for record in self.records)
+        ]
+        heads = [_changed_head(label, *both, self.tolerance) for both in self.heads_of_both]
+        return LayerDifference(label, sites, [*filter(None, heads)], *alone(*arrays))
 
 
-class RecordDiff(Diff):
-    """The differences of two records, with the layers that both have."""
-
-    def __init__(
-        self, document: RecordDocument, records: tuple[Record, Record], pairs: Sequence[LayerPair]
-    ) -> None:
-        super().__init__(plain(document))
-        self.document = document
-        self.records = records
-        self.pairs = pairs
+# -------------------------------------------------------------------------------------------- heads
 
 
 _CHANGES = sorted(
@@ -196,80 +180,97 @@ def change_of(a: float | None, b: float | None) -> float:
     return abs(b - a)
 
 
+def _changed_head(
+    label: str, a: HeadStatistics, b: HeadStatistics, tolerance: float
+) -> HeadChange | None:
+    """How a head of a layer changed, None if it did not."""
+    statistics = list[StatisticChange]()
+    size = 0.0
+    for row in _CHANGES:
+        before, after = getattr(a, row.field), getattr(b, row.field)
+        change = change_of(before, after)
+        if change > tolerance * max(1.0, abs(before or 0.0), abs(after or 0.0)):
+            statistics.append(StatisticChange(row.field, before, after))
+            if row.is_change or math.isinf(change):
+                size = max(size, change)
+    if not statistics and a.kind == b.kind:
+        return None
+    return HeadChange(label, a.head, a.kind, b.kind, finite(size), statistics)
+
+
 # -------------------------------------------------------------------------------------------- sites
 
 
 class _StoredSite(NamedTuple):
-    """The axes of a site in a record, its shape, and its numbers as far as they are known."""
+    """The axes of a site in a record, its shape, its numbers as far as they are known, and what its
+    trace says of them; and the formula of user code.
+    """
 
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     numbers: Array | None = None
+    summary: TensorSummary | None = None
+    formula: str | None = None
 
 
 def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
     """A site of a record, an array or a step of its trace; empty if the record lacks it."""
+    stored = _StoredSite()
+    if step is not None:
+        formula = step.formula if step.operation else None
+        stored = _StoredSite(step.axes, step.shape, None, step.values, formula)
     array = record.arrays.get(name)
     if array is not None:
         axes = _AXES.get(name) or SITES[name].axes_for(record.dims)
-        return _StoredSite(axes, array.shape, array)
-    if step is None:
-        return _StoredSite()
-    numbers = None
-    if step.values is not None and step.values.numbers is not None:
-        numbers = np.array(step.values.numbers, float).reshape(step.shape)
-    return _StoredSite(step.axes, step.shape, numbers)
+        return stored._replace(axes=axes, shape=array.shape, numbers=array)
+    if stored.summary is None or stored.summary.numbers is None or stored.shape is None:
+        return stored
+    return stored._replace(numbers=np.array(stored.summary.numbers, float).reshape(stored.shape))
 
 
-def _compared_site(pair: LayerPair, name: str, a: Step | None, b: Step | None) -> SiteDifference:
+def _compared_site(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> SiteDifference:
+    """The comparison of a site, and of the formulas of user code."""
+    row = _by_numbers(pair, name, x, y)
+    if x.formula is None or y.formula is None or x.formula == y.formula:
+        return row
+    status = "shape" if row.status == "shape" else "beyond"
+    return changed(row, status=status, told=[FormulaChange(x.formula, y.formula)])
+
+
+def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> SiteDifference:
     """The comparison of a site: of all numbers if both are known, else of extremes and moments, or
-    of shapes; and of the formulas of user code.
+    of shapes.
     """
-    x, y = _stored(pair.a, name, a), _stored(pair.b, name, b)
     is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
     row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
     why = _other_shape(pair, row, y.axes)
-    can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
-    values = [step.values for step in (a, b) if step is not None and step.values is not None]
     if why:
-        row = changed(row, status="shape", why=why)
-    elif can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
-        row = _of_numbers(pair, row, (x.numbers, y.numbers))
-    elif can_match and not is_array and len(values) == 2:
-        row = _of_extremes(pair, row, values)
-    if (
-        row.seen in ("numbers", "extremes")
-        and len({(each.n_nan, each.n_inf) for each in values}) > 1
-    ):
-        row = changed(row, status="beyond")
-    if a is None or b is None or not a.operation or not b.operation or a.formula == b.formula:
-        return row
-    told = [FormulaChange(a.formula, b.formula)]
-    return changed(row, status=row.status if why else "beyond", told=told)
+        return changed(row, status="shape", why=why)
+    can_match = is_array or (x.shape == y.shape and pair.has_same_tokens)
+    if can_match and x.axes == y.axes and x.numbers is not None and y.numbers is not None:
+        row = changed(row, seen="array" if is_array else "numbers")
+        row = _with_all_numbers(pair, row, (x.numbers, y.numbers))
+    elif can_match and not is_array and x.summary is not None and y.summary is not None:
+        row = changed(row, seen="extremes", why="by min, max, mean, std")
+        of_a, of_b = (
+            np.array([each.min, each.max, each.mean, each.std], float)
+            for each in (x.summary, y.summary)
+        )
+        row = _with_numbers(row, [_Cells(of_a, of_b)], pair.tolerance)
+    n_nonfinite = {(each.n_nan, each.n_inf) for each in (x.summary, y.summary) if each is not None}
+    if row.seen in ("numbers", "extremes") and len(n_nonfinite) > 1:
+        return changed(row, status="beyond")
+    return row
 
 
-def _of_extremes(
-    pair: LayerPair, row: SiteDifference, values: Sequence[TensorSummary]
-) -> SiteDifference:
-    """The comparison of a site by what both traces say of all its numbers."""
-    x, y = (np.array([each.min, each.max, each.mean, each.std], float) for each in values)
-    totals = _Totals()
-    totals.add(_Cells(x, y))
-    words = "by min, max, mean, std"
-    return changed(row, seen="extremes", why=words, **totals.fields(pair.tolerance))
-
-
-def _of_numbers(
+def _with_all_numbers(
     pair: LayerPair, row: SiteDifference, arrays: tuple[Array, Array]
 ) -> SiteDifference:
     """The comparison of a site whose numbers both records have."""
     is_mask = row.site in ("visible", "allowed")  # a count or a mask is the same, or it is not
-    totals = _Totals()
-    for cells in _cells(pair, row.site, row.axes, arrays):
-        totals.add(cells)
-    seen = "array" if row.seen == "array" else "numbers"
-    row = changed(row, seen=seen, **totals.fields(0.0 if is_mask else pair.tolerance))
+    cells = _cells(pair, row.site, row.axes, arrays)
+    row = _with_numbers(row, cells, 0.0 if is_mask else pair.tolerance)
     if not row.n_cells:
         row = changed(row, status="skipped", why="they have no cells in common", heads=[])
     if is_mask or not row.n_cells:
@@ -307,7 +308,7 @@ class _Axis(NamedTuple):
 
 class _Cells(NamedTuple):
     """Some cells of both records: their numbers, the sequence and the head, None for all heads,
-    their axes, and which of them count, None for all.
+    their axes, and which of them count.
     """
 
     a: Array
@@ -315,7 +316,7 @@ class _Cells(NamedTuple):
     sequence: int = 0
     head: int | None = None
     axes: Sequence[_Axis] = ()
-    counted: Array | None = None
+    counted: Array | bool = True
 
 
 def _cells(
@@ -328,17 +329,17 @@ def _cells(
     is_one_row = name in FOR_ALL_HEADS and all(array.shape[1] == 1 for array in arrays)
     if "head" in axes and not pair.is_code and not is_one_row:
         heads = [head for head in _heads_of(pair.a) if head in _heads_of(pair.b)]
+    sequences = range(len(pair.places["query"]) if "batch" in axes else 1)
     has_masks = all("allowed" in record.arrays for record in pair.records)
-    for sequence in range(len(pair.places["query"]) if "batch" in axes else 1):
-        for head in heads:
-            sizes = zip(axes, arrays[0].shape, strict=True)
-            matched = [_axis(pair, axis, n, sequence, head) for axis, n in sizes]
-            counted = None
-            if has_masks and name in ("qk", "scores"):  # scores of masked cells have no meaning
-                masks = (record.arrays["allowed"] for record in pair.records)
-                counted = np.logical_and(*_chosen(masks, matched))
-            x, y = _chosen(arrays, matched)
-            yield _Cells(x, y, sequence, head, matched, counted)
+    for sequence, head in product(sequences, heads):
+        sizes = zip(axes, arrays[0].shape, strict=True)
+        matched = [_axis(pair, axis, n, sequence, head) for axis, n in sizes]
+        counted: Array | bool = True
+        if has_masks and name in ("qk", "scores"):  # scores of masked cells have no meaning
+            masks = (record.arrays["allowed"] for record in pair.records)
+            counted = np.logical_and(*_chosen(masks, matched))
+        x, y = _chosen(arrays, matched)
+        yield _Cells(x, y, sequence, head, matched, counted)
 
 
 def _axis(pair: LayerPair, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
@@ -384,69 +385,50 @@ def _heads_of(record: Record) -> list[int]:
     return [*range(record.config.n_heads)]
 
 
-@dataclass
-class _Totals:
-    """The comparison of numbers, piece by piece: how many differ, by how much, where, and by
-    head.
+def _with_numbers(
+    row: SiteDifference, pieces: Iterable[_Cells], tolerance: float
+) -> SiteDifference:
+    """The comparison of a site by numbers, piece by piece: how many differ, by how much, where, and
+    by head.
     """
-
-    n_cells: int = 0
-    n_different: int = 0
-    n_nonfinite: int = 0
-    n_only_a: int = 0
-    n_only_b: int = 0
-    largest: float = 0.0
-    magnitude: float = 0.0
+    n = Counter[str]()
+    largest = magnitude = worst = 0.0
     at: CellPlace | None = None
-    is_identical: bool = True
-    _worst: float = 0.0
-    _heads: dict[int, tuple[float, int]] = field(default_factory=dict)
-
-    def add(self, cells: _Cells) -> None:
-        """Adds cells of a sequence and a head."""
-        counted = True if cells.counted is None else cells.counted
-        index = np.flatnonzero(np.broadcast_to(counted, cells.a.shape))
+    is_identical = True
+    heads = dict[int, HeadGap]()
+    for cells in pieces:
+        index = np.flatnonzero(np.broadcast_to(cells.counted, cells.a.shape))
         x, y = (numbers.ravel()[index].astype(np.float64) for numbers in (cells.a, cells.b))
         with np.errstate(over="ignore", invalid="ignore"):
             gaps = np.nan_to_num(np.abs(y - x), nan=np.inf, posinf=np.inf)
         gaps[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-        self.is_identical &= x.tobytes() == y.tobytes()
-        self.n_cells += x.size
-        self.n_different += int(np.count_nonzero(gaps))
-        self.n_nonfinite += int(np.isinf(gaps).sum())
+        is_identical &= x.tobytes() == y.tobytes()
+        differing = {"n_different": gaps, "n_nonfinite": np.isinf(gaps)}
         if cells.a.dtype == bool:
-            self.n_only_a += int((x > y).sum())
-            self.n_only_b += int((x < y).sum())
-        self.largest = max(self.largest, _largest(gaps))
-        self.magnitude = max(self.magnitude, _largest(np.maximum(np.abs(x), np.abs(y))))
+            differing |= {"n_only_a": x > y, "n_only_b": x < y}
+        n.update({name: int(np.count_nonzero(each)) for name, each in differing.items()})
+        n["n_cells"] += x.size
+        largest = max(largest, _largest(gaps))
+        magnitude = max(magnitude, _largest(np.maximum(np.abs(x), np.abs(y))))
         gap = float(gaps.max(initial=0.0))
-        if gap > self._worst:
-            self._worst = gap
-            self.at = _place(cells, int(index[gaps.argmax()]))
-        if cells.head is not None:  # of equal gaps, the first sequence
-            before = self._heads.get(cells.head, (-1.0, 0))
-            self._heads[cells.head] = max(before, (gap, -cells.sequence))
-
-    def fields(self, tolerance: float) -> dict[str, Any]:
-        """The fields of `SiteDifference`."""
-        is_within = tolerance > 0 and self.largest <= tolerance * self.magnitude
-        status = "within" if is_within and not self.n_nonfinite else "beyond"
-        return {
-            "status": "identical" if self.is_identical else status,
-            "n_cells": self.n_cells,
-            "n_different": self.n_different,
-            "n_nonfinite": self.n_nonfinite,
-            "n_only_a": self.n_only_a,
-            "n_only_b": self.n_only_b,
-            "largest": self.largest,
-            "magnitude": self.magnitude,
-            "relative": self.largest / (self.magnitude or 1.0),
-            "at": self.at,
-            "heads": [
-                HeadGap(n, finite(gap), -sequence)
-                for n, (gap, sequence) in sorted(self._heads.items())
-            ],
-        }
+        if gap > worst:
+            worst, at = gap, _place(cells, int(index[gaps.argmax()]))
+        if cells.head is not None:
+            of_head = heads.get(cells.head)
+            if of_head is None or (of_head.largest is not None and gap > of_head.largest):
+                heads[cells.head] = HeadGap(cells.head, finite(gap), cells.sequence)
+    is_within = tolerance > 0 and largest <= tolerance * magnitude and not n["n_nonfinite"]
+    status = "within" if is_within else "beyond"
+    return changed(
+        row,
+        status="identical" if is_identical else status,
+        **n,
+        largest=largest,
+        magnitude=magnitude,
+        relative=largest / (magnitude or 1.0),
+        at=at,
+        heads=[heads[head] for head in sorted(heads)],
+    )
 
 
 def _largest(numbers: Array) -> float:

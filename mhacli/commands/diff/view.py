@@ -28,17 +28,27 @@ from mhacli.text.numbers import Unit
 from .result import (
     CellPlace,
     Difference,
+    HeadChange,
+    LayerDifference,
     ModelDiff,
     ModelDocument,
+    RecordDiff,
     SiteDifference,
     TextDifference,
     Unmatched,
 )
-from .sites import LayerPair, RecordDiff, change_of
-from .words import CAUSES, where
+from .sites import change_of, labels_of
+from .words import CAUSES, Site, where
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OPTIONS = ViewOptions()
+_HEAD_UNITS: Mapping[str, Unit] = {
+    "head": "word",
+    "type": "word",
+    "statistic": "word",
+    "A": "number",
+    "B": "number",
+}
 _OF_CHANGE = {row.field for row in STATISTICS if row.is_change}
 
 
@@ -59,8 +69,11 @@ def require_layers(d: RecordDiff, options: ViewOptions) -> None:
 def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) -> RenderableType:
     """The complete output for two records. `require_layers` must accept the options."""
     document, record = d.document, d.records[0]
-    chosen = [record.layers.index(each.inspected) for each in chosen_layers(record, options)]
-    pairs = [pair for pair in d.pairs if pair.index in chosen] or d.pairs
+    labels = labels_of(record)
+    chosen = [
+        labels[record.layers.index(each.inspected)] for each in chosen_layers(record, options)
+    ]
+    layers = [layer for layer in document.layers if layer.layer in chosen] or document.layers
     names = [Text(f"A = {visible(document.a)} · B = {visible(document.b)}", style="bold")]
     n_a, n_b = document.n_sequences
     if n_a != n_b:
@@ -70,8 +83,8 @@ def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) 
     sections: list[Iterable[RenderableType]] = [
         names,
         *(_text(text, options, screen) for text in texts),
-        _sites(d, pairs, options, screen),
-        _heads(pairs, options, screen),
+        _sites(d, layers, options, screen),
+        _heads([head for layer in layers for head in layer.heads], options, screen),
     ]
     lines = list[RenderableType]()
     for section in map(list, sections):
@@ -108,7 +121,7 @@ def _listed(
     """
     if rows:
         limit = None if options.everything else most
-        listed = Table(columns=fields(units), rows=rows, title=title, most=limit)
+        listed = Table(fields(units), rows, title=title, most=limit)
         yield from table(listed, screen.width)
 
 
@@ -122,52 +135,53 @@ def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
 # -------------------------------------------------------------------------------------------- sites
 
 
+class _SiteRow(NamedTuple):
+    """A site of a layer, and the record of the layer in A."""
+
+    layer: str
+    record: Record
+    site: SiteDifference
+
+
 def _sites(
-    d: RecordDiff, pairs: Sequence[LayerPair], options: ViewOptions, screen: Screen
+    d: RecordDiff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The sites of a layer that differ, or the first of each of several layers; with `everything`
     all sites.
     """
-    is_brief = len(pairs) > 1 and not options.everything
+    is_brief = len(layers) > 1 and not options.everything
+    labels = labels_of(d.records[0])
     rows = list[_SiteRow]()
-    for pair in pairs:
+    for layer in layers:
         sites = [
             site
-            for site in pair.difference.sites
+            for site in layer.sites
             if options.everything or site.status not in ("identical", "skipped")
         ]
         if is_brief:
-            sites.sort(key=lambda site: not site.departs)
-            del sites[1:]
-        rows += [_SiteRow(pair, site) for site in sites]
+            sites = sorted(sites, key=lambda site: not site.departs)[:1]
+        record = d.records[0].of_layer(labels.index(layer.layer))
+        rows += [_SiteRow(layer.layer, record, site) for site in sites]
     title = "sites that differ, in the order of execution"
     if options.everything:
         title = "sites, in the order of execution"
     elif is_brief:
         title = "the first site of each layer that differs"
-    n_more = sum(len(pair.difference.sites) for pair in pairs) - len(rows)
+    n_more = sum(len(layer.sites) for layer in layers) - len(rows)
     notes = list[str]()
     if n_more:
         words = count_of(n_more, "more site")
         notes.append(f"{words} (--all)" if is_brief else f"{words} without a difference (--all)")
     if rows:
-        columns = _SITE_COLUMNS if len(pairs) > 1 else _SITE_COLUMNS[1:]
-        yield from table(Table(columns=columns, rows=rows, title=title), screen.width, *notes)
-    elif not pairs:
+        columns = _SITE_COLUMNS if len(layers) > 1 else _SITE_COLUMNS[1:]
+        yield from table(Table(columns, rows, title=title), screen.width, *notes)
+    elif not layers:
         yield Text("the records have no layer in common", style="yellow")
     yield from _alone("only in", d.document.only_a, d.document.only_b)
     if not is_brief:
-        for pair in pairs:
-            only = pair.difference.only_a, pair.difference.only_b
-            sides = (map(_site_name, names) for names in only)
-            yield from _alone(f"{pair.label} only in".lstrip(), *sides)
-
-
-class _SiteRow(NamedTuple):
-    """A site of a layer."""
-
-    pair: LayerPair
-    site: SiteDifference
+        for layer in layers:
+            sides = (map(_site_name, names) for names in (layer.only_a, layer.only_b))
+            yield from _alone(f"{layer.layer} only in".lstrip(), *sides)
 
 
 def _site_name(site: str) -> str:
@@ -189,7 +203,7 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     elif site.largest is None and site.n_different:
         yield f"{site.n_different} of {site.n_cells} differ"
     if site.at is not None:
-        yield ", ".join(_place(row.pair.a, site.at))
+        yield ", ".join(_place(row.record, site.at))
     if site.why:
         yield site.why
     for change in site.told:
@@ -212,48 +226,40 @@ def _place(record: Record, at: CellPlace) -> Iterator[str]:
 
 
 _SITE_COLUMNS: list[Column[_SiteRow]] = [
-    Column(heading="layer", value=lambda row: visible(row.pair.label)),
+    Column("layer", lambda row: visible(row.layer)),
     Column(
-        heading="site",
-        value=lambda row: _site_name(row.site.site),
+        "site",
+        lambda row: _site_name(row.site.site),
         style=lambda row: "red" if row.site.departs else "",
     ),
     column("diff", "largest", lambda row: row.site.largest, "number"),
     column("diff", "relative", lambda row: row.site.relative, "number"),
-    Column(heading="where", value=lambda row: "; ".join(_remarks(row)), least=24, wraps=True),
+    Column("where", lambda row: "; ".join(_remarks(row)), least=24, wraps=True),
 ]
 """The columns of the table of sites; the first one only of several layers."""
 
 
 def _heads(
-    pairs: Sequence[LayerPair], options: ViewOptions, screen: Screen
+    heads: Sequence[HeadChange], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The heads that changed most, missing and new ones first, each with the statistic that changed
     most; with `everything` all that changed.
     """
-    heads = [head for pair in pairs for head in pair.difference.heads]
-    heads.sort(key=lambda head: -math.inf if head.size is None else -head.size)
     names = words_of("columns", "statistic")
     rows = list[dict[str, Any]]()
-    for head in heads:
+    for head in sorted(heads, key=lambda head: -math.inf if head.size is None else -head.size):
         kinds = dict.fromkeys(words_of_type(kind).name for kind in (head.kind_a, head.kind_b))
         name = f"{visible(head.layer)} head {head.head}".removeprefix(" head ")
-        about = {"head": name, "type": " → ".join(kinds)}
-        changes = sorted(head.statistics, key=lambda row: -change_of(row.a, row.b))
-        changes.sort(key=lambda row: row.name not in _OF_CHANGE)
-        for row in changes if options.everything else changes[:1]:
-            rows.append({**about, "statistic": names[row.name].name, "A": row.a, "B": row.b})
-        if not changes:
-            rows.append({**about, "statistic": None, "A": None, "B": None})
-    units: dict[str, Unit] = {
-        "head": "word",
-        "type": "word",
-        "statistic": "word",
-        "A": "number",
-        "B": "number",
-    }
+        changes = sorted(
+            head.statistics,
+            key=lambda row: (row.name not in _OF_CHANGE, -change_of(row.a, row.b)),
+        )
+        listed = [{"statistic": names[row.name].name, "A": row.a, "B": row.b} for row in changes]
+        listed = listed or [{"statistic": None, "A": None, "B": None}]
+        for row in listed[: None if options.everything else 1]:
+            rows.append({"head": name, "type": " → ".join(kinds), **row})
     title = f"{count_of(len(heads), 'head')} changed, the largest change first"
-    yield from _listed(units, rows, 4, options, screen, title)
+    yield from _listed(_HEAD_UNITS, rows, 4, options, screen, title)
 
 
 # --------------------------------------------------------------------------------------- two models
@@ -263,13 +269,20 @@ _MOST_UNMATCHED = 6
 """The most places that are listed as not compared."""
 _RATIO_OF_INFINITE = 1e12
 """The shade of a difference that is no finite number."""
-_SHORT = {
+_MLP = ("mlp", "output")
+_HEADINGS = {
     "scores": "score",
+    "pattern": "patt.",
     "residual": "sum",
+    "output": "out",
     "q_rotated": "q′",
     "k_rotated": "k′",
+    "q_norm": "q norm",
+    "k_norm": "k norm",
+    "inner_norm": "inner norm",
     "output_norm": "norm",
 }
+"""The columns of the grid whose sites have other names."""
 
 
 @draws(ModelDiff)
@@ -294,14 +307,13 @@ def _model_grid(d: ModelDocument, screen: Screen) -> Iterator[RenderableType]:
     """The blocks in rows, their places in columns, shaded by how far differences are above
     rounding; nothing if none is.
     """
-    cells: dict[str, dict[tuple[str, str], float]] = {}
+    cells = dict[str, dict[Site, float]]()
     for place in d.places:
         if place.layer is not None:
-            name = f"{place.stack or ''} {place.layer}".strip()
+            of_layer = cells.setdefault(f"{place.stack or ''} {place.layer}".strip(), {})
             ratio = _RATIO_OF_INFINITE
             if place.relative is not None:
                 ratio = place.relative / place.rounding
-            of_layer = cells.setdefault(name, {})
             of_layer[place.part, place.site] = math.log10(max(1.0, ratio))
     if not cells or d.first is None or d.times_rounding is None:
         return
@@ -309,16 +321,15 @@ def _model_grid(d: ModelDocument, screen: Screen) -> Iterator[RenderableType]:
     values = np.array(
         [[of_layer.get(key, math.nan) for key in columns] for of_layer in cells.values()]
     )
-    names = [
-        "mlp" if key == ("mlp", "output") else _SHORT.get(key[1], key[1].replace("_", " "))
-        for key in columns
-    ]
+    headings = [_HEADINGS.get(site, site) for _, site in columns]
+    if _MLP in columns:
+        headings[columns.index(_MLP)] = "mlp"
     grid = Grid(
         title="how far each place is beyond rounding",
         values=np.nan_to_num(values),
         allowed=~np.isnan(values),
         rows=[*cells],
-        columns=[name.replace("output", "out").replace("pattern", "patt.") for name in names],
+        columns=headings,
         top=max(1.0, float(np.nanmax(values))),
         corner="layer ",
         unit="short",
@@ -344,39 +355,32 @@ def _model_places(
             for place in d.places
             if (place.layer is None and place.relative != 0) or place == d.first
         ]
-    columns: list[Column[Difference]] = [
-        Column(
-            heading="place",
-            value=where,
-            style=lambda row: "red" if row.beyond and not row.healed else "",
-            least=34,
-        ),
-        Column(
-            heading="relative",
-            value=lambda row: row.relative,
-            unit="number",
-            meaning="|B − A| ÷ |A|",
-        ),
-        Column(
-            heading="rounding",
-            value=lambda row: row.rounding,
-            unit="number",
-            meaning="change by rounding",
-        ),
-        column("diff", "largest", lambda row: row.largest, "number", drop=1),
-        Column(heading="module in A", value=lambda row: visible(row.name_a or ""), drop=2),
-    ]
     if rows:
         n_more = len(d.places) - len(rows)
         notes = [f"{n_more} more places (--all)"] if n_more else []
-        yield from table(Table(columns=columns, rows=rows), screen.width, *notes)
+        yield from table(Table(_PLACE_COLUMNS, rows), screen.width, *notes)
     if d.unmatched:
-        why: Column[Unmatched] = Column(
-            heading="why", value=lambda row: visible(row.why), least=24, wraps=True
-        )
         listed = Table(
-            columns=[Column(heading="not compared", value=where), why],
-            rows=d.unmatched,
+            _UNMATCHED_COLUMNS,
+            d.unmatched,
             most=None if options.everything else _MOST_UNMATCHED,
         )
         yield from table(listed, screen.width)
+
+
+_PLACE_COLUMNS: list[Column[Difference]] = [
+    Column(
+        "place",
+        where,
+        style=lambda row: "red" if row.beyond and not row.healed else "",
+        least=34,
+    ),
+    Column("relative", lambda row: row.relative, unit="number", meaning="|B − A| ÷ |A|"),
+    Column("rounding", lambda row: row.rounding, unit="number", meaning="change by rounding"),
+    column("diff", "largest", lambda row: row.largest, "number", drop=1),
+    Column("module in A", lambda row: visible(row.name_a or ""), drop=2),
+]
+_UNMATCHED_COLUMNS: list[Column[Unmatched]] = [
+    Column("not compared", where),
+    Column("why", lambda row: visible(row.why), least=24, wraps=True),
+]

@@ -108,7 +108,10 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     part = first.part
     if first is d.places[0] and part != "embedding":
         return "nothing before it could be compared"
-    n_lacking = len(_layers(d.unmatched) - _layers(d.places))
+    known, unknown = (
+        {row.of_layer for row in rows if row.layer is not None} for rows in (d.places, d.unmatched)
+    )
+    n_lacking = len(unknown - known)
     if n_lacking and part in ("norm", "logits"):
         layers = "1 layer" if n_lacking == 1 else f"{n_lacking} layers"
         return f"before it, {layers} could not be compared; the others are equal"
@@ -127,15 +130,9 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     return f"{_equal_words(names if part == 'attention' else [])} equal, so {what}"
 
 
-def _layers(rows: Sequence[Row]) -> set[tuple[int, str | None]]:
-    """The layers of places, with their stacks."""
-    return {(row.layer, row.stack) for row in rows if row.layer is not None}
-
-
 def _sites_beside(first: Difference, rows: Sequence[AnyRow]) -> dict[Site, AnyRow]:
     """The places of the layer of the first one, by part and site."""
-    layer = first.layer, first.stack
-    return {(row.part, row.site): row for row in rows if (row.layer, row.stack) == layer}
+    return {(row.part, row.site): row for row in rows if row.of_layer == first.of_layer}
 
 
 def _not_compared(

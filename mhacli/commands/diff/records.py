@@ -1,0 +1,187 @@
+"""Two records compared: their texts, and their layers (`sites.py`). Differences are B − A;
+non-finite numbers are None.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from mhacli.errors import UsageError
+from mhacli.record.checks import TOLERANCES
+from mhacli.record.record import Record
+from mhacli.record.storage import load
+from mhacli.text.align import align
+from mhacli.text.escape import without_surrogates
+from mhacli.text.tokens import TokenSequence
+
+from .result import (
+    First,
+    LayerDifference,
+    Match,
+    RecordDiff,
+    RecordDocument,
+    Site,
+    TextDifference,
+    TokenChange,
+    Tolerance,
+    Verdict,
+)
+from .sites import LayerPair, alone, is_statistic, labels_of
+
+
+def compare_records(a: Any, b: Any, tolerance: float | None) -> RecordDiff:
+    """The differences of two records, or of those in two files, as for `diff`."""
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
+    names = list[str]()
+    records = list[Record]()
+    for letter, each in (("first", a), ("second", b)):
+        is_record = isinstance(each, Record)
+        names.append(f"the {letter} record" if is_record else without_surrogates(os.fspath(each)))
+        records.append(each if is_record else load(each))
+    of_dtype = None
+    if tolerance is None:
+        dtypes = {(record.model or record.config).dtype for record in records}
+        of_dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
+        tolerance = TOLERANCES[of_dtype].runs
+    return _record_diff((records[0], records[1]), names, Tolerance(tolerance, of_dtype))
+
+
+def _record_diff(
+    records: tuple[Record, Record], names: Sequence[str], tolerance: Tolerance
+) -> RecordDiff:
+    """All differences of two named records."""
+    a, b = records
+    labels_a, labels_b = map(labels_of, records)
+    pairs = {
+        label: LayerPair(a.of_layer(index), b.of_layer(labels_b.index(label)), tolerance.relative)
+        for index, label in enumerate(labels_a)
+        if label in labels_b
+    }
+    layers = [pair.difference(label) for label, pair in pairs.items()]
+    texts = _texts(a, b)
+    first_site = _first_site(layers)
+    first = None
+    if len(a.sequences) != len(b.sequences) or not all(text.is_same for text in texts):
+        first = First("tokens")
+    elif any(text.n_other_ids for text in texts):
+        first = First("ids")
+    elif first_site is not None:
+        first = First("site", first_site.layer, first_site.site)
+    statuses = {site.status for layer in layers for site in layer.sites}
+    verdict: Verdict = "agree" if statuses & {"identical", "within"} else "nothing"
+    if first is not None:
+        verdict = "differ"
+    summary = "nothing can be compared: the records have no layer, site or step in common"
+    if verdict != "nothing":
+        n_heads = sum(len(pair.heads_of_both) for pair in pairs.values())
+        has_effects = a.effect is not None and b.effect is not None
+        summary = "; ".join(_sentences(layers, n_heads, first, first_site, has_effects=has_effects))
+    only_a, only_b = alone([*filter(None, labels_a)], [*filter(None, labels_b)])
+    document = RecordDocument(
+        verdict=verdict,
+        summary=summary,
+        said=summary,
+        a=names[0],
+        b=names[1],
+        tolerance=tolerance,
+        first=first,
+        first_site=first_site,
+        n_sequences=(len(a.sequences), len(b.sequences)),
+        texts=texts,
+        layers=layers,
+        only_a=only_a,
+        only_b=only_b,
+    )
+    return RecordDiff(document, records)
+
+
+def _first_site(layers: Sequence[LayerDifference]) -> Site | None:
+    """The first site that differs, in the order of execution; a statistic if no site of its layer
+    differs.
+    """
+    for layer in layers:
+        for site in sorted(layer.sites, key=is_statistic):
+            if site.departs:
+                return Site(layer.layer, site.site)
+    return None
+
+
+def _sentences(
+    layers: Sequence[LayerDifference],
+    n_heads: int,
+    first: First | None,
+    first_site: Site | None,
+    *,
+    has_effects: bool,
+) -> Iterator[str]:
+    """The result: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+    if first is None:
+        sites = (site for layer in layers for site in layer.sites if site.seen != "shape")
+        n = sum(site.status in ("identical", "within", "beyond") for site in sites)
+        yield f"no difference in {_count(n, 'site')}" if n else "no difference"
+    if n_heads:
+        n_changed = sum(len(layer.heads) for layer in layers)
+        yield f"{n_changed or 'none'} of {_count(n_heads, 'head')} changed"
+    if has_effects:
+        yield "the effects are not compared"
+    what = "first difference is"
+    if first is not None and first.where != "site":
+        yield f"the {what} in the {'tokens' if first.where == 'tokens' else 'ids of the tokens'}"
+        what = "first numbers that differ are"
+    if first_site is not None:
+        name = "the mask" if first_site.site == "allowed" else first_site.site
+        yield f"the {what} in " + f"{first_site.layer} {name}".strip()
+
+
+def _count(n: int, noun: str) -> str:
+    """A number of things: `1 head`, `2 heads`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+def _texts(a: Record, b: Record) -> list[TextDifference]:
+    """The aligned texts that both have, paired by number."""
+    families = {"texts": (a.sequences, b.sequences)}
+    if a.context is not None or b.context is not None:
+        families["context"] = (a.keys, b.keys)
+    return [
+        _aligned(family, number, *pair)
+        for family, sides in families.items()
+        for number, pair in enumerate(zip(*sides, strict=False))
+    ]
+
+
+def _aligned(family: str, number: int, x: TokenSequence, y: TokenSequence) -> TextDifference:
+    """A text of A aligned with one of B."""
+    parts, is_exact = align(x.tokens, y.tokens)
+    matches = [Match(i.start, j.start, len(i)) for i, j, is_equal in parts if is_equal]
+    equal = [(each.a + n, each.b + n) for each in matches for n in range(each.length)]
+    others = [(i, j) for i, j, is_equal in parts if not is_equal]
+    return TextDifference(
+        family,
+        number,
+        n_a=len(x.tokens),
+        n_b=len(y.tokens),
+        matches=matches,
+        n_other_ids=sum(x.ids[m] != y.ids[n] for m, n in equal),
+        exact=is_exact,
+        n_aligned=len(equal),
+        is_same=not others,
+        n_replaced=sum(len(i) for i, j in others if j),
+        changes=[_change(x, y, i, j) for i, j in others],
+    )
+
+
+def _change(x: TokenSequence, y: TokenSequence, i: range, j: range) -> TokenChange:
+    """Tokens of A, of B, or of both, between equal ones."""
+    before, after = (
+        [without_surrogates(text.tokens[n]) for n in places] for text, places in ((x, i), (y, j))
+    )
+    kind: Literal["replaced", "only A", "only B"] = "replaced"
+    if not i or not j:
+        kind = "only A" if i else "only B"
+    return TokenChange(kind, i.start, i.stop, before, j.start, j.stop, after)
