@@ -155,7 +155,8 @@ class UserAttention:
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the
     likeliest first. `mode` is self or cross, None for an attention with one mode. `is_copied`: each
     call uses a new copy of the module, so that no state remains. `is_without_dropout`: what it
-    drops by torch's functions is kept. `has_graph`: outputs keep their graph of gradients.
+    drops by torch's functions is kept. `has_graph`: outputs keep their graph of gradients. `inner`
+    is the dtype of 16 bits in which its code computes inside, None for none.
     """
 
     built: Built
@@ -175,6 +176,12 @@ class UserAttention:
     is_copied: bool = False
     is_without_dropout: bool = False
     has_graph: bool = False
+    inner: torch.dtype | None = None
+
+    @property
+    def computed(self) -> torch.dtype:
+        """The dtype in which its code computes."""
+        return self.inner or self.dtype
 
     @property
     def is_function(self) -> bool:
@@ -280,18 +287,25 @@ class UserAttention:
         call = copied(self.built.call) if self.is_copied else self.built.call
         inside = _RowsInside(self, sizes)
         watched = self.built.module if self.is_inside else None
-        # the other kernels of torch misread a mask in float32 beside float64
-        kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
-        dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
         with (
             _quietly(self.built, call, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
-            kernel,
-            dropout,
+            self.computing(),
             within,
         ):
             result = self._of_arguments(call, arguments, sizes)
         return (result, inside.last) if self.is_inside else result
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """The kernels and the dropout with which its code runs, also where the backward pass
+        computes anew.
+        """
+        # the other kernels of torch misread a mask in float32 beside float64
+        kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
+        dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
+        with kernel, dropout:
+            yield
 
     def _of_arguments(
         self, call: Callable[..., Any], arguments: dict[str, Any], sizes: CallSizes

@@ -9,6 +9,7 @@ errors has a limit too, which shows a wrong scale that single numbers hide.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -178,6 +179,8 @@ class Comparison:
 
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
+        if cell.dtype not in NARROW and cell.inner is None:
+            cell = cell._replace(inner=self.probed.subject.inner)
         try:
             subject = self.subject_in(cell.dtype)
             inputs = inputs_of(cell, subject, self.seed).map(lambda rows: rows.requires_grad_())
@@ -201,14 +204,15 @@ class Comparison:
         """
         found, subject = OwnGradients(), self.subject_in(first.cell.dtype)
         module = subject.built.module
-        if module is None or first.cell.dtype != torch.float64:
+        if module is None or first.cell.computed != torch.float64:
             return found
         named = {f"d {name}": each for name, each in module.named_parameters()}
         wanted = {name: named[name] for name in first.unreached if name in named}
         inputs = inputs_of(first.cell, subject, self.seed).map(lambda rows: rows.requires_grad_())
         try:
             if wanted:
-                measured = derivatives(lambda: subject(inputs, seed=0), wanted, self.seed)
+                run = partial(subject, inputs, seed=0)
+                measured = derivatives(run, subject.computing, wanted, self.seed)
                 found.take(measured, f"at {first.cell.words}")
             steps = self.diagnosis.steps
             if not found.findings and steps is not None and not steps.differing:
@@ -274,7 +278,7 @@ class Comparison:
             self.probed.subject, inputs, {name: own[name] for name in self.parameters(cell.dtype)}
         )
         try:
-            with warnings.catch_warnings(action="ignore"):
+            with warnings.catch_warnings(action="ignore"), subject.computing():
                 gradients = call_user(gradients_of, out, wanted, truth.cotangent)
         except UserRaised as raised:
             return CellResult(cell, is_differentiable=True, raised=raised)
@@ -349,6 +353,8 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
     if subject.ids is not None or subject.is_inside:
         return found
+    if subject.inner is not None:
+        found.notes.append(f"it computes in {dtype_name(subject.inner)} inside")
     comparison, results = Comparison(diagnosis), list[CellResult]()
     try:
         _run(comparison, request.length or LONGEST, results, found)

@@ -3,7 +3,8 @@ tensor, from further calls, against what the backward pass gives.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,16 +76,21 @@ def gradients_of(out: Tensor, wanted: Mapping[str, Tensor], cotangent: Tensor) -
 
 
 def derivatives(
-    run: Callable[[], Tensor], wanted: Mapping[str, Tensor], seed: int
+    run: Callable[[], Tensor],
+    within: Callable[[], AbstractContextManager[Any]],
+    wanted: Mapping[str, Tensor],
+    seed: int,
 ) -> list[Derivative]:
     """The derivatives of what a call gives along a random direction of each tensor, none if it
-    gives no gradients. Raises `UserRaised` where the call or its backward pass does.
+    gives no gradients. The backward pass runs within a context. Raises `UserRaised` where the call
+    or its backward pass does.
     """
     out, generator = run(), torch.Generator().manual_seed(seed)
     if not out.requires_grad:
         return []
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    gradients = call_user(gradients_of, out, wanted, cotangent)
+    with within():
+        gradients = call_user(gradients_of, out, wanted, cotangent)
     rounding = _ROUNDING * as_float64(out).norm().item() / _STEP
 
     def moved(tensor: Tensor, by: Tensor) -> float:

@@ -2,7 +2,8 @@
 have, in training mode, and of attention that is not understood.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -43,10 +44,10 @@ class OwnGradients:
         if module is None or any(map(parametrize.is_parametrized, module.modules())):
             return  # a spectral norm goes on with its estimate
         plain = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
-        usual = plain(inputs, seed=0)
-        first, second = (plain(inputs, seed=n, training=True) for n in range(2))
-        if differing(first, second).any():
-            self.notes.append("not compared: training mode, in which outputs are random")
+        usual, drawn = plain(inputs, seed=0), list[bool]()
+        first = plain(inputs, seed=0, training=True, within=_noting_draws(drawn))
+        if any(drawn):
+            self.notes.append("not compared: training mode, in which it draws random numbers")
         elif differing(usual, first).any():
             evidence = "in training mode, without dropout, outputs are not those of evaluation"
             self.findings.append(finding_of("differs-beyond", evidence, where=_TRAINING))
@@ -56,7 +57,8 @@ class OwnGradients:
                 self.notes.append("not compared: gradients with dropout, which no seed repeats")
                 return
             where = f"in training mode with dropout {RAISED_DROPOUT:g}"
-            self.take(derivatives(run, leaves_of(subject, inputs, {}), seed), where)
+            wanted = leaves_of(subject, inputs, {})
+            self.take(derivatives(run, dropped.computing, wanted, seed), where)
 
     def take_steps(self, convention: StepConvention, seed: int) -> None:
         """Adds what the last step behind a cache shows, of several tokens where it takes them. What
@@ -72,7 +74,8 @@ class OwnGradients:
             def run() -> Tensor:
                 return convention(torch.cat([rows[:, :start], last], dim=1), (start, length))
 
-            return derivatives(run, {"d x of the last step": last}, seed)
+            wanted = {"d x of the last step": last}
+            return derivatives(run, attention.computing, wanted, seed)
 
         ends = product((3, 1), dict.fromkeys([_LENGTH, own]))
         attempts = (partial(of_steps, length - n, length) for n, length in ends)
@@ -101,6 +104,14 @@ class OwnGradients:
             return
 
 
+@contextmanager
+def _noting_draws(drawn: list[bool]) -> Iterator[None]:
+    """Notes whether anything inside draws random numbers of torch."""
+    before = torch.get_rng_state()
+    yield
+    drawn.append(not torch.equal(before, torch.get_rng_state()))
+
+
 def leaves_of(
     subject: UserAttention, inputs: Inputs, parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -121,7 +132,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     """
     found, tried = OwnGradients(), list[Attempt]()
     subject = replace(probed.subject, has_graph=True)
-    if subject.dtype != torch.float64 or subject.ids is not None or subject.is_inside:
+    if subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
         return found
     parameters = {}
     if probed.subject.built.module is not None and not subject.is_copied:
@@ -136,7 +147,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
         )
         inputs = inputs.map(lambda rows: rows.requires_grad_())
         wanted = leaves_of(subject, inputs, parameters)
-        return derivatives(lambda: subject(inputs, seed=0), wanted, probed.request.seed)
+        run = partial(subject, inputs, seed=0)
+        return derivatives(run, subject.computing, wanted, probed.request.seed)
 
     measured = first_that_works(lengths, of_length, tried)
     if measured:

@@ -3,6 +3,7 @@ weights, and test inputs, each of which shows one property, with the outputs for
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, require
 from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
@@ -141,6 +143,8 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
         for measure in (repeat_calls, replace_tokens, average_training):
             with suppress(*NO_ANSWER):
                 measure(probed, subject.drawer(seed))
+        with suppress(*NO_ANSWER):
+            subject = replace(subject, inner=dtype_inside(called, subject.drawer(seed)))
     if "dropout-in-eval" in probed.evidence:
         subject = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
     if (module := subject.built.module) is None:
@@ -155,6 +159,35 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
         subject.with_call(module), is_copied="state-kept-between-calls" in probed.evidence
     )
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
+
+
+_MOVED, _ROUGH = 1e-5, 4.0
+"""How far inputs move, relative to their size, and how many times further outputs of code move that
+rounds to 16 bits inside."""
+_TEXTS = 16
+"""Texts in which enough numbers jump."""
+
+
+def dtype_inside(subject: UserAttention, drawer: InputDrawer) -> torch.dtype | None:
+    """The dtype of 16 bits in which code computes on wider inputs, None for none.
+
+    Where inputs move by a relative δ, numbers that are rounded to steps ε jump with a probability
+    of δ / ε, by ε: outputs move by √(δ ε) instead of δ.
+    """
+    if subject.computed.itemsize == 2 or subject.ids is not None:
+        return None
+    inputs = drawer.inputs(with_context=False, batch=_TEXTS)
+
+    def moved(rows: Tensor) -> Tensor:
+        step = torch.randn(rows.shape, generator=drawer.generator, dtype=rows.dtype)
+        return rows + _MOVED * step
+
+    before, after = (subject(each, seed=0).double() for each in (inputs, inputs.map(moved)))
+    times = ((after - before).norm() / (_MOVED * before.norm())).item()
+    if not _ROUGH < times < _ROUGH**4:  # further moves what selects
+        return None
+    eps = {dtype: torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)}
+    return min(eps, key=lambda dtype: abs(math.log(times**2 * _MOVED / eps[dtype])))
 
 
 def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
@@ -350,10 +383,14 @@ def make_case(
     inputs: Inputs,
     form: MaskForm | None = None,
     *,
-    rounding: float = TOLERANCE,
+    rounding: float | None = None,
 ) -> InputCase:
-    """The case with the subject's output. Raises `UserRaised`, and `Unreadable` without one."""
+    """The case with the subject's output, which counts as rounded in the dtype in which the subject
+    computes, or by `rounding`. Raises `UserRaised`, and `Unreadable` without one."""
     output = as_float64(subject(inputs, mask=form))
+    if rounding is None:
+        name_of_dtype = dtype_name(subject.computed)
+        rounding = TOLERANCES[name_of_dtype].runs if subject.computed.itemsize == 2 else TOLERANCE
     return InputCase(
         name, inputs.map(lambda rows: as_float64(rows.to(subject.dtype))), output, form, rounding
     )
