@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,7 +45,7 @@ from .exports import (
     pattern_of_layer,
     stacked,
 )
-from .heads import HeadsSummary, HeadStatistics
+from .heads import UNMEASURED, HeadsSummary, HeadStatistics
 from .shown import Shown, renderer
 
 if TYPE_CHECKING:
@@ -132,11 +132,33 @@ class Record(Shown):
         """The sequences of keys and values: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
 
-    @property
-    def summaries(self) -> tuple[HeadsSummary, ...]:
-        """How the head statistics were computed, of each layer; none for a record of a run."""
-        alone = () if self.survey is None else (self.survey,)
-        return alone or tuple(layer.survey for layer in self.layers)
+    @cached_property
+    def attentions(self) -> tuple[LayerView, ...]:
+        """Its attentions in the order of execution. A layer of mha, or one of a checkpoint by
+        itself, is the only one.
+        """
+        if self.layers:
+            return tuple(
+                LayerView(layer, self.of_layer(i), layer.label, short_name(layer, self.layers))
+                for i, layer in enumerate(self.layers)
+            )
+        config = self.config
+        alone = InspectedLayer(
+            layer=self.heads[0].layer if self.heads else 0,
+            name="",
+            kind="self",
+            captured_by="",
+            kernel="",
+            mask="",
+            bias=config.positions == "alibi" or config.score_bias is not None,
+            sinks=False,
+            verified=True,
+            unverified=(),
+            self_check=self.self_check,
+            survey=self.survey or UNMEASURED,
+            **sizes_of(config),
+        )
+        return (LayerView(alone, self),)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -185,13 +207,9 @@ class Record(Shown):
             return self
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context, layer.positions)
-        sizes = {
-            name: getattr(layer, name)
-            for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")
-        }
         return dataclasses.replace(
             self,
-            config=dataclasses.replace(self.config, **sizes),
+            config=dataclasses.replace(self.config, **sizes_of(layer)),
             sequences=queries,
             context=None if keys is queries else keys,
             heads=HeadTable(
@@ -223,30 +241,23 @@ class Record(Shown):
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
-        attentions = [
-            (each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)
-        ]
-        attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
-        in_layer = [each for each in attentions if layer in (None, each[0])]
-        if kind is None and "self" in {its_kind for _, its_kind, _ in in_layer}:
+        in_layer = [each for each in self.attentions if layer in (None, each.inspected.layer)]
+        if kind is None and "self" in {each.inspected.kind for each in in_layer}:
             kind = "self"
-        chosen = [(n, view) for n, its_kind, view in in_layer if kind in (None, its_kind)]
+        chosen = [each for each in in_layer if kind in (None, each.inspected.kind)]
+        numbers = [each.inspected.layer for each in chosen]
         if not chosen:
-            listed = ", ".join(
-                dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions)
+            names = (
+                f"{each.inspected.kind} layer {each.inspected.layer}" for each in self.attentions
             )
             raise UsageError(
                 f"no attention with layer={layer} and kind={kind} is in the record, which has"
-                f" {listed}"
+                f" {', '.join(dict.fromkeys(names))}"
             )
-        if len(chosen) > len({number for number, _ in chosen}):
+        if len(chosen) > len({*numbers}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            raise UsageError(
-                f"the record has several attentions of layer {chosen[0][0]}", hint=hint
-            )
-        patterns = [
-            pattern_of_layer(view, number, head=head, batch=batch) for number, view in chosen
-        ]
+            raise UsageError(f"the record has several attentions of layer {numbers[0]}", hint=hint)
+        patterns = [pattern_of_layer(each, head=head, batch=batch) for each in chosen]
         return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def document(self) -> dict[str, Any]:
@@ -436,6 +447,45 @@ class InspectedLayer:
         """
         text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
         return text if self.call == 1 else f"{text}, call {self.call}"
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One attention of a record with its own record. Its `label` and its `name`, of a checkpoint
+    `layer 5` and `5`, are empty if it stands alone. What is not known of a layer of mha is empty
+    in `inspected`.
+    """
+
+    inspected: InspectedLayer
+    record: Record
+    label: str = ""
+    name: str = ""
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether its patterns were kept."""
+        return "pattern" in self.record.arrays
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether its patterns or maps of blocks were kept."""
+        return self.has_pattern or "map" in self.record.arrays
+
+
+def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
+    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not
+    the first.
+    """
+    name = str(layer.layer)
+    if len({other.kind for other in layers}) > 1:
+        name = f"{layer.kind} {name}"
+    return name if layer.call == 1 else f"{name} call {layer.call}"
+
+
+def sizes_of(layer: InspectedLayer | Config) -> dict[str, Any]:
+    """The sizes of the heads of a layer, and the constants of its scores."""
+    names = ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")
+    return {name: getattr(layer, name) for name in names}
 
 
 class SpanTokens(Struct, frozen=True):

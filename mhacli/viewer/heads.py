@@ -277,7 +277,7 @@ def type_words(session: Session) -> Text:
     head = session.head
     statistics = head.statistics
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
-    if head.layer is not None and not head.layer.verified:
+    if not head.layer.inspected.verified:
         doubts += "  not verified"
     name = f" {words.type_text(statistics)}"
     return Text.assemble(type_sign(statistics.kind), name, (doubts, "bold yellow"))

@@ -19,7 +19,7 @@ from mhacli.render.base.doc import Column, Grid, Table, column
 from mhacli.render.base.format import count_of, flowing, plural, type_text
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import grouped, short_name
+from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
@@ -253,16 +253,12 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
     or of each layer if they were removed from all its heads together. A layer of mha has no name.
     """
     by_head = {(e.kind, e.layer, e.head): e for e in record.effects if e.removed == "head"}
-    layers = [
-        (short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads)
-        for layer in record.layers
-    ]
-    for name, kind, number, n_heads in layers or [
-        ("", record.effects[0].kind, 0, record.config.n_heads)
-    ]:
-        effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
+    for view in record.attentions:
+        layer = view.inspected
+        kind = layer.kind if view.name else record.effects[0].kind
+        effects = [by_head.get((kind, layer.layer, head)) for head in range(layer.n_heads)]
         if any(effects):
-            yield EffectRow(name, effects)
+            yield EffectRow(view.name, effects)
     edges = [effect for effect in record.effects if effect.removed == "edge"]
     for name, group in grouped(edges, lambda edge: removal_name(edge, record)).items():
         _, keys = texts_of(group[0].kind, record.sequences, record.context)
@@ -466,8 +462,9 @@ def _measured(summary: EffectSummary) -> str:
 def removal_name(effect: Effect, record: Record) -> str:
     """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
     names = {
-        (layer.kind, layer.layer): short_name(layer, record.layers)
-        for layer in reversed(record.layers)
+        (view.inspected.kind, view.inspected.layer): view.name
+        for view in reversed(record.attentions)
+        if view.name
     }
     if effect.removed == "spans":
         return " → ".join(map(visible, reversed(effect.spans)))

@@ -200,7 +200,7 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     largest error in any layer.
     """
     ok = record.self_check.ok
-    checks = [check for summary in record.summaries for check in summary.checks]
+    checks = [check for view in record.attentions for check in view.inspected.survey.checks]
     if ok and not in_detail:
         return self_check_verdict(ok=True, numbers=checks_in_brief(checks))
     verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")

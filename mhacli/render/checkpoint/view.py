@@ -25,7 +25,7 @@ from mhacli.record.heads import (
     in_order,
     nearest_type,
 )
-from mhacli.record.record import Record
+from mhacli.record.record import LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
 from mhacli.render.base.format import fitted, flowing, token_at, type_text
@@ -33,19 +33,16 @@ from mhacli.render.base.grids import MAX_LINES, grids
 from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
     DrawableHead,
-    LayerView,
     chosen_heads,
     chosen_layers,
     drawable_heads,
     names_of,
     require_inspected_heads,
-    short_name,
     survey_of,
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.head_map import (
-    NamedLayer,
     TitledMap,
     head_map,
     kv_head_of,
@@ -224,19 +221,18 @@ def _titled_map(
     """The map of a head with its title, of words on request. A head that `is_alone` has its type in
     words.
     """
-    record = head.record
     statistics = head.statistics
     queries = queries_of(head, sequence, options)
     cells = words_map(head, sequence) if options.words else head_map(head, sequence)
     cells = replace(cells, produced=queries.produced)
     if queries.rows is not None:
         cells = cells.of_rows(queries.rows)
-    doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
+    doubt = "" if head.layer.inspected.verified else "NOT verified"
     kind = KIND_SIGNS[statistics.kind].sign
     if is_alone:
         kind += f" {type_text(statistics)}"
-    label = head.label + kv_head_of(record, statistics.head)
-    return TitledMap(where(record, sequence, label, doubt, kind), cells)
+    label = head.label + kv_head_of(head)
+    return TitledMap(where(head.record, sequence, label, doubt, kind), cells)
 
 
 def _overview(content: _Content) -> RenderableType:
@@ -263,13 +259,13 @@ def _strong_cells(content: _Content) -> Iterator[RenderableType]:
     if not is_chosen or len(content.listed) > MAX_DRAWN:
         return
     if record.corpus is not None:
-        cells = cells_table(record, record.corpus, content.layers, content.listed)
+        cells = cells_table(record.corpus, content.layers, content.listed)
         yield Group(*table(cells, screen.width))
     elif content.has_all:
         for layer in content.layers:
             heads = content.listed_in(layer)
             if heads:
-                title = Text(layer.inspected.label, "bold")
+                title = Text(layer.label, "bold")
                 yield Group(title, strong_places(layer.record, heads, options, screen))
 
 
@@ -293,12 +289,11 @@ def _maps(content: _Content) -> Iterator[RenderableType]:
     has_all_layers = options.everything or options.layers is not None
     layers = content.layers if has_all_layers else content.layers[:MAX_DRAWN]
     if options.maps:
-        records = [NamedLayer(layer.record, layer.inspected.label) for layer in layers]
         for sequence in content.sequences.shown:
-            yield maps_view(records, sequence, options, screen)
+            yield maps_view(layers, sequence, options, screen)
     for layer in layers:
         heads = content.listed_in(layer)
-        yield from cells_view(layer.record, heads, options, screen, layer.inspected.label)
+        yield from cells_view(layer, heads, options, screen)
     if options.maps and len(layers) < len(content.layers):
         yield hidden(len(content.layers) - len(layers), "layer", "--all or --layer")
 
@@ -354,7 +349,7 @@ def _sinks(content: _Content) -> Text:
         n_documents = record.corpus.n_documents
         tokens = [
             SinkOfHead(f"“{token_label(sink.token)}”", sink.documents / n_documents, name)
-            for name, head in _by_key(record.corpus, layers, record).values()
+            for name, head in _by_key(record.corpus, layers).values()
             for sink in head.sinks
         ]
         return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
@@ -364,7 +359,7 @@ def _sinks(content: _Content) -> Text:
         layer = views[head.layer, head.attention]
         has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
         stack = "encoder " if record.context is not None and has_encoder_keys else ""
-        name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
+        name = f"{layer.name}.{head.head}"
         for sink in head.sink_keys:
             key = token_name(layer.record.keys, sink.sequence, sink.key)
             sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
@@ -416,7 +411,7 @@ def _layer_rows(record: Record, layers: Sequence[LayerView]) -> Iterator[_LayerR
     kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
     for view in layers:
         layer = view.inspected
-        name = short_name(layer, record.layers) + ("" if layer.verified else " !")
+        name = view.name + ("" if layer.verified else " !")
         yield _LayerRow(kinds.index(layer.kind), layer.layer, name, view.record.heads)
     if record.model is not None and len(layers) == len(record.layers):
         group = 1 if kinds[0] == "encoder" and len(kinds) > 1 else 0
@@ -443,8 +438,7 @@ def span_view(content: _Content) -> RenderableType:
     rows: list[Sequence[str]] = []
     for layer in content.layers:
         if "span_mass" in layer.record.arrays:
-            name = short_name(layer.inspected, record.layers)
-            rows += _span_rows(name, layer.record, names, sequences, options)
+            rows += _span_rows(layer, names, sequences, options)
     headings = ["layer", "from", *(f"to {name}" for name in names)]
     columns: list[Column[Sequence[str]]] = [
         Column(heading, itemgetter(place), unit="word" if heading == "from" else "id")
@@ -470,7 +464,7 @@ def span_view(content: _Content) -> RenderableType:
 
 
 def _span_rows(
-    name: str, view: Record, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
+    layer: LayerView, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[Sequence[str]]:
     """The rows of a layer, or of each of its chosen heads: its name, the attending span, and of
     each attended span the weight and its ratio to uniform attention, means of finite numbers.
@@ -486,16 +480,17 @@ def _span_rows(
         numbers: Array = np.ma.masked_invalid(weights).mean(axis=(0, 1)).filled(np.nan)
         return numbers
 
+    view = layer.record
     places = list(sequences)
     mass, uniform_mass = np.broadcast_arrays(
         view.arrays["span_mass"][places].astype(np.float64),
         view.arrays["uniform_span_mass"][places].astype(np.float64),
     )
     if options.heads is None:
-        groups = {name: [*range(len(view.heads))]}
+        groups = {layer.name: [*range(len(view.heads))]}
     else:
         groups = {
-            f"{name} · head {head.head}": [place]
+            f"{layer.name} · head {head.head}": [place]
             for place, head in enumerate(view.heads)
             if head.head in options.heads
         }
@@ -538,13 +533,10 @@ class _Row(NamedTuple):
 
 
 def _by_key(
-    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record
+    corpus: CorpusSummary, layers: Sequence[LayerView]
 ) -> Mapping[tuple[Any, ...], _NamedHead]:
     """The heads of some layers by layer, attention and number."""
-    names = {
-        (layer.inspected.layer, layer.inspected.name): short_name(layer.inspected, record.layers)
-        for layer in layers
-    }
+    names = {(layer.inspected.layer, layer.inspected.name): layer.name for layer in layers}
     heads = {}
     for head in corpus.heads:
         name = names.get((head.layer, head.attention))
@@ -566,7 +558,7 @@ def corpus_tables(
     """
     if record.corpus is None:
         return
-    heads = _by_key(record.corpus, layers, record)
+    heads = _by_key(record.corpus, layers)
     of_table = [heads[head_key(head)] for head in listed]
     spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
     yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))
@@ -656,15 +648,12 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
 
 
 def cells_table(
-    record: Record,
-    corpus: CorpusSummary,
-    layers: Sequence[LayerView],
-    listed: Sequence[HeadStatistics],
+    corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
 ) -> Table[Mapping[str, Any]]:
     """The cells of some heads with the largest ratio to uniform in the corpus, each with its
     document and positions.
     """
-    heads = _by_key(corpus, layers, record)
+    heads = _by_key(corpus, layers)
     rows = []
     for statistics in listed:
         name, head = heads[head_key(statistics)]

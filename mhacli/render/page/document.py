@@ -191,8 +191,8 @@ def notes(
             "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
             " --keep-limit makes room"
         )
-    summaries = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
-    if any(summary is not None and summary.block > 1 for summary in summaries):
+    in_blocks = [head.layer.inspected for head in heads if not head.layer.has_pattern]
+    if any(layer.survey.block > 1 for layer in in_blocks):
         yield (
             "mha heads stores means of blocks, which show sinks only at the first token; mha run"
             " stores every cell"

@@ -334,28 +334,21 @@ def _layer(
         return [texts.setdefault(text, len(texts)) for text in labels]
 
     config = head.record.config
-    layer = head.layer
-    if layer is None:
-        has_bias = config.positions == "alibi" or config.score_bias is not None
-        name = ""
-    else:
-        has_bias = layer.bias or bool(layer.extras)
-        name = str(layer.layer) if layer.kind == "self" else f"{layer.kind}-{layer.layer}"
-        if layer.call > 1:
-            name += f"-call-{layer.call}"
+    layer = head.layer.inspected
+    words = head.layer.label.replace(",", "").split()
     return {
-        "label": "" if layer is None else layer.label,
-        "name": name,
-        "verified": layer is None or layer.verified,
+        "label": head.layer.label,
+        "name": "-".join(word for word in words if word != "layer"),
+        "verified": layer.verified,
         "queries": places(head.record.sequences),
         "keys": places(head.record.keys),
         "absent": {
             name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays
         },
-        "scale": (layer or config).scale,
-        "softcap": (layer or config).softcap,
-        "bias": has_bias,
-        "dropout": config.dropout if layer is None and config.train else 0,
+        "scale": layer.scale,
+        "softcap": layer.softcap,
+        "bias": layer.bias or bool(layer.extras),
+        "dropout": config.dropout if config.train else 0,
     }
 
 
@@ -363,7 +356,7 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     """Why the record lacks one of `PARTS`, and the option that keeps it."""
     if "pattern" not in head.record.arrays:
         return "the record holds sums; mha run keeps single cells of texts that fit"
-    if head.layer is not None and name == "v":
+    if head.layer.label and name == "v":
         return "the record of a checkpoint does not hold it"
     return f"{name} was not kept; --keep {','.join(('pattern', *PARTS))} and --keep-limit make room"
 
@@ -371,7 +364,7 @@ def _why_absent(head: DrawableHead, name: str) -> str:
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     """A head with its type and entropy, which `about` says in words."""
     statistics = head.statistics
-    label = head.label + kv_head_of(head.record, statistics.head)
+    label = head.label + kv_head_of(head)
     name = words_of_type(statistics.kind).name
     sign = KIND_SIGNS[statistics.kind].sign
     about = f"{sign} {name}"

@@ -23,12 +23,11 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
-from mhacli.render.base.selection import places_of
+from mhacli.render.base.selection import DrawableHead, places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view
 from mhacli.render.heads.head_map import (
-    NamedLayer,
     TitledMap,
     kv_head_of,
     maps_view,
@@ -39,7 +38,6 @@ from mhacli.render.heads.head_map import (
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.run import BASE_BYTES
-from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
@@ -101,8 +99,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     sections += kv_heads_line(record)
     numbers = [*table(rows, screen.width, has_all=options.verbose)]
     if any(head.sink_keys for head in heads):
-        least = SINK_SHARE if summary is None else summary.sink_share
-        numbers.append(sinks_line(record, heads, least, screen))
+        numbers.append(sinks_line(record, heads, screen))
     sections.append(Group(*numbers))
     if summary is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
@@ -135,11 +132,12 @@ def _steps_and_patterns(
     if options.heads is None and not (options.everything or options.verbose):
         limit = MAX_HEADS_DRAWN
         most = MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
+    (layer,) = record.attentions
     maps = [
         titled
         for b in sequences
         for head in heads[:limit]
-        for titled in maps_of_head(record, b, head.head)
+        for titled in maps_of_head(DrawableHead(layer, head.head), b)
     ]
     n_more = max(0, len(heads) - limit) * len(sequences)
     parts = [*patterns(maps, options, screen, most=most, n_more=n_more)]
@@ -168,8 +166,8 @@ def _heads_in_detail(
         yield _costs(record, summary, screen)
     if options.maps:
         for sequence in sequences:
-            yield maps_view([NamedLayer(record)], sequence, options, screen)
-    yield from cells_view(record, heads, options, screen)
+            yield maps_view(record.attentions, sequence, options, screen)
+    yield from cells_view(record.attentions[0], heads, options, screen)
     yield strong_places(record, heads, options, screen)
 
 
@@ -242,11 +240,11 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
 # ----------------------------------------------------------------------------------------- patterns
 
 
-def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[TitledMap]:
+def maps_of_head(head: DrawableHead, sequence: int) -> Iterator[TitledMap]:
     """The pattern of a head with its title; in training before and after dropout."""
     sites = {"pattern": ""}
-    if "dropped" in record.arrays:
+    if "dropped" in head.record.arrays:
         sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
     for site, note in sites.items():
-        title = where(record, sequence, "", f"head {head}{kv_head_of(record, head)}{note}")
-        yield TitledMap(title, pattern_map(record, head, sequence, site=site))
+        title = where(head.record, sequence, "", head.label + kv_head_of(head) + note)
+        yield TitledMap(title, pattern_map(head, sequence, site=site))
