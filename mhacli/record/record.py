@@ -167,14 +167,6 @@ class Record(Shown):
         parser.add_argument("-f", "--file", action="append", nargs="?", default=[])
         return tuple(filter(None, parser.parse_known_args(self.command)[0].file))
 
-    @property
-    def lengths(self) -> tuple[list[int], list[int] | None]:
-        """The numbers of tokens of the texts, and those of their context if there is one."""
-        queries = [len(text.tokens) for text in self.sequences]
-        if self.context is None:
-            return queries, None
-        return queries, [len(text.tokens) for text in self.context]
-
     @cached_property
     def dims(self) -> Dims:
         """The sizes on which formulas and shapes depend."""

@@ -15,7 +15,6 @@ from mhacli.render.base.format import (
     flowing,
     lengths_in_words,
     self_check_verdict,
-    texts_in_words,
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, grouped, names_of
@@ -65,12 +64,17 @@ def _layers(record: Record, model: Model) -> str:
 
 
 def texts_read(record: Record) -> list[str]:
-    """The texts in words; for a corpus the number of documents, the devices if there are several,
-    and the example.
+    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9
+    tokens"]`; for a corpus the number of documents, the devices if there are several, and the
+    example.
     """
     corpus = record.corpus
+    lengths = lengths_in_words(record.sequences)
     if corpus is None:
-        return texts_in_words(record.files, *record.lengths)
+        parts = [*map(visible, record.files), lengths]
+        if record.context is not None:
+            parts.append(f"context of {lengths_in_words(record.context)}")
+        return parts
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
     if corpus.n_bad:
@@ -79,7 +83,7 @@ def texts_read(record: Record) -> list[str]:
         parts.append(f"on different devices: {', '.join(corpus.devices)}")
     parts += [
         "means over documents",
-        f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}",
+        f"patterns of one document, {corpus.example_named}: {lengths}",
     ]
     return [*map(visible, parts)]
 

@@ -276,12 +276,6 @@ def _tokens(content: _Content) -> Iterator[RenderableType]:
         yield from token_tables(content.record, content.sequences, options, content.screen)
 
 
-def _spans(content: _Content) -> Iterator[RenderableType]:
-    """The weights between spans, if the record has them."""
-    if any("span_mass" in layer.record.arrays for layer in content.layers):
-        yield span_view(content)
-
-
 def _maps(content: _Content) -> Iterator[RenderableType]:
     """The requested maps, and the cells that were kept, of as many layers as have room."""
     options = content.options
@@ -302,18 +296,6 @@ def _end(content: _Content) -> Iterator[RenderableType]:
     """The verdict, below the model of a single head."""
     checks = content.checks()
     yield Group(content.header(), checks) if content.is_of_one_head else checks
-
-
-_BLOCKS: Sequence[Callable[[_Content], Iterator[RenderableType]]] = (
-    _heads,
-    _corpus,
-    _strong_cells,
-    _tokens,
-    _spans,
-    _maps,
-    _end,
-)
-"""The blocks of the view in their order. Each has any number of sections."""
 
 
 def listed_heads(
@@ -427,18 +409,17 @@ _NAME_WIDTH = 12
 """The most characters of the name of a span."""
 
 
-def span_view(content: _Content) -> RenderableType:
-    """Rows per layer or chosen head, one for each attending span, and the weight of each attended
-    span.
+def _spans(content: _Content) -> Iterator[RenderableType]:
+    """The weights between spans, if the record has them: rows per layer or chosen head, one for
+    each attending span, and the weight of each attended span.
     """
-    record = content.record
+    layers = [layer for layer in content.layers if "span_mass" in layer.record.arrays]
+    if not layers:
+        return
     options = content.options
     sequences = content.sequences.shown
-    names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
-    rows: list[Sequence[str]] = []
-    for layer in content.layers:
-        if "span_mass" in layer.record.arrays:
-            rows += _span_rows(layer, names, sequences, options)
+    names = [fitted(token_label(span.name), _NAME_WIDTH) for span in content.record.spans]
+    rows = [row for layer in layers for row in _span_rows(layer, names, sequences, options)]
     headings = ["layer", "from", *(f"to {name}" for name in names)]
     columns: list[Column[Sequence[str]]] = [
         Column(heading, itemgetter(place), unit="word" if heading == "from" else "id")
@@ -460,7 +441,7 @@ def span_view(content: _Content) -> RenderableType:
             "×: its ratio to uniform attention over the same keys, which favours no long span",
         ],
     )
-    return Group(*table(weights, content.screen.width))
+    yield Group(*table(weights, content.screen.width))
 
 
 def _span_rows(
@@ -499,6 +480,18 @@ def _span_rows(
         uniform = mean(uniform_mass[:, heads])
         for query, span in enumerate(names):
             yield "" if query else label, span, *map(words, weights[query], uniform[query])
+
+
+_BLOCKS: Sequence[Callable[[_Content], Iterator[RenderableType]]] = (
+    _heads,
+    _corpus,
+    _strong_cells,
+    _tokens,
+    _spans,
+    _maps,
+    _end,
+)
+"""The blocks of the view in their order. Each has any number of sections."""
 
 
 # ------------------------------------------------------------------------------------------ corpora

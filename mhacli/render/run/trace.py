@@ -85,7 +85,7 @@ def header(record: Record, screen: Screen, *, in_brief: bool = False) -> Rendera
         return _module_header(record, record.module)
     if record.model is not None:
         return model_header(record, record.model, screen, in_brief=in_brief)
-    return configuration(record.dims, record.environment, record.weights, screen.width)
+    return configuration(record, screen.width)
 
 
 def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:

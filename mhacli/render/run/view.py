@@ -19,14 +19,13 @@ from mhacli.render.base.format import (
     flowing,
     rough_note,
     self_check_verdict,
-    texts_in_words,
 )
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import DrawableHead, places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.checkpoint.header import checks_view
+from mhacli.render.checkpoint.header import checks_view, texts_read
 from mhacli.render.heads.head_map import (
     TitledMap,
     kv_head_of,
@@ -86,10 +85,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         check = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
         return Group(bare(rows, screen.width), Text(""), check)
-    texts = texts_in_words(record.files, *record.lengths)
-    sections: list[RenderableType] = [
-        configuration(record.dims, record.environment, record.weights, screen.width, *texts)
-    ]
+    sections: list[RenderableType] = [configuration(record, screen.width, *texts_read(record))]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if summary is None:
