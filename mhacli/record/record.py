@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
 
@@ -79,8 +79,12 @@ class Record(Shown):
 
     `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from
     the seed. `not_kept` names the arrays left out by the size limit, and, with the suffix
-    `NOT_SEEN`, those that a checkpoint did not reveal. `routes`, in files of version 0.1.0,
-    compares three formulations of the layer.
+    `NOT_SEEN`, those that a checkpoint did not reveal.
+
+    Which of the optional fields are there makes the kind of a record (`is_a`). Three fields are
+    empty for good, in files of version 0.1.0 alone they are not: `routes` compares three
+    formulations of a layer, `decoding.ways` has the times of each kind of cache, and
+    `module.n_runs`, now 1, counts the runs of a trace.
     """
 
     command: tuple[str, ...]
@@ -304,6 +308,43 @@ def dims_of(config: Config, texts: Texts, *, n_tokens: int) -> Dims:
 def layer_prefix(index: int) -> str:
     """The prefix of a layer's array names."""
     return f"layers.{index}."
+
+
+# -------------------------------------------------------------------------------------------- kinds
+
+
+class CheckpointRecord(Record):
+    """A record of a checkpoint."""
+
+    model: Model
+
+
+class CodeRecord(Record):
+    """A trace of user code."""
+
+    module: UserModule
+
+
+class DecodingRecord(Record):
+    """A record of decoding, by a layer of mha or a checkpoint."""
+
+    decoding: DecodeSummary
+
+
+class EffectRecord(Record):
+    """A record of the effects of removals, in a layer of mha or a checkpoint."""
+
+    effect: EffectSummary
+
+
+OfKind = TypeVar("OfKind", bound=Record)
+
+
+def is_a(record: Record, kind: type[OfKind]) -> TypeGuard[OfKind]:
+    """Whether a record has what its kind needs. Kinds are for the type checker, and a record may
+    be of several: in each it is a `Record`.
+    """
+    return all(getattr(record, name) is not None for name in kind.__annotations__)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -569,7 +610,6 @@ class DecodeSummary(Struct, frozen=True):
     full_token_bytes: int
     crossing_len: float
     ways: tuple[dict[str, Any], ...] = ()
-    """The times of each kind of cache, in files of version 0.1.0."""
 
 
 class ScorePart(Struct, frozen=True):
@@ -627,9 +667,8 @@ class UserModule:
     """The user's attention that was traced: the `target` that names it, its `arguments`, and how it
     was `called`.
 
-    `sizes` are the sizes of its axes as `(word, size)`; `n_runs` is 1, and more in a record of an
-    earlier version. `result` is its output shape, `expected` the shape that attention must give,
-    and `printed` its printed text.
+    `sizes` are the sizes of its axes as `(word, size)`. `result` is its output shape, `expected`
+    the shape that attention must give, and `printed` its printed text.
     """
 
     target: str

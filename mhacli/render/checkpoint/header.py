@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.record import InspectedLayer, Model, Record
+from mhacli.record.record import CheckpointRecord, InspectedLayer, Record
 from mhacli.render.base.format import (
     agreement,
     checks_in_brief,
@@ -31,14 +31,15 @@ _SINKS = "sink logits (s_aux), which entropy counts as one more key"
 
 
 def model_header(
-    record: Record, model: Model, screen: Screen, *, in_brief: bool = False
+    record: CheckpointRecord, screen: Screen, *, in_brief: bool = False
 ) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection
     changed anything, and the unverified layers; unless `in_brief` also how its layers were
     captured.
     """
+    model = record.model
     path = Text(visible(model.path), "bold")
-    words = [_layers(record, model), *by_layers(record.layers, _heads)]
+    words = [_layers(record), *by_layers(record.layers, _heads)]
     if model.revision:
         words.append(f"revision {visible(model.revision)}")
     words += [
@@ -47,14 +48,15 @@ def model_header(
         *texts_read(record),
         *_masks_and_scores(record),
     ]
-    lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
+    lines: list[RenderableType] = [flowing([path, *words, *_proof(record)], screen.width)]
     if not in_brief:
-        lines.append(flowing(_details(record, model), screen.width, style="dim"))
-    return Group(*lines, *_generated(record, model, screen), *_unverified(record))
+        lines.append(flowing(_details(record), screen.width, style="dim"))
+    return Group(*lines, *_generated(record, screen), *_unverified(record))
 
 
-def _layers(record: Record, model: Model) -> str:
+def _layers(record: CheckpointRecord) -> str:
     """The number of layers, and which were inspected if not all."""
+    model = record.model
     inspected = {(layer.kind, layer.layer) for layer in record.layers}
     n_stacks = len({kind for kind, _ in inspected})
     words = count_of(model.n_layers, "layer")
@@ -88,11 +90,11 @@ def texts_read(record: Record) -> list[str]:
     return [*map(visible, parts)]
 
 
-def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
+def _generated(record: CheckpointRecord, screen: Screen) -> Iterator[Text]:
     """The text that the model generated, and how much of it one pass over the whole text
     reproduces.
     """
-    generated = model.generated
+    generated = record.model.generated
     if generated is None:
         return
     summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
@@ -122,8 +124,9 @@ def _heads(layer: InspectedLayer) -> str:
     return heads
 
 
-def _proof(record: Record, model: Model) -> Iterator[Text]:
+def _proof(record: CheckpointRecord) -> Iterator[Text]:
     """The inspected path, and whether its outputs equal those without inspection."""
+    model = record.model
     yield Text(f"attention: {visible(model.path_inspected)}", "bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
@@ -134,10 +137,11 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
         yield Text(f"inspecting CHANGED the outputs{part}", "bold red")
 
 
-def _details(record: Record, model: Model) -> Iterator[str]:
+def _details(record: CheckpointRecord) -> Iterator[str]:
     """The model and the libraries, how layers were captured, each text with its layers, and what
     that cost.
     """
+    model = record.model
     yield visible(model.family)
     yield visible(model.architecture)
     yield f"{shown(model.n_parameters, 'count')} parameters"

@@ -25,7 +25,7 @@ from mhacli.record.heads import (
     in_order,
     nearest_type,
 )
-from mhacli.record.record import LayerView, Record
+from mhacli.record.record import CheckpointRecord, LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
 from mhacli.render.base.format import fitted, flowing, token_at, type_text
@@ -87,7 +87,7 @@ class _Content:
     `listed`, and `remark` says how they were selected if they are not all.
     """
 
-    record: Record
+    record: CheckpointRecord
     layers: Sequence[LayerView]
     heads: Sequence[HeadStatistics]
     listed: Sequence[HeadStatistics]
@@ -132,16 +132,14 @@ class _Content:
 
     def header(self) -> RenderableType:
         """The model and how it was inspected."""
-        assert self.record.model is not None, "a record of a checkpoint has its model"
-        in_brief = not self.options.verbose
-        return model_header(self.record, self.record.model, self.screen, in_brief=in_brief)
+        return model_header(self.record, self.screen, in_brief=not self.options.verbose)
 
     def checks(self) -> Text:
         """The verdict."""
         return checks_view(self.record, self.screen, in_detail=self.options.verbose)
 
 
-def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+def layers_view(record: CheckpointRecord, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete view of a checkpoint's record: of chosen heads their patterns first. Raises
     `UsageError` for a layer, head or sequence that the record lacks.
     """
@@ -240,7 +238,7 @@ def _overview(content: _Content) -> RenderableType:
     sinks = _sinks(content)
     if len(content.layers) == 1:
         return Group(sinks)
-    return Group(grid(content.record, content.layers, content.screen), sinks)
+    return Group(grid(content), sinks)
 
 
 def _corpus(content: _Content) -> Iterator[RenderableType]:
@@ -351,13 +349,14 @@ def _sinks(content: _Content) -> Text:
 # ------------------------------------------------------------------------------------ grid of heads
 
 
-def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
+def grid(content: _Content) -> RenderableType:
     """A grid with a row per layer and a column per head, grouped by the kind of layer, and the
     number of heads by type. A layer without attention has its type and no heads, and one that is
     not verified a !.
     """
-    rows = sorted(_layer_rows(record, layers), key=lambda row: (row.group, row.layer))
-    n_heads = max(layer.inspected.n_heads for layer in layers)
+    screen = content.screen
+    rows = sorted(_layer_rows(content), key=lambda row: (row.group, row.layer))
+    n_heads = max(layer.inspected.n_heads for layer in content.layers)
     signs = [[(" ", Style.null())] * n_heads for _ in rows]
     for row, signs_of_row in zip(rows, signs, strict=True):
         for head in row.heads:
@@ -386,16 +385,17 @@ class _LayerRow(NamedTuple):
     heads: Sequence[HeadStatistics] = ()
 
 
-def _layer_rows(record: Record, layers: Sequence[LayerView]) -> Iterator[_LayerRow]:
+def _layer_rows(content: _Content) -> Iterator[_LayerRow]:
     """The rows of layers, and, if no layer was left out, those without attention, which belong to
     the decoder of a model with two stacks.
     """
+    record, layers = content.record, content.layers
     kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
     for view in layers:
         layer = view.inspected
         name = view.name + ("" if layer.verified else " !")
         yield _LayerRow(kinds.index(layer.kind), layer.layer, name, view.record.heads)
-    if record.model is not None and len(layers) == len(record.layers):
+    if len(layers) == len(record.layers):
         group = 1 if kinds[0] == "encoder" and len(kinds) > 1 else 0
         for other in record.model.without:
             yield _LayerRow(group, other.layer, f"{other.layer} {visible(other.type)}")

@@ -10,7 +10,14 @@ from rich.text import Text
 
 from mhacli.record.checks import SelfCheck
 from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
-from mhacli.record.record import Record
+from mhacli.record.record import (
+    CheckpointRecord,
+    CodeRecord,
+    DecodingRecord,
+    EffectRecord,
+    Record,
+    is_a,
+)
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     agreement,
@@ -48,19 +55,19 @@ MAX_HEADS_DRAWN = 8
 
 def record_views(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         from .trace import walk
 
         yield from walk(record, screen, in_detail=options.verbose)
-    elif record.decoding is not None and options.view == "auto" and options.heads is None:
+    elif options.view == "auto" and options.heads is None and is_a(record, DecodingRecord):
         from .trace import decode_view
 
         yield decode_view(record, options, screen)
-    elif record.effect is not None:
+    elif is_a(record, EffectRecord):
         from mhacli.render.checkpoint.effect import effect_view
 
         yield from effect_view(record, options, screen)
-    elif record.model is not None:
+    elif is_a(record, CheckpointRecord):
         from mhacli.render.checkpoint.view import layers_view
 
         yield layers_view(record, options, screen)
