@@ -81,10 +81,11 @@ class Record(Shown):
     the seed. `not_kept` names the arrays left out by the size limit, and, with the suffix
     `NOT_SEEN`, those that a checkpoint did not reveal.
 
-    Which of the optional fields are there makes the kind of a record (`is_a`). Three fields are
-    empty for good, in files of version 0.1.0 alone they are not: `routes` compares three
-    formulations of a layer, `decoding.ways` has the times of each kind of cache, and
-    `module.n_runs`, now 1, counts the runs of a trace.
+    The optional fields that a record has decide its kind (see `is_a`). Some fields are read and
+    never written again: `routes` compares three formulations of a layer, `decoding.ways` has the
+    times of each kind of cache, `module.n_runs`, now always 1, counts the runs of a trace, and
+    `extras` of a layer describes other changes to its scores, by the keyword of the attention
+    function.
     """
 
     command: tuple[str, ...]
@@ -341,8 +342,8 @@ OfKind = TypeVar("OfKind", bound=Record)
 
 
 def is_a(record: Record, kind: type[OfKind]) -> TypeGuard[OfKind]:
-    """Whether a record has what its kind needs. Kinds are for the type checker, and a record may
-    be of several: in each it is a `Record`.
+    """Whether a record is of a kind: it has the fields that the kind names. A record may be of
+    several. The kinds are types for the type checker; every record is made as a `Record`.
     """
     return all(getattr(record, name) is not None for name in kind.__annotations__)
 
@@ -446,9 +447,8 @@ class InspectedLayer:
     `bias`: scores have an additive bias; `sinks`: sink logits take part. `verified`: the pattern
     times the values is the layer's output, within the tolerance, and every argument is understood;
     else `unverified` has the reasons. If a module computes several attentions in one layer, `call`
-    counts them from 1, and the `name` of later ones includes it. `extras` describes other changes
-    to the scores, by the keyword of the attention function. `positions` are the sizes of axes that
-    are not the tokens of the texts, such as the patches of an image; None where they are.
+    counts them from 1, and the `name` of later ones includes it. `positions` are the sizes of axes
+    that are not the tokens of the texts, such as the patches of an image; None where they are.
     """
 
     layer: int
@@ -482,7 +482,7 @@ class InspectedLayer:
         return text if self.call == 1 else f"{text}, call {self.call}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerView:
     """One attention of a record with its own record. Its `label` and its `name`, of a checkpoint
     `layer 5` and `5`, are empty if it stands alone. What is not known of a layer of mha is empty

@@ -193,9 +193,7 @@ def _patterns(content: _Content) -> Iterator[RenderableType]:
     if missing:
         why = "is not in this record, so it is not drawn; --keep-limit makes room"
         yield Text(f"the pattern of {names_of(missing)} {why}", "yellow")
-    heads = [
-        head for head in drawable_heads(content.record, options) if "pattern" in head.record.arrays
-    ]
+    heads = [head for head in drawable_heads(content.record, options) if head.layer.has_pattern]
     chosen = [*product(heads, content.sequences.shown)]
     n_heads = len(chosen)
     is_requested = options.everything or (options.layers is not None and options.heads is not None)

@@ -98,7 +98,7 @@ def heads_figure(
 
 def _require_patterns(heads: Sequence[DrawableHead], options: ViewOptions) -> None:
     """Raises `MhaError` without heads, and for words of heads whose patterns were not kept."""
-    has_patterns = all("pattern" in head.record.arrays for head in heads)
+    has_patterns = all(head.layer.has_pattern for head in heads)
     if not heads or (options.words and not has_patterns):
         what = "words" if options.words else "heads"
         raise MhaError(

@@ -277,7 +277,7 @@ def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else
     blocks.
     """
-    if "pattern" in head.record.arrays:
+    if head.layer.has_pattern:
         return pattern_map(head, sequence)
     return block_map(head.layer, head.place, sequence).of_tokens()
 
