@@ -146,12 +146,8 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
         for layer in with_pattern:
             name = cell_text(layer.inspected.name)
             yield from _cells(layer, options, (layer.inspected.layer, name))
-    elif layers:
-        yield from _heads(chosen_heads(layers, options), has_layers=True)
-    elif record.survey is not None:
-        yield from _heads(
-            [head for head in record.heads if options.shows_head(head.head)], has_layers=False
-        )
+    elif layers or record.survey is not None:
+        yield from _heads(chosen_heads(record, options), has_layers=bool(layers))
     elif "pattern" in record.arrays:
         yield _lines([HEADER])
         yield from _cells(record.attentions[0], options)

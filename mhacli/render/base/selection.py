@@ -66,9 +66,14 @@ def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -
             )
 
 
-def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
-    """The requested heads of the layers, or all."""
-    require_inspected_heads(layers, options.heads or ())
+def chosen_heads(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
+    """The requested heads of the requested layers, or all. Raises `UsageError` for a layer or a
+    head that the record of a checkpoint lacks; a layer of mha has no layers to choose.
+    """
+    layers = record.attentions
+    if record.layers:
+        layers = chosen_layers(record, options)
+        require_inspected_heads(layers, options.heads or ())
     heads = (head for layer in layers for head in layer.record.heads)
     return tuple(head for head in heads if options.shows_head(head.head))
 

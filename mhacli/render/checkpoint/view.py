@@ -38,7 +38,6 @@ from mhacli.render.base.selection import (
     drawable_heads,
     names_of,
     require_inspected_heads,
-    survey_of,
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
@@ -54,9 +53,8 @@ from mhacli.render.heads.table import (
     SinkOfHead,
     head_key,
     heads_table,
-    sinks_are,
+    sinks_line,
     sinks_text,
-    token_name,
     types_of,
 )
 from mhacli.render.heads.view import cells_view, strong_places
@@ -144,7 +142,7 @@ def layers_view(record: CheckpointRecord, options: ViewOptions, screen: Screen) 
     `UsageError` for a layer, head or sequence that the record lacks.
     """
     layers = chosen_layers(record, options)
-    heads = chosen_heads(layers, options)
+    heads = chosen_heads(record, options)
     require_inspected_heads(layers, options.maps)
     sequences = sequences_to_draw(options, len(record.sequences))
     listed, remark = listed_heads(record, heads, options)
@@ -322,7 +320,6 @@ def _sinks(content: _Content) -> Text:
     """The sink keys of all chosen heads."""
     record = content.record
     layers = content.layers
-    width = content.screen.width
     if record.corpus is not None:
         n_documents = record.corpus.n_documents
         tokens = [
@@ -330,18 +327,9 @@ def _sinks(content: _Content) -> Text:
             for name, head in _by_key(record.corpus, layers).values()
             for sink in head.sinks
         ]
+        width = content.screen.width
         return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
-    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    sinks = []
-    for head in content.heads:
-        layer = views[head.layer, head.attention]
-        has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
-        stack = "encoder " if record.context is not None and has_encoder_keys else ""
-        name = f"{layer.name}.{head.head}"
-        for sink in head.sink_keys:
-            key = token_name(layer.record.keys, sink.sequence, sink.key)
-            sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
-    return sinks_text(sinks, sinks_are(survey_of(record).sink_share), "layer.head ", width)
+    return sinks_line(record, layers, content.heads, content.screen)
 
 
 # ------------------------------------------------------------------------------------ grid of heads

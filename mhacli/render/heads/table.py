@@ -326,15 +326,22 @@ def sinks_are(least: float) -> str:
     )
 
 
-def sinks_line(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The sink keys of the heads of a layer."""
-    sinks = [
-        SinkOfHead(token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
-        for head in listed
-        for sink in head.sink_keys
-    ]
-    label = sinks_are(survey_of(record).sink_share)
-    return sinks_text(sinks, label, "head ", screen.width)
+def sinks_line(
+    record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen
+) -> Text:
+    """The sink keys of heads of some layers."""
+    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
+    sinks = []
+    for head in heads:
+        layer = views[head.layer, head.attention]
+        has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
+        stack = "encoder " if record.context is not None and has_encoder_keys else ""
+        name = f"{layer.name}.{head.head}".lstrip(".")
+        for sink in head.sink_keys:
+            key = token_name(layer.record.keys, sink.sequence, sink.key)
+            sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
+    unit = "layer.head " if record.layers else "head "
+    return sinks_text(sinks, sinks_are(survey_of(record).sink_share), unit, screen.width)
 
 
 def sinks_text(

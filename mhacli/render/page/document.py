@@ -141,7 +141,7 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     if record.corpus is None:
         return Html("")
     layers = chosen_layers(record, options)
-    heads = chosen_heads(layers, options)
+    heads = chosen_heads(record, options)
     views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
     body = (preformatted(view, WIDE.width) for view in views)
     return section("documents", "documents", *body)

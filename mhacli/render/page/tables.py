@@ -13,7 +13,7 @@ from mhacli.render.base.colours import UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
+from mhacli.render.base.selection import DrawableHead, chosen_heads
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
 from mhacli.render.run.steps import steps_table
@@ -117,9 +117,7 @@ def head_statistics(
     """A section with a row per head and uniform attention below, empty without heads; and its
     orders by each column.
     """
-    rows = [head for head in record.heads if options.shows_head(head.head)]
-    if record.model is not None:
-        rows = [*chosen_heads(chosen_layers(record, options), options)]
+    rows = chosen_heads(record, options)
     if not rows:
         return Html(""), ()
     exact = replace(options, precision=max(options.precision, _DECIMALS))

@@ -29,7 +29,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
-from mhacli.render.base.selection import DrawableHead, places_of
+from mhacli.render.base.selection import DrawableHead, chosen_heads, places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
 from mhacli.render.checkpoint.header import checks_view, texts_read
@@ -82,7 +82,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     summary = record.survey
     sequences = sequences_to_draw(options, len(record.sequences))
     places_of(record, [*options.maps, *(options.heads or ())])
-    heads = [head for head in in_order(record.heads, options.sort) if options.shows_head(head.head)]
+    heads = in_order(chosen_heads(record, options), options.sort)
     rows = heads_table(record, heads, options)
     if summary is None:
         check = self_check_line(record.self_check)
@@ -102,7 +102,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     sections += kv_heads_line(record)
     numbers = [*table(rows, screen.width, has_all=options.verbose)]
     if any(head.sink_keys for head in heads):
-        numbers.append(sinks_line(record, heads, screen))
+        numbers.append(sinks_line(record, record.attentions, heads, screen))
     sections.append(Group(*numbers))
     if summary is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
