@@ -94,6 +94,11 @@ def token_at(token: str, position: int | str, width: int = 40) -> str:
     return f"{position} “{fitted(token, width)}”"
 
 
+def token_of(text: TokenSequence, position: int) -> str:
+    """A position in a text and its token, as in sentences."""
+    return token_at(token_text(text.tokens, position), position)
+
+
 def count_of(n: int, noun: str) -> str:
     """`1 token`, `4,834 tokens`."""
     return f"{n:,} {plural(n, noun)}"

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 
 from mhacli.io.data import Array
-from mhacli.record.heads import HeadStatistics
+from mhacli.record.heads import Corner, HeadStatistics
 from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import count_of, flowing
@@ -110,24 +110,24 @@ def cells_view(
     """Of the listed heads of a layer the kept block of the pattern, and the top keys of the
     requested queries.
     """
-    record = layer.record
+    record, corner = layer.record, layer.inspected.survey.kept.corner
     for b in sequences_to_draw(options, len(record.sequences)).shown:
-        if listed and "corner" in record.arrays:
-            yield Group(*_corner_view(layer, listed, b, options, screen))
+        if listed and corner is not None:
+            yield Group(*_corner_view(layer, corner, listed, b, options, screen))
         if listed and "top_keys" in record.arrays and requested_queries(layer, b):
             yield Group(*_strongest_keys(layer, listed, b, options, screen))
 
 
 def _corner_view(
     layer: LayerView,
+    corner: Corner,
     listed: Sequence[HeadStatistics],
     sequence: int,
     options: ViewOptions,
     screen: Screen,
 ) -> Iterator[RenderableType]:
     """The kept block of the pattern of each head, cell by cell, as far as it fits."""
-    record, corner = layer.record, layer.inspected.survey.kept.corner
-    assert corner is not None, "its cells were kept"
+    record = layer.record
     tokens = record.sequences[sequence].tokens
     keys = record.keys[sequence].tokens
     arrays = record.arrays

@@ -34,7 +34,7 @@ from mhacli.render.base.format import (
     flowing,
     memory_text,
     rough_note,
-    token_at,
+    token_of,
     token_text,
 )
 from mhacli.render.base.grids import grids
@@ -169,8 +169,8 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """The computation of one attention weight, number by number."""
     record = record.of_layer(0)
-    query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
-    key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
+    query = token_of(record.sequences[cell.sequence], cell.query)
+    key = token_of(record.keys[cell.sequence], cell.key)
 
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
         return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
