@@ -379,7 +379,7 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     """Suggests to trace the largest of the weights between tokens that stand out, if none is traced
     yet, and says where it is on the screen. The first token of a checkpoint's text is often a sink.
     """
-    from mhacli.render.base.format import token_at, token_text
+    from mhacli.render.base.format import token_of
 
     kinds = {layer.name: layer.kind for layer in record.layers}
     cells = [
@@ -394,8 +394,8 @@ def after_trace(record: Record, options: ViewOptions) -> None:
     if not cells or record.cell is not None:
         return
     cell, head = max(cells, key=lambda each: each[0].share)
-    query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
-    key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
+    query = token_of(record.sequences[cell.sequence], cell.query)
+    key = token_of(record.keys[cell.sequence], cell.key)
     subject, words = "layer", "next: mha trace"
     if record.model is not None:
         subject, words = "model", f"next: mha trace --layer {head.layer}"

@@ -79,6 +79,12 @@ class Loaded:
         )
 
     @property
+    def reader(self) -> ModelTokenizer:
+        """Its tokenizer, which it must have to read texts."""
+        assert self.tokenizer is not None, "a checkpoint that reads texts has a tokenizer"
+        return self.tokenizer
+
+    @property
     def text_config(self) -> Any:
         """The part of the config about text."""
         return self.config.get_text_config(decoder=True)

@@ -56,8 +56,7 @@ class HeadSums:
 
     def add(self, record: Record) -> None:
         """Adds the heads of a pass."""
-        for number in range(len(record.layers)):
-            layer = record.of_layer(number)
+        for layer in (each.record for each in record.attentions):
             n_keys = np.asarray(layer.arrays["visible"])
             least = [_LEAST_KEYS.get(name, 0) for name in MEANS]
             n_queries = np.array([(n_keys > n).sum(axis=(0, 2)) for n in least])

@@ -87,10 +87,8 @@ def run_of(loaded: Loaded, texts: ModelInputs, request: Run) -> CheckpointRun:
             "--padding left does not work with a pair of encoder and decoder",
             hint="leave out --padding",
         )
-    assert loaded.tokenizer is not None
-    inputs = make_inputs(
-        loaded.model, texts, request.model.padding or loaded.tokenizer.side, loaded.pad_id
-    )
+    side = request.model.padding or loaded.reader.side
+    inputs = make_inputs(loaded.model, texts, side, loaded.pad_id)
     return CheckpointRun(loaded.model.base_model, inputs, request, loaded=loaded)
 
 
@@ -101,8 +99,7 @@ def make_texts(request: Run, loaded: Loaded, *, may_lack: bool = False) -> Model
     """The tokens of all texts, as many as the model has positions for, without keywords. Raises
     `MhaError` and `UsageError`, also for a span that no text has, unless they `may_lack` it.
     """
-    config, tokenizer, limit = loaded.config, loaded.tokenizer, request.max_tokens
-    assert tokenizer is not None
+    config, tokenizer, limit = loaded.config, loaded.reader, request.max_tokens
     is_pair = bool(config.is_encoder_decoder)
     # a decoder's text begins with its start token and has no end token
     is_answer = is_pair and bool(request.context)
@@ -138,8 +135,7 @@ def _notes(
     """Notes on texts without their usual first token, on texts that may be pairs, and on texts of
     which `n_more` tokens are left out.
     """
-    limit, tokenizer = request.max_tokens, loaded.tokenizer
-    assert tokenizer is not None
+    limit, tokenizer = request.max_tokens, loaded.reader
     for text in sequences:
         yield from tokenizer.begin_warnings(text)
     n_types = getattr(loaded.config, "type_vocab_size", 0) or 0
@@ -324,8 +320,7 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
             f"--generate continues one text, and {len(inputs.sequences)} are given",
             hint="give each text in a run of its own",
         )
-    model, tokenizer = loaded.model, loaded.tokenizer
-    assert tokenizer is not None
+    model, tokenizer = loaded.model, loaded.reader
     sequence = inputs.sequences[0]
     length, most = len(sequence.ids), most_positions(loaded.config)
     if most is not None and length + n > most:

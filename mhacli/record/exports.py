@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-    from .record import Record
+    from .record import LayerView
 
 
 @dataclass(frozen=True)
@@ -294,16 +294,12 @@ class Pattern(Table):
         return array
 
 
-def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) -> Pattern:
-    """The pattern of all heads of a layer, or of one of them, without padding.
-
-    `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head
-    does not exist.
+def pattern_of_layer(view: LayerView, *, head: int | None, batch: int) -> Pattern:
+    """The pattern of all heads of a layer, or of one of them, without padding. Raises `MhaError` if
+    the pattern was not kept or the head does not exist.
     """
-    arrays = view.arrays
-    heads = (
-        range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
-    )
+    layer, record, arrays = view.inspected.layer, view.record, view.record.arrays
+    heads = [each.head for each in record.heads]
     if "pattern" not in arrays:
         hint = (
             "mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has"
@@ -317,12 +313,12 @@ def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) 
         raise UsageError(
             f"head {head} is not in layer {layer} of the record, which has the heads {listed}"
         )
-    rows, columns = view.inside(batch)
+    rows, columns = record.inside(batch)
     values = arrays["pattern"][batch, :, rows, columns]
     allowed = arrays["allowed"][batch, :, rows, columns].repeat(
         len(values) // arrays["allowed"].shape[1], axis=0
     )
-    axes, texts = ("head", "query", "key"), (view.sequences[batch], view.keys[batch])
+    axes, texts = ("head", "query", "key"), (record.sequences[batch], record.keys[batch])
     whole = Pattern(values, allowed, axes, (layer,), tuple(heads), batch, *texts)
     if head is None:
         return whole

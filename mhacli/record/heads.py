@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mhacli.errors import UsageError
-from mhacli.settings import SINK_TOKENS
+from mhacli.settings import SINK_SHARE, SINK_TOKENS
 
 from .checks import Check
 from .glossary import Word, words_of
@@ -425,6 +425,18 @@ class HeadsSummary:
     torch_because: str | None = None
 
 
+UNMEASURED = HeadsSummary(
+    block=1,
+    steps=(),
+    patterns=(),
+    sink_tokens=SINK_TOKENS,
+    sink_share=SINK_SHARE,
+    kernel="",
+    checks=(),
+    peak_bytes=0,
+    full_bytes=0,
+)
+"""The summary of a run, whose statistics follow from its matrices."""
 PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
 
 FOR_ALL_HEADS = (

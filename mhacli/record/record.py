@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
 
@@ -45,7 +45,7 @@ from .exports import (
     pattern_of_layer,
     stacked,
 )
-from .heads import HeadsSummary, HeadStatistics
+from .heads import UNMEASURED, HeadsSummary, HeadStatistics
 from .shown import Shown, renderer
 
 if TYPE_CHECKING:
@@ -79,8 +79,13 @@ class Record(Shown):
 
     `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from
     the seed. `not_kept` names the arrays left out by the size limit, and, with the suffix
-    `NOT_SEEN`, those that a checkpoint did not reveal. `routes`, in files of version 0.1.0,
-    compares three formulations of the layer.
+    `NOT_SEEN`, those that a checkpoint did not reveal.
+
+    The optional fields that a record has decide its kind (see `is_a`). Some fields are read and
+    never written again: `routes` compares three formulations of a layer, `decoding.ways` has the
+    times of each kind of cache, `module.n_runs`, now always 1, counts the runs of a trace, and
+    `extras` of a layer describes other changes to its scores, by the keyword of the attention
+    function.
     """
 
     command: tuple[str, ...]
@@ -132,11 +137,33 @@ class Record(Shown):
         """The sequences of keys and values: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
 
-    @property
-    def summaries(self) -> tuple[HeadsSummary, ...]:
-        """How the head statistics were computed, of each layer; none for a record of a run."""
-        alone = () if self.survey is None else (self.survey,)
-        return alone or tuple(layer.survey for layer in self.layers)
+    @cached_property
+    def attentions(self) -> tuple[LayerView, ...]:
+        """Its attentions in the order of execution. A layer of mha, or one of a checkpoint by
+        itself, is the only one.
+        """
+        if self.layers:
+            return tuple(
+                LayerView(layer, self.of_layer(i), layer.label, short_name(layer, self.layers))
+                for i, layer in enumerate(self.layers)
+            )
+        config = self.config
+        alone = InspectedLayer(
+            layer=self.heads[0].layer if self.heads else 0,
+            name="",
+            kind="self",
+            captured_by="",
+            kernel="",
+            mask="",
+            bias=config.positions == "alibi" or config.score_bias is not None,
+            sinks=False,
+            verified=True,
+            unverified=(),
+            self_check=self.self_check,
+            survey=self.survey or UNMEASURED,
+            **sizes_of(config),
+        )
+        return (LayerView(alone, self),)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -144,14 +171,6 @@ class Record(Shown):
         parser = ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("-f", "--file", action="append", nargs="?", default=[])
         return tuple(filter(None, parser.parse_known_args(self.command)[0].file))
-
-    @property
-    def lengths(self) -> tuple[list[int], list[int] | None]:
-        """The numbers of tokens of the texts, and those of their context if there is one."""
-        queries = [len(text.tokens) for text in self.sequences]
-        if self.context is None:
-            return queries, None
-        return queries, [len(text.tokens) for text in self.context]
 
     @cached_property
     def dims(self) -> Dims:
@@ -185,13 +204,9 @@ class Record(Shown):
             return self
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context, layer.positions)
-        sizes = {
-            name: getattr(layer, name)
-            for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")
-        }
         return dataclasses.replace(
             self,
-            config=dataclasses.replace(self.config, **sizes),
+            config=dataclasses.replace(self.config, **sizes_of(layer)),
             sequences=queries,
             context=None if keys is queries else keys,
             heads=HeadTable(
@@ -223,30 +238,23 @@ class Record(Shown):
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
-        attentions = [
-            (each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)
-        ]
-        attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
-        in_layer = [each for each in attentions if layer in (None, each[0])]
-        if kind is None and "self" in {its_kind for _, its_kind, _ in in_layer}:
+        in_layer = [each for each in self.attentions if layer in (None, each.inspected.layer)]
+        if kind is None and "self" in {each.inspected.kind for each in in_layer}:
             kind = "self"
-        chosen = [(n, view) for n, its_kind, view in in_layer if kind in (None, its_kind)]
+        chosen = [each for each in in_layer if kind in (None, each.inspected.kind)]
+        numbers = [each.inspected.layer for each in chosen]
         if not chosen:
-            listed = ", ".join(
-                dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions)
+            names = (
+                f"{each.inspected.kind} layer {each.inspected.layer}" for each in self.attentions
             )
             raise UsageError(
                 f"no attention with layer={layer} and kind={kind} is in the record, which has"
-                f" {listed}"
+                f" {', '.join(dict.fromkeys(names))}"
             )
-        if len(chosen) > len({number for number, _ in chosen}):
+        if len(chosen) > len({*numbers}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            raise UsageError(
-                f"the record has several attentions of layer {chosen[0][0]}", hint=hint
-            )
-        patterns = [
-            pattern_of_layer(view, number, head=head, batch=batch) for number, view in chosen
-        ]
+            raise UsageError(f"the record has several attentions of layer {numbers[0]}", hint=hint)
+        patterns = [pattern_of_layer(each, head=head, batch=batch) for each in chosen]
         return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def document(self) -> dict[str, Any]:
@@ -301,6 +309,43 @@ def dims_of(config: Config, texts: Texts, *, n_tokens: int) -> Dims:
 def layer_prefix(index: int) -> str:
     """The prefix of a layer's array names."""
     return f"layers.{index}."
+
+
+# -------------------------------------------------------------------------------------------- kinds
+
+
+class CheckpointRecord(Record):
+    """A record of a checkpoint."""
+
+    model: Model
+
+
+class CodeRecord(Record):
+    """A trace of user code."""
+
+    module: UserModule
+
+
+class DecodingRecord(Record):
+    """A record of decoding, by a layer of mha or a checkpoint."""
+
+    decoding: DecodeSummary
+
+
+class EffectRecord(Record):
+    """A record of the effects of removals, in a layer of mha or a checkpoint."""
+
+    effect: EffectSummary
+
+
+OfKind = TypeVar("OfKind", bound=Record)
+
+
+def is_a(record: Record, kind: type[OfKind]) -> TypeGuard[OfKind]:
+    """Whether a record is of a kind: it has the fields that the kind names. A record may be of
+    several. The kinds are types for the type checker; every record is made as a `Record`.
+    """
+    return all(getattr(record, name) is not None for name in kind.__annotations__)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -402,9 +447,8 @@ class InspectedLayer:
     `bias`: scores have an additive bias; `sinks`: sink logits take part. `verified`: the pattern
     times the values is the layer's output, within the tolerance, and every argument is understood;
     else `unverified` has the reasons. If a module computes several attentions in one layer, `call`
-    counts them from 1, and the `name` of later ones includes it. `extras` describes other changes
-    to the scores, by the keyword of the attention function. `positions` are the sizes of axes that
-    are not the tokens of the texts, such as the patches of an image; None where they are.
+    counts them from 1, and the `name` of later ones includes it. `positions` are the sizes of axes
+    that are not the tokens of the texts, such as the patches of an image; None where they are.
     """
 
     layer: int
@@ -436,6 +480,45 @@ class InspectedLayer:
         """
         text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
         return text if self.call == 1 else f"{text}, call {self.call}"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerView:
+    """One attention of a record with its own record. Its `label` and its `name`, of a checkpoint
+    `layer 5` and `5`, are empty if it stands alone. What is not known of a layer of mha is empty
+    in `inspected`.
+    """
+
+    inspected: InspectedLayer
+    record: Record
+    label: str = ""
+    name: str = ""
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether its patterns were kept."""
+        return "pattern" in self.record.arrays
+
+    @property
+    def is_drawable(self) -> bool:
+        """Whether its patterns or maps of blocks were kept."""
+        return self.has_pattern or "map" in self.record.arrays
+
+
+def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
+    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not
+    the first.
+    """
+    name = str(layer.layer)
+    if len({other.kind for other in layers}) > 1:
+        name = f"{layer.kind} {name}"
+    return name if layer.call == 1 else f"{name} call {layer.call}"
+
+
+def sizes_of(layer: InspectedLayer | Config) -> dict[str, Any]:
+    """The sizes of the heads of a layer, and the constants of its scores."""
+    names = ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")
+    return {name: getattr(layer, name) for name in names}
 
 
 class SpanTokens(Struct, frozen=True):
@@ -527,7 +610,6 @@ class DecodeSummary(Struct, frozen=True):
     full_token_bytes: int
     crossing_len: float
     ways: tuple[dict[str, Any], ...] = ()
-    """The times of each kind of cache, in files of version 0.1.0."""
 
 
 class ScorePart(Struct, frozen=True):
@@ -585,9 +667,8 @@ class UserModule:
     """The user's attention that was traced: the `target` that names it, its `arguments`, and how it
     was `called`.
 
-    `sizes` are the sizes of its axes as `(word, size)`; `n_runs` is 1, and more in a record of an
-    earlier version. `result` is its output shape, `expected` the shape that attention must give,
-    and `printed` its printed text.
+    `sizes` are the sizes of its axes as `(word, size)`. `result` is its output shape, `expected`
+    the shape that attention must give, and `printed` its printed text.
     """
 
     target: str

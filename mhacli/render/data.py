@@ -16,7 +16,7 @@ from mhacli.errors import MhaError
 from mhacli.io.data import Array, under
 from mhacli.record.exports import HeadTable, dicts_of, pattern_of_layer
 from mhacli.record.heads import PER_QUERY, HeadStatistics
-from mhacli.record.record import Record, layer_prefix
+from mhacli.record.record import LayerView, Record, layer_prefix
 from mhacli.text.escape import visible
 
 from .base.options import ViewOptions, chosen
@@ -145,26 +145,22 @@ def csv_pieces(record: Record, options: ViewOptions) -> Iterator[str]:
         yield _lines([("layer", "attention", *HEADER)])
         for layer in with_pattern:
             name = cell_text(layer.inspected.name)
-            yield from _cells(layer.record, options, (layer.inspected.layer, name))
-    elif layers:
-        yield from _heads(chosen_heads(layers, options), has_layers=True)
-    elif record.survey is not None:
-        yield from _heads(
-            [head for head in record.heads if options.shows_head(head.head)], has_layers=False
-        )
+            yield from _cells(layer, options, (layer.inspected.layer, name))
+    elif layers or record.survey is not None:
+        yield from _heads(chosen_heads(record, options), has_layers=bool(layers))
     elif "pattern" in record.arrays:
         yield _lines([HEADER])
-        yield from _cells(record, options)
+        yield from _cells(record.attentions[0], options)
     else:
         message = "--csv needs the pattern, which the record does not have"
         raise MhaError(message, hint="--keep pattern keeps it", code="not-kept")
 
 
-def _cells(record: Record, options: ViewOptions, begin: tuple[object, ...] = ()) -> Iterator[str]:
+def _cells(layer: LayerView, options: ViewOptions, begin: tuple[object, ...] = ()) -> Iterator[str]:
     """A row per cell, sequence by sequence and head by head, beginning with its layer."""
-    n_sequences = len(record.sequences)
+    n_sequences = len(layer.record.sequences)
     for b in chosen(options.sequences, n_sequences, n_sequences, True, "sequence").shown:
-        pattern = pattern_of_layer(record, 0, head=None, batch=b)
+        pattern = pattern_of_layer(layer, head=None, batch=b)
         keys = [*map(cell_text, pattern.key_tokens)]
         for place, h in enumerate(pattern.heads):
             if not options.shows_head(h):

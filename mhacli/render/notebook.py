@@ -14,7 +14,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from mhacli.record.exports import Pattern
-from mhacli.record.record import Record
+from mhacli.record.record import EffectRecord, Record, is_a
 from mhacli.record.shown import Shown
 from mhacli.text.numbers import shown
 
@@ -77,7 +77,7 @@ def record_html(record: Record) -> str:
     the largest excess.
     """
     parts = [("what mha show prints", terminal_part(record_views(record, _OPTIONS, _SCREEN)))]
-    if record.effect is not None and record.effect.verified.ok:
+    if is_a(record, EffectRecord) and record.effect.verified.ok:
         return fragment([("the pictures of effects", joined(effect_pictures(record))), *parts])
     heads = drawable_heads(record, _OPTIONS)
     if heads:

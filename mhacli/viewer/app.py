@@ -17,6 +17,7 @@ from textual.widgets import Footer
 
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Terminated
+from mhacli.record.record import DecodingRecord, is_a
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.render.base.options import ViewOptions
@@ -51,7 +52,7 @@ def _walk(session: Session, width: int) -> Iterator[RenderableType]:
 
     record = session.record
     paper = Paper(width, session.colour)
-    if record.decoding is not None:
+    if is_a(record, DecodingRecord):
         yield decode_view(record, ViewOptions(everything=True), paper)
     elif record.trace:
         yield from walk(record, paper, in_detail=True)

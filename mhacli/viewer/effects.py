@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mhacli.record.effect import Effect, numbers_of
+from mhacli.record.record import EffectRecord
 from mhacli.render.base.colours import CHANGES
 from mhacli.render.base.format import flowing
 from mhacli.render.base.grids import cell, levels, scale_words, swatches
@@ -39,10 +40,9 @@ class EffectsScreen(HeadsScreen):
 
     BINDINGS = KEYS["effects"]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, record: EffectRecord) -> None:
         super().__init__(session)
-        record = session.record
-        assert record.effect is not None, "the key is for records with effects"
+        self.record = record
         self.summary = record.effect
         self.largest = view.largest_change(record)
         self.places = self.removals = dict[tuple[int, int], Effect]()
@@ -100,11 +100,11 @@ class EffectsScreen(HeadsScreen):
 
     def _above(self, width: int) -> Iterable[Text]:
         """The answer, and what was measured and removed."""
-        return view.effect_words(self.session.record, Paper(width, self.session.colour))[:-1]
+        return view.effect_words(self.record, Paper(width, self.session.colour))[:-1]
 
     def _numbers(self, width: int) -> Iterator[Text]:
         """The numbers of the removal under the cursor, the scale, and the verification."""
-        record = self.session.record
+        record = self.record
         colour = self.session.colour
         effect = self.removals.get(self.at)
         if effect is not None:

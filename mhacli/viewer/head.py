@@ -115,14 +115,15 @@ class Picture:
         """
         base = self.base
         head = self.head
+        layer = head.layer.inspected
         arrays = head.record.arrays
         hides_sinks = base.taken is not None
         exact = float if hides_sinks or "pattern" not in arrays else arrays["pattern"].dtype.type
         share = finite(float(base.sink_weights[row]))
         return {
             "schema": "mha.row/1",
-            "layer": head.layer and head.layer.layer,
-            "attention": head.layer and head.layer.name,
+            "layer": layer.layer if head.layer.label else None,
+            "attention": layer.name if head.layer.label else None,
             "head": head.statistics.head,
             "kind": head.statistics.kind,
             "sequence": self.sequence,

@@ -22,6 +22,7 @@ from textual.widgets import Footer, Static
 
 from mhacli.io.memory import gc_paused
 from mhacli.record.heads import OF_REMOVAL, STATISTICS, Averages, Statistic, words_of_type
+from mhacli.record.record import EffectRecord, is_a
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, type_sign
 from mhacli.render.checkpoint.header import texts_read
@@ -176,7 +177,7 @@ class HeadsScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether the record has effects to show."""
-        return action != "effects" or self.session.record.effect is not None
+        return action != "effects" or is_a(self.session.record, EffectRecord)
 
     def action_say(self, message: str) -> None:
         """Shows a message in place of the keys until the next key."""
@@ -237,7 +238,8 @@ class HeadsScreen(Screen[None]):
         """Opens the effects of removals."""
         from .effects import EffectsScreen
 
-        self.app.push_screen(EffectsScreen(self.session))
+        if is_a(self.session.record, EffectRecord):
+            self.app.push_screen(EffectsScreen(self.session, self.session.record))
 
     def action_sequence(self, step: int) -> None:
         """Shows another sequence, around the ends."""
@@ -277,7 +279,7 @@ def type_words(session: Session) -> Text:
     head = session.head
     statistics = head.statistics
     doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
-    if head.layer is not None and not head.layer.verified:
+    if not head.layer.inspected.verified:
         doubts += "  not verified"
     name = f" {words.type_text(statistics)}"
     return Text.assemble(type_sign(statistics.kind), name, (doubts, "bold yellow"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
-from mhacli.render.base.selection import DrawableHead, scale_of, short_name
+from mhacli.render.base.selection import DrawableHead, is_among, scale_of
 from mhacli.settings import LayerChoices
 
 if TYPE_CHECKING:  # numpy is imported after the first screen is visible
@@ -39,12 +39,11 @@ class Session:
             head.sink_keys or head.learned_sink is not None for head in record.heads
         )
         self.hides_sinks = hides_sinks and self.has_sinks
-        self.rows = [short_name(layer, record.layers) for layer in record.layers] or [""]
+        self.rows = [layer.name for layer in record.attentions]
         self.heads = dict[Place, DrawableHead]()
-        for row, layer in enumerate(record.layers or (None,)):
-            view = record.of_layer(row)
-            for place, head in enumerate(view.heads):
-                self.heads[row, head.head] = DrawableHead(view, place, layer)
+        for row, layer in enumerate(record.attentions):
+            for place, head in enumerate(layer.record.heads):
+                self.heads[row, head.head] = DrawableHead(layer, place)
         self.scale = scale_of(ViewOptions(map_scale=scale), [*self.heads.values()])
         self.place = next(iter(self.heads), (0, 0))
         self.fault: MhaError | None = None
@@ -63,7 +62,10 @@ class Session:
         Raises `UsageError` if there is none.
         """
         for place, head in self.heads.items():
-            if number in (None, head.statistics.head) and _is_in(head, layers):
+            has_layer = layers is None or (
+                head.layer.label and is_among(head.layer.inspected, layers)
+            )
+            if has_layer and number in (None, head.statistics.head):
                 self.place = place
                 return
         choices = [f"{kind or 'layer'} {layer}" for kind, layer in layers or ()]
@@ -77,8 +79,7 @@ class Session:
         weights, or before numpy is imported.
         """
         place = place or self.place
-        has_weights = {"pattern", "map"} & {*self.heads[place].record.arrays}
-        if not has_weights or "mhacli.viewer.head" not in sys.modules:
+        if not self.heads[place].layer.is_drawable or "mhacli.viewer.head" not in sys.modules:
             return None
         try:
             return self._picture(place, self.sequence, self.scale, self.hides_sinks)
@@ -107,16 +108,6 @@ class Session:
         if "mhacli.viewer.head" not in sys.modules:
             return "pictures follow"
         return "the record holds no pattern of this head: --keep pattern keeps it"
-
-
-def _is_in(head: DrawableHead, layers: LayerChoices) -> bool:
-    """Whether the layer of a head is among some (None: any)."""
-    if layers is None:
-        return True
-    layer = head.layer
-    return layer is not None and any(
-        number == layer.layer and kind in (None, layer.kind) for kind, number in layers
-    )
 
 
 def places_ahead(places: Collection[Place], at: Place, down: int, right: int) -> list[Place]:

@@ -297,8 +297,7 @@ def _with_means(
 
 def _random_texts(loaded: Loaded, texts: ModelInputs) -> ModelInputs:
     """The texts with a random token in place of each that is not special."""
-    random, tokenizer = np.random.default_rng(_SEED), loaded.tokenizer
-    assert tokenizer is not None
+    random, tokenizer = np.random.default_rng(_SEED), loaded.reader
     known = sorted({*range(n_vocabulary_of(loaded.config))} - tokenizer.special)
 
     def random_text(text: TokenSequence) -> TokenSequence:

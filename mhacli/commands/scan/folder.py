@@ -359,7 +359,7 @@ class Totals:
     def add(self, document: Document, record: Record, *, spans: Sequence[str]) -> None:
         """Adds a document of a corpus with these `spans`; the document may lack some."""
         n_tokens = len(record.keys[0].ids)
-        layers = [record.of_layer(number) for number in range(len(record.layers))]
+        layers = [each.record for each in record.attentions]
         one = Totals(n_documents=1, n_tokens=n_tokens, longest=n_tokens, layers=record.layers)
         one.identical = record.model is None or record.model.identical_outputs is not False
         sums = [_sums(layer, spans) for layer in layers]

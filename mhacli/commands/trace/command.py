@@ -227,6 +227,5 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
         document, printed = run_in_child(
             "mhacli.commands.trace.user_code:trace_request", job, time_limit_s=code.time_limit
         )
-    record = decode(Record, document, target)
-    assert record.module is not None, "the record of code has its module"
-    return replace(record, module=replace(record.module, printed=printed))
+    document["module"]["printed"] = printed
+    return decode(Record, document, target)

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from mhacli.record.checks import Check
 from mhacli.record.heads import UNTYPED, HeadStatistics, nearest_type, words_of_type
-from mhacli.record.record import Environment, Record, Step, Timing
+from mhacli.record.record import Record, Step, Timing
 from mhacli.settings import Config
 from mhacli.sites import Dims, positions_name
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
+from mhacli.text.tokens import TokenSequence
 
 PADDING = "‹pad›"
 UNITS: Mapping[str, Unit] = {
@@ -93,6 +94,11 @@ def token_at(token: str, position: int | str, width: int = 40) -> str:
     return f"{position} “{fitted(token, width)}”"
 
 
+def token_of(text: TokenSequence, position: int) -> str:
+    """A position in a text and its token, as in sentences."""
+    return token_at(token_text(text.tokens, position), position)
+
+
 def count_of(n: int, noun: str) -> str:
     """`1 token`, `4,834 tokens`."""
     return f"{n:,} {plural(n, noun)}"
@@ -103,18 +109,19 @@ def plural(n: int, noun: str) -> str:
     return noun if n == 1 else f"{noun}s"
 
 
-def configuration(dims: Dims, e: Environment, weights: str | None, width: int, *more: str) -> Text:
+def configuration(record: Record, width: int, *more: str) -> Text:
     """The configuration, the device, and `more`: in one line, or broken between parts if `width` is
     too small.
     """
+    dims, e = record.dims, record.environment
     parts = [
         f"mha {e.mha}",
         *_sizes(dims.config),
         *_input_and_mask(dims),
         *_scores_and_output(dims),
     ]
-    if weights is not None:
-        parts.append(f"weights {weights}")
+    if record.weights is not None:
+        parts.append(f"weights {record.weights}")
     else:
         if dims.config.init != "xavier":
             parts.append(f"init {dims.config.init}")
@@ -176,18 +183,9 @@ def _scores_and_output(dims: Dims) -> Iterator[str]:
         yield f"scale {c.scale:g}"
 
 
-def texts_in_words(
-    files: Iterable[str], lengths: Sequence[int], of_context: Sequence[int] | None
-) -> list[str]:
-    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9
-    tokens"]`.
-    """
-    context = [] if of_context is None else [f"context of {lengths_in_words(of_context)}"]
-    return [*map(visible, files), lengths_in_words(lengths), *context]
-
-
-def lengths_in_words(lengths: Sequence[int]) -> str:
+def lengths_in_words(texts: Sequence[TokenSequence]) -> str:
     """The lengths of texts: `812 tokens`, `2 sequences of 4 to 9 tokens`."""
+    lengths = [len(text.tokens) for text in texts]
     least = min(lengths)
     size = count_of(max(lengths), "token")
     if least < max(lengths):

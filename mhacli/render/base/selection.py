@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.record import InspectedLayer, Record, texts_of
+from mhacli.record.record import InspectedLayer, LayerView, Record, texts_of
+from mhacli.settings import LayerChoices
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
 
@@ -18,24 +19,6 @@ from .options import Rows, Scale, ViewOptions, sequences_to_draw
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-
-@dataclass(frozen=True)
-class LayerView:
-    """One inspected layer of a checkpoint with its record."""
-
-    inspected: InspectedLayer
-    record: Record
-
-    @property
-    def has_pattern(self) -> bool:
-        """Whether its patterns were kept."""
-        return "pattern" in self.record.arrays
-
-    @property
-    def is_drawable(self) -> bool:
-        """Whether its patterns or maps of blocks were kept."""
-        return self.has_pattern or "map" in self.record.arrays
 
 
 def places_of(record: Record, heads: Sequence[int]) -> list[int]:
@@ -52,23 +35,24 @@ def places_of(record: Record, heads: Sequence[int]) -> list[int]:
 
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
-    """The requested layers, or all, in the record's order. Raises `UsageError` for a layer that the
-    record lacks.
+    """The requested layers of a checkpoint, or all, in the record's order; none of a layer of mha.
+    Raises `UsageError` for a layer that the record lacks.
     """
-    indices = {*range(len(record.layers))} if options.layers is None else set[int]()
     for kind, number in options.layers or ():
-        matching = {
-            i
-            for i, layer in enumerate(record.layers)
-            if layer.layer == number and kind in (None, layer.kind)
-        }
-        if not matching:
+        if not any(is_among(layer, ((kind, number),)) for layer in record.layers):
             name = f"{kind}.{number}" if kind is not None else number
             raise UsageError(
                 f"--layer {name} is not in the record, which has {names_of(record.layers)}"
             )
-        indices |= matching
-    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in sorted(indices))
+    views = record.attentions if record.layers else ()
+    return tuple(view for view in views if is_among(view.inspected, options.layers))
+
+
+def is_among(layer: InspectedLayer, choices: LayerChoices) -> bool:
+    """Whether a layer is among those that a user chose (None: all)."""
+    return choices is None or any(
+        number == layer.layer and kind in (None, layer.kind) for kind, number in choices
+    )
 
 
 def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -> None:
@@ -82,16 +66,21 @@ def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -
             )
 
 
-def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
-    """The requested heads of the layers, or all."""
-    require_inspected_heads(layers, options.heads or ())
+def chosen_heads(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
+    """The requested heads of the requested layers, or all. Raises `UsageError` for a layer or a
+    head that the record of a checkpoint lacks; a layer of mha has no layers to choose.
+    """
+    layers = record.attentions
+    if record.layers:
+        layers = chosen_layers(record, options)
+        require_inspected_heads(layers, options.heads or ())
     heads = (head for layer in layers for head in layer.record.heads)
     return tuple(head for head in heads if options.shows_head(head.head))
 
 
 def survey_of(record: Record) -> HeadsSummary:
     """The summary of head statistics; of several layers, the one with the largest distances."""
-    return max(record.summaries, key=lambda survey: survey.steps[-1])
+    return max((each.inspected.survey for each in record.attentions), key=lambda each: each.steps)
 
 
 def names_of(layers: Sequence[InspectedLayer]) -> str:
@@ -143,18 +132,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
-def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
-    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not
-    the first.
-    """
-    name = (
-        str(layer.layer)
-        if len({other.kind for other in layers}) == 1
-        else f"{layer.kind} {layer.layer}"
-    )
-    return name if layer.call == 1 else f"{name} call {layer.call}"
-
-
 # --------------------------------------------------------------------------------------- query rows
 
 
@@ -193,13 +170,15 @@ _SHORT = 64
 
 @dataclass(frozen=True)
 class DrawableHead:
-    """A head that can be drawn: its layer's record, and its index on the head axis. `layer` is None
-    for mha's own layer.
-    """
+    """A head that can be drawn: the attention that has it, and its index on the head axis."""
 
-    record: Record
+    layer: LayerView
     place: int
-    layer: InspectedLayer | None = None
+
+    @property
+    def record(self) -> Record:
+        """The record of its layer."""
+        return self.layer.record
 
     @property
     def statistics(self) -> HeadStatistics:
@@ -209,8 +188,7 @@ class DrawableHead:
     @property
     def label(self) -> str:
         """`layer 3 · head 5`, or `head 5`."""
-        name = f"head {self.statistics.head}"
-        return name if self.layer is None else f"{self.layer.label} · {name}"
+        return " · ".join(filter(None, (self.layer.label, f"head {self.statistics.head}")))
 
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
@@ -220,15 +198,14 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
     Raises `UsageError` for a head or layer that the record lacks.
     """
     if record.model is None:
+        (layer,) = record.attentions
         heads = [head.head for head in record.heads] if options.heads is None else options.heads
         places = places_of(record, heads)
-        if not {"pattern", "map"} & {*record.arrays}:
-            return ()
-        return tuple(DrawableHead(record, place) for place in places)
+        return tuple(DrawableHead(layer, place) for place in places if layer.is_drawable)
     layers = chosen_layers(record, options)
     require_inspected_heads(layers, options.heads or ())
     return tuple(
-        DrawableHead(layer.record, place, layer.inspected)
+        DrawableHead(layer, place)
         for layer in layers
         for place, head in enumerate(layer.record.heads)
         if options.shows_head(head.head) and layer.is_drawable

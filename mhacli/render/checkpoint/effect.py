@@ -14,12 +14,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.record import Record, texts_of
+from mhacli.record.record import EffectRecord, Record, texts_of
 from mhacli.render.base.doc import Column, Grid, Table, column
 from mhacli.render.base.format import count_of, flowing, plural, type_text
 from mhacli.render.base.grids import Form, grids
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import grouped, short_name
+from mhacli.render.base.selection import grouped
 from mhacli.render.base.terminal import table
 from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
@@ -41,42 +41,42 @@ _IT_IS = {
 """The verb before `the most likely`, by whether that holds before and after a removal."""
 
 
-def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+def effect_view(
+    record: EffectRecord, options: ViewOptions, screen: Screen
+) -> Iterator[RenderableType]:
     """The sections of a record with effects: the answer, the map of heads or the coloured text, the
     table, the verification.
     """
     words = effect_words(record, screen)
-    summary = record.effect
     yield from words[:2]
-    if summary is not None and summary.verified.ok:
+    if record.effect.verified.ok:
         panels = effect_grids(record)
         if panels:
             form: Form = "numbers" if len(panels[0].rows) == 1 else "auto"
             yield from grids(panels, screen, form=form, everything=True)
             yield Text("")
-        rows = effect_table(record, summary, digits_of(record))
+        rows = effect_table(record, digits_of(record))
         most = None if options.everything else _MOST_ROWS
         yield from table(replace(rows, most=most), screen.width)
     yield from words[2:]
 
 
-def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
+def effect_words(record: EffectRecord, screen: Screen) -> tuple[Text, ...]:
     """The answer, what was measured and removed, how good estimates are, and the verification last;
     without a verification no answer.
     """
-    summary = record.effect
-    assert summary is not None, "a record with effects has a summary"
-    question = flowing(_question(record, summary), screen.width)
-    proof = _proof(record, summary)
-    if not summary.verified.ok:
+    question = flowing(_question(record), screen.width)
+    proof = _proof(record)
+    if not record.effect.verified.ok:
         return question, proof
-    answer = Text(_answer(record, summary), "bold")
-    return answer, question, *_together(record, summary), *_screening(summary, screen), proof
+    answer = Text(_answer(record), "bold")
+    return answer, question, *_together(record), *_screening(record.effect, screen), proof
 
 
-def _question(record: Record, summary: EffectSummary) -> Iterator[str]:
+def _question(record: EffectRecord) -> Iterator[str]:
     """What was measured, without removal too, and what was removed."""
-    yield f"measured: {measured_words(record, summary)}"
+    summary = record.effect
+    yield f"measured: {measured_words(record)}"
     if summary.target is not None:
         yield f"without removal {shown(summary.logit, 'number')}"
         if summary.rank is not None:
@@ -122,16 +122,17 @@ def _replacement(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------- the answer
 
 
-def _ranked(record: Record, summary: EffectSummary) -> list[Effect]:
+def _ranked(record: EffectRecord) -> list[Effect]:
     """The removals, the largest change first."""
-    return sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
+    return sorted(record.effects, key=lambda effect: -abs(record.effect.change_of(effect) or 0.0))
 
 
-def _answer(record: Record, summary: EffectSummary) -> str:
+def _answer(record: EffectRecord) -> str:
     """A sentence on whether the removals matter: the largest change, and its effect on the
     prediction.
     """
-    strongest = _ranked(record, summary)[0]
+    summary = record.effect
+    strongest = _ranked(record)[0]
     change = summary.change_of(strongest) or 0.0
     measured = _measured(summary)
     if not change:
@@ -179,8 +180,9 @@ def _prediction(effect: Effect, summary: EffectSummary) -> str:
     return f", its probability goes from {before} to {after}, and it {it_is} the most likely"
 
 
-def _together(record: Record, summary: EffectSummary) -> Iterator[Text]:
+def _together(record: EffectRecord) -> Iterator[Text]:
     """The change by all heads together, compared with the sum of the changes by each alone."""
+    summary = record.effect
     total = sum(
         summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head"
     )
@@ -217,10 +219,11 @@ def _screening(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     yield flowing([Text(part, "yellow" if is_weak else "") for part in words], screen.width)
 
 
-def _proof(record: Record, summary: EffectSummary) -> Text:
+def _proof(record: EffectRecord) -> Text:
     """Whether a second computation of the removals agrees with the first, and the changes that are
     noise.
     """
+    summary = record.effect
     proof = summary.verified
     if not proof.ok:
         return Text("NOT verified: a second computation of the removals disagrees", "bold red")
@@ -253,16 +256,12 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
     or of each layer if they were removed from all its heads together. A layer of mha has no name.
     """
     by_head = {(e.kind, e.layer, e.head): e for e in record.effects if e.removed == "head"}
-    layers = [
-        (short_name(layer, record.layers), layer.kind, layer.layer, layer.n_heads)
-        for layer in record.layers
-    ]
-    for name, kind, number, n_heads in layers or [
-        ("", record.effects[0].kind, 0, record.config.n_heads)
-    ]:
-        effects = tuple(by_head.get((kind, number, head)) for head in range(n_heads))
+    for view in record.attentions:
+        layer = view.inspected
+        kind = layer.kind if view.name else record.effects[0].kind
+        effects = [by_head.get((kind, layer.layer, head)) for head in range(layer.n_heads)]
         if any(effects):
-            yield EffectRow(name, effects)
+            yield EffectRow(view.name, effects)
     edges = [effect for effect in record.effects if effect.removed == "edge"]
     for name, group in grouped(edges, lambda edge: removal_name(edge, record)).items():
         _, keys = texts_of(group[0].kind, record.sequences, record.context)
@@ -270,16 +269,13 @@ def effect_rows(record: Record) -> Iterator[EffectRow]:
         yield EffectRow(name, group, tokens)
 
 
-def largest_change(record: Record) -> float:
+def largest_change(record: EffectRecord) -> float:
     """The end of the scale of a record's effects."""
-    changes = (
-        None if record.effect is None else record.effect.change_of(effect)
-        for effect in record.effects
-    )
-    return max((abs(change) for change in changes if change is not None), default=0.0)
+    change_of = record.effect.change_of
+    return max((abs(change_of(effect) or 0.0) for effect in record.effects), default=0.0)
 
 
-def digits_of(record: Record) -> int:
+def digits_of(record: EffectRecord) -> int:
     """The decimals of all changes on a screen: two, or as many as the largest one needs for two
     digits.
     """
@@ -293,7 +289,7 @@ def meaning_of(summary: EffectSummary) -> str:
     return f"change of {_measured(summary)} · negative: what was removed supports the target"
 
 
-def effect_grids(record: Record) -> list[Grid]:
+def effect_grids(record: EffectRecord) -> list[Grid]:
     """The map with a row per layer and a column per head, where a head that was not removed is
     blank, if there are heads; and the texts that queries read in parts of a few tokens.
     """
@@ -312,11 +308,10 @@ def effect_grids(record: Record) -> list[Grid]:
 
 
 def _grid(
-    record: Record, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = ""
+    record: EffectRecord, rows: Sequence[EffectRow], columns: Sequence[str], corner: str = ""
 ) -> Grid:
     """The changes by removals, NaN where nothing was removed."""
     summary = record.effect
-    assert summary is not None
     width = max(len(corner), *(cell_len(row.name) for row in rows))
     effects = {
         (n, place): effect
@@ -348,9 +343,7 @@ def _grid(
 # ---------------------------------------------------------------------------------------- the table
 
 
-def effect_table(
-    record: Record, summary: EffectSummary, digits: int | None = None
-) -> Table[Effect]:
+def effect_table(record: EffectRecord, digits: int | None = None) -> Table[Effect]:
     """A row for each removal, the largest change first, with the `digits` of a map beside it (None:
     all). The column that ranks them is never left out.
     """
@@ -362,16 +355,16 @@ def effect_table(
         columns.append(column("effect", "edge", lambda effect: _edge_text(record, effect)))
     if "head" in removed:
         columns.append(column("effect", "type", lambda effect: _type(record, effect), drop=4))
-    numbers = numbers_of(record.effects)
+    numbers, metric = numbers_of(record.effects), record.effect.metric
     for place, name in enumerate(numbers, 1):
         number = number_column(name, None if name == "rank" else digits)
-        columns.append(replace(number, drop=0 if name == summary.metric else place))
+        columns.append(replace(number, drop=0 if name == metric else place))
     legend = []
     if "kl" in numbers:
         legend += ["Δlogprob and KL in nats", "rank 0: the most likely"]
-    if summary.metric != "d_output":
+    if metric != "d_output":
         legend.append("Δoutput relative to the length of the output")
-    return Table(columns, _ranked(record, summary), legend=legend)
+    return Table(columns, _ranked(record), legend=legend)
 
 
 def number_column(name: str, digits: int | None = None) -> Column[Effect]:
@@ -429,8 +422,9 @@ def _edge_text(record: Record, effect: Effect) -> str:
     return f"{query} → {key}{' (masked)' if effect.masked else ''}"
 
 
-def measured_words(record: Record, summary: EffectSummary) -> str:
+def measured_words(record: EffectRecord) -> str:
     """What was measured, and where."""
+    summary = record.effect
     match summary.measured:
         case "class" | "span" | "score" | "metric":
             where = "of the text"
@@ -466,8 +460,9 @@ def _measured(summary: EffectSummary) -> str:
 def removal_name(effect: Effect, record: Record) -> str:
     """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
     names = {
-        (layer.kind, layer.layer): short_name(layer, record.layers)
-        for layer in reversed(record.layers)
+        (view.inspected.kind, view.inspected.layer): view.name
+        for view in reversed(record.attentions)
+        if view.name
     }
     if effect.removed == "spans":
         return " → ".join(map(visible, reversed(effect.spans)))

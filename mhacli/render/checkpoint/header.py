@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.record import InspectedLayer, Model, Record
+from mhacli.record.record import CheckpointRecord, InspectedLayer, Record
 from mhacli.render.base.format import (
     agreement,
     checks_in_brief,
@@ -15,7 +15,6 @@ from mhacli.render.base.format import (
     flowing,
     lengths_in_words,
     self_check_verdict,
-    texts_in_words,
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, grouped, names_of
@@ -32,14 +31,15 @@ _SINKS = "sink logits (s_aux), which entropy counts as one more key"
 
 
 def model_header(
-    record: Record, model: Model, screen: Screen, *, in_brief: bool = False
+    record: CheckpointRecord, screen: Screen, *, in_brief: bool = False
 ) -> RenderableType:
     """The model, what was read, how its attention differs from plain attention, whether inspection
     changed anything, and the unverified layers; unless `in_brief` also how its layers were
     captured.
     """
+    model = record.model
     path = Text(visible(model.path), "bold")
-    words = [_layers(record, model), *by_layers(record.layers, _heads)]
+    words = [_layers(record), *by_layers(record.layers, _heads)]
     if model.revision:
         words.append(f"revision {visible(model.revision)}")
     words += [
@@ -48,14 +48,15 @@ def model_header(
         *texts_read(record),
         *_masks_and_scores(record),
     ]
-    lines: list[RenderableType] = [flowing([path, *words, *_proof(record, model)], screen.width)]
+    lines: list[RenderableType] = [flowing([path, *words, *_proof(record)], screen.width)]
     if not in_brief:
-        lines.append(flowing(_details(record, model), screen.width, style="dim"))
-    return Group(*lines, *_generated(record, model, screen), *_unverified(record))
+        lines.append(flowing(_details(record), screen.width, style="dim"))
+    return Group(*lines, *_generated(record, screen), *_unverified(record))
 
 
-def _layers(record: Record, model: Model) -> str:
+def _layers(record: CheckpointRecord) -> str:
     """The number of layers, and which were inspected if not all."""
+    model = record.model
     inspected = {(layer.kind, layer.layer) for layer in record.layers}
     n_stacks = len({kind for kind, _ in inspected})
     words = count_of(model.n_layers, "layer")
@@ -65,12 +66,17 @@ def _layers(record: Record, model: Model) -> str:
 
 
 def texts_read(record: Record) -> list[str]:
-    """The texts in words; for a corpus the number of documents, the devices if there are several,
-    and the example.
+    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9
+    tokens"]`; for a corpus the number of documents, the devices if there are several, and the
+    example.
     """
     corpus = record.corpus
+    lengths = lengths_in_words(record.sequences)
     if corpus is None:
-        return texts_in_words(record.files, *record.lengths)
+        parts = [*map(visible, record.files), lengths]
+        if record.context is not None:
+            parts.append(f"context of {lengths_in_words(record.context)}")
+        return parts
     n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
     parts = [f"{count_of(corpus.n_documents, 'document')} with {n_tokens}"]
     if corpus.n_bad:
@@ -79,16 +85,16 @@ def texts_read(record: Record) -> list[str]:
         parts.append(f"on different devices: {', '.join(corpus.devices)}")
     parts += [
         "means over documents",
-        f"patterns of one document, {corpus.example_named}: {lengths_in_words(record.lengths[0])}",
+        f"patterns of one document, {corpus.example_named}: {lengths}",
     ]
     return [*map(visible, parts)]
 
 
-def _generated(record: Record, model: Model, screen: Screen) -> Iterator[Text]:
+def _generated(record: CheckpointRecord, screen: Screen) -> Iterator[Text]:
     """The text that the model generated, and how much of it one pass over the whole text
     reproduces.
     """
-    generated = model.generated
+    generated = record.model.generated
     if generated is None:
         return
     summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
@@ -118,8 +124,9 @@ def _heads(layer: InspectedLayer) -> str:
     return heads
 
 
-def _proof(record: Record, model: Model) -> Iterator[Text]:
+def _proof(record: CheckpointRecord) -> Iterator[Text]:
     """The inspected path, and whether its outputs equal those without inspection."""
+    model = record.model
     yield Text(f"attention: {visible(model.path_inspected)}", "bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
@@ -130,10 +137,11 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
         yield Text(f"inspecting CHANGED the outputs{part}", "bold red")
 
 
-def _details(record: Record, model: Model) -> Iterator[str]:
+def _details(record: CheckpointRecord) -> Iterator[str]:
     """The model and the libraries, how layers were captured, each text with its layers, and what
     that cost.
     """
+    model = record.model
     yield visible(model.family)
     yield visible(model.architecture)
     yield f"{shown(model.n_parameters, 'count')} parameters"
@@ -200,7 +208,7 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     largest error in any layer.
     """
     ok = record.self_check.ok
-    checks = [check for summary in record.summaries for check in summary.checks]
+    checks = [check for view in record.attentions for check in view.inspected.survey.checks]
     if ok and not in_detail:
         return self_check_verdict(ok=True, numbers=checks_in_brief(checks))
     verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")

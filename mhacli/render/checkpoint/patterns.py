@@ -29,7 +29,7 @@ def queries_of(head: DrawableHead, sequence: int, options: ViewOptions) -> Queri
     """The queries to draw of a head."""
     model = head.record.model
     generated = None if model is None else model.generated
-    is_encoder = head.layer is not None and head.layer.kind == "encoder"
+    is_encoder = head.layer.inspected.kind == "encoder"
     produced = None if generated is None or is_encoder else generated.prompt_lens[sequence] - 1
     text = head.record.sequences[sequence]
     last = len(text.tokens) - 1

@@ -25,7 +25,7 @@ from mhacli.record.heads import (
     in_order,
     nearest_type,
 )
-from mhacli.record.record import Record
+from mhacli.record.record import CheckpointRecord, LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
 from mhacli.render.base.format import fitted, flowing, token_at, type_text
@@ -33,19 +33,15 @@ from mhacli.render.base.grids import MAX_LINES, grids
 from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
     DrawableHead,
-    LayerView,
     chosen_heads,
     chosen_layers,
     drawable_heads,
     names_of,
     require_inspected_heads,
-    short_name,
-    survey_of,
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.head_map import (
-    NamedLayer,
     TitledMap,
     head_map,
     kv_head_of,
@@ -57,9 +53,8 @@ from mhacli.render.heads.table import (
     SinkOfHead,
     head_key,
     heads_table,
-    sinks_are,
+    sinks_line,
     sinks_text,
-    token_name,
     types_of,
 )
 from mhacli.render.heads.view import cells_view, strong_places
@@ -90,7 +85,7 @@ class _Content:
     `listed`, and `remark` says how they were selected if they are not all.
     """
 
-    record: Record
+    record: CheckpointRecord
     layers: Sequence[LayerView]
     heads: Sequence[HeadStatistics]
     listed: Sequence[HeadStatistics]
@@ -135,21 +130,19 @@ class _Content:
 
     def header(self) -> RenderableType:
         """The model and how it was inspected."""
-        assert self.record.model is not None, "a record of a checkpoint has its model"
-        in_brief = not self.options.verbose
-        return model_header(self.record, self.record.model, self.screen, in_brief=in_brief)
+        return model_header(self.record, self.screen, in_brief=not self.options.verbose)
 
     def checks(self) -> Text:
         """The verdict."""
         return checks_view(self.record, self.screen, in_detail=self.options.verbose)
 
 
-def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+def layers_view(record: CheckpointRecord, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete view of a checkpoint's record: of chosen heads their patterns first. Raises
     `UsageError` for a layer, head or sequence that the record lacks.
     """
     layers = chosen_layers(record, options)
-    heads = chosen_heads(layers, options)
+    heads = chosen_heads(record, options)
     require_inspected_heads(layers, options.maps)
     sequences = sequences_to_draw(options, len(record.sequences))
     listed, remark = listed_heads(record, heads, options)
@@ -198,9 +191,7 @@ def _patterns(content: _Content) -> Iterator[RenderableType]:
     if missing:
         why = "is not in this record, so it is not drawn; --keep-limit makes room"
         yield Text(f"the pattern of {names_of(missing)} {why}", "yellow")
-    heads = [
-        head for head in drawable_heads(content.record, options) if "pattern" in head.record.arrays
-    ]
+    heads = [head for head in drawable_heads(content.record, options) if head.layer.has_pattern]
     chosen = [*product(heads, content.sequences.shown)]
     n_heads = len(chosen)
     is_requested = options.everything or (options.layers is not None and options.heads is not None)
@@ -224,19 +215,18 @@ def _titled_map(
     """The map of a head with its title, of words on request. A head that `is_alone` has its type in
     words.
     """
-    record = head.record
     statistics = head.statistics
     queries = queries_of(head, sequence, options)
     cells = words_map(head, sequence) if options.words else head_map(head, sequence)
     cells = replace(cells, produced=queries.produced)
     if queries.rows is not None:
         cells = cells.of_rows(queries.rows)
-    doubt = "" if head.layer is None or head.layer.verified else "NOT verified"
+    doubt = "" if head.layer.inspected.verified else "NOT verified"
     kind = KIND_SIGNS[statistics.kind].sign
     if is_alone:
         kind += f" {type_text(statistics)}"
-    label = head.label + kv_head_of(record, statistics.head)
-    return TitledMap(where(record, sequence, label, doubt, kind), cells)
+    label = head.label + kv_head_of(head)
+    return TitledMap(where(head.record, sequence, label, doubt, kind), cells)
 
 
 def _overview(content: _Content) -> RenderableType:
@@ -244,7 +234,7 @@ def _overview(content: _Content) -> RenderableType:
     sinks = _sinks(content)
     if len(content.layers) == 1:
         return Group(sinks)
-    return Group(grid(content.record, content.layers, content.screen), sinks)
+    return Group(grid(content), sinks)
 
 
 def _corpus(content: _Content) -> Iterator[RenderableType]:
@@ -263,13 +253,13 @@ def _strong_cells(content: _Content) -> Iterator[RenderableType]:
     if not is_chosen or len(content.listed) > MAX_DRAWN:
         return
     if record.corpus is not None:
-        cells = cells_table(record, record.corpus, content.layers, content.listed)
+        cells = cells_table(record.corpus, content.layers, content.listed)
         yield Group(*table(cells, screen.width))
     elif content.has_all:
         for layer in content.layers:
             heads = content.listed_in(layer)
             if heads:
-                title = Text(layer.inspected.label, "bold")
+                title = Text(layer.label, "bold")
                 yield Group(title, strong_places(layer.record, heads, options, screen))
 
 
@@ -280,12 +270,6 @@ def _tokens(content: _Content) -> Iterator[RenderableType]:
         yield from token_tables(content.record, content.sequences, options, content.screen)
 
 
-def _spans(content: _Content) -> Iterator[RenderableType]:
-    """The weights between spans, if the record has them."""
-    if any("span_mass" in layer.record.arrays for layer in content.layers):
-        yield span_view(content)
-
-
 def _maps(content: _Content) -> Iterator[RenderableType]:
     """The requested maps, and the cells that were kept, of as many layers as have room."""
     options = content.options
@@ -293,12 +277,11 @@ def _maps(content: _Content) -> Iterator[RenderableType]:
     has_all_layers = options.everything or options.layers is not None
     layers = content.layers if has_all_layers else content.layers[:MAX_DRAWN]
     if options.maps:
-        records = [NamedLayer(layer.record, layer.inspected.label) for layer in layers]
         for sequence in content.sequences.shown:
-            yield maps_view(records, sequence, options, screen)
+            yield maps_view(layers, sequence, options, screen)
     for layer in layers:
         heads = content.listed_in(layer)
-        yield from cells_view(layer.record, heads, options, screen, layer.inspected.label)
+        yield from cells_view(layer, heads, options, screen)
     if options.maps and len(layers) < len(content.layers):
         yield hidden(len(content.layers) - len(layers), "layer", "--all or --layer")
 
@@ -307,18 +290,6 @@ def _end(content: _Content) -> Iterator[RenderableType]:
     """The verdict, below the model of a single head."""
     checks = content.checks()
     yield Group(content.header(), checks) if content.is_of_one_head else checks
-
-
-_BLOCKS: Sequence[Callable[[_Content], Iterator[RenderableType]]] = (
-    _heads,
-    _corpus,
-    _strong_cells,
-    _tokens,
-    _spans,
-    _maps,
-    _end,
-)
-"""The blocks of the view in their order. Each has any number of sections."""
 
 
 def listed_heads(
@@ -349,38 +320,29 @@ def _sinks(content: _Content) -> Text:
     """The sink keys of all chosen heads."""
     record = content.record
     layers = content.layers
-    width = content.screen.width
     if record.corpus is not None:
         n_documents = record.corpus.n_documents
         tokens = [
             SinkOfHead(f"“{token_label(sink.token)}”", sink.documents / n_documents, name)
-            for name, head in _by_key(record.corpus, layers, record).values()
+            for name, head in _by_key(record.corpus, layers).values()
             for sink in head.sinks
         ]
+        width = content.screen.width
         return sinks_text(tokens, "sinks by token", "layer.head ", width, " of the documents")
-    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    sinks = []
-    for head in content.heads:
-        layer = views[head.layer, head.attention]
-        has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
-        stack = "encoder " if record.context is not None and has_encoder_keys else ""
-        name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-        for sink in head.sink_keys:
-            key = token_name(layer.record.keys, sink.sequence, sink.key)
-            sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
-    return sinks_text(sinks, sinks_are(survey_of(record).sink_share), "layer.head ", width)
+    return sinks_line(record, layers, content.heads, content.screen)
 
 
 # ------------------------------------------------------------------------------------ grid of heads
 
 
-def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
+def grid(content: _Content) -> RenderableType:
     """A grid with a row per layer and a column per head, grouped by the kind of layer, and the
     number of heads by type. A layer without attention has its type and no heads, and one that is
     not verified a !.
     """
-    rows = sorted(_layer_rows(record, layers), key=lambda row: (row.group, row.layer))
-    n_heads = max(layer.inspected.n_heads for layer in layers)
+    screen = content.screen
+    rows = sorted(_layer_rows(content), key=lambda row: (row.group, row.layer))
+    n_heads = max(layer.inspected.n_heads for layer in content.layers)
     signs = [[(" ", Style.null())] * n_heads for _ in rows]
     for row, signs_of_row in zip(rows, signs, strict=True):
         for head in row.heads:
@@ -409,16 +371,17 @@ class _LayerRow(NamedTuple):
     heads: Sequence[HeadStatistics] = ()
 
 
-def _layer_rows(record: Record, layers: Sequence[LayerView]) -> Iterator[_LayerRow]:
+def _layer_rows(content: _Content) -> Iterator[_LayerRow]:
     """The rows of layers, and, if no layer was left out, those without attention, which belong to
     the decoder of a model with two stacks.
     """
+    record, layers = content.record, content.layers
     kinds = [*dict.fromkeys(layer.inspected.kind for layer in layers)]
     for view in layers:
         layer = view.inspected
-        name = short_name(layer, record.layers) + ("" if layer.verified else " !")
+        name = view.name + ("" if layer.verified else " !")
         yield _LayerRow(kinds.index(layer.kind), layer.layer, name, view.record.heads)
-    if record.model is not None and len(layers) == len(record.layers):
+    if len(layers) == len(record.layers):
         group = 1 if kinds[0] == "encoder" and len(kinds) > 1 else 0
         for other in record.model.without:
             yield _LayerRow(group, other.layer, f"{other.layer} {visible(other.type)}")
@@ -432,19 +395,17 @@ _NAME_WIDTH = 12
 """The most characters of the name of a span."""
 
 
-def span_view(content: _Content) -> RenderableType:
-    """Rows per layer or chosen head, one for each attending span, and the weight of each attended
-    span.
+def _spans(content: _Content) -> Iterator[RenderableType]:
+    """The weights between spans, if the record has them: rows per layer or chosen head, one for
+    each attending span, and the weight of each attended span.
     """
-    record = content.record
+    layers = [layer for layer in content.layers if "span_mass" in layer.record.arrays]
+    if not layers:
+        return
     options = content.options
     sequences = content.sequences.shown
-    names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
-    rows: list[Sequence[str]] = []
-    for layer in content.layers:
-        if "span_mass" in layer.record.arrays:
-            name = short_name(layer.inspected, record.layers)
-            rows += _span_rows(name, layer.record, names, sequences, options)
+    names = [fitted(token_label(span.name), _NAME_WIDTH) for span in content.record.spans]
+    rows = [row for layer in layers for row in _span_rows(layer, names, sequences, options)]
     headings = ["layer", "from", *(f"to {name}" for name in names)]
     columns: list[Column[Sequence[str]]] = [
         Column(heading, itemgetter(place), unit="word" if heading == "from" else "id")
@@ -466,11 +427,11 @@ def span_view(content: _Content) -> RenderableType:
             "×: its ratio to uniform attention over the same keys, which favours no long span",
         ],
     )
-    return Group(*table(weights, content.screen.width))
+    yield Group(*table(weights, content.screen.width))
 
 
 def _span_rows(
-    name: str, view: Record, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
+    layer: LayerView, names: Sequence[str], sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[Sequence[str]]:
     """The rows of a layer, or of each of its chosen heads: its name, the attending span, and of
     each attended span the weight and its ratio to uniform attention, means of finite numbers.
@@ -486,16 +447,17 @@ def _span_rows(
         numbers: Array = np.ma.masked_invalid(weights).mean(axis=(0, 1)).filled(np.nan)
         return numbers
 
+    view = layer.record
     places = list(sequences)
     mass, uniform_mass = np.broadcast_arrays(
         view.arrays["span_mass"][places].astype(np.float64),
         view.arrays["uniform_span_mass"][places].astype(np.float64),
     )
     if options.heads is None:
-        groups = {name: [*range(len(view.heads))]}
+        groups = {layer.name: [*range(len(view.heads))]}
     else:
         groups = {
-            f"{name} · head {head.head}": [place]
+            f"{layer.name} · head {head.head}": [place]
             for place, head in enumerate(view.heads)
             if head.head in options.heads
         }
@@ -504,6 +466,18 @@ def _span_rows(
         uniform = mean(uniform_mass[:, heads])
         for query, span in enumerate(names):
             yield "" if query else label, span, *map(words, weights[query], uniform[query])
+
+
+_BLOCKS: Sequence[Callable[[_Content], Iterator[RenderableType]]] = (
+    _heads,
+    _corpus,
+    _strong_cells,
+    _tokens,
+    _spans,
+    _maps,
+    _end,
+)
+"""The blocks of the view in their order. Each has any number of sections."""
 
 
 # ------------------------------------------------------------------------------------------ corpora
@@ -538,13 +512,10 @@ class _Row(NamedTuple):
 
 
 def _by_key(
-    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record
+    corpus: CorpusSummary, layers: Sequence[LayerView]
 ) -> Mapping[tuple[Any, ...], _NamedHead]:
     """The heads of some layers by layer, attention and number."""
-    names = {
-        (layer.inspected.layer, layer.inspected.name): short_name(layer.inspected, record.layers)
-        for layer in layers
-    }
+    names = {(layer.inspected.layer, layer.inspected.name): layer.name for layer in layers}
     heads = {}
     for head in corpus.heads:
         name = names.get((head.layer, head.attention))
@@ -566,7 +537,7 @@ def corpus_tables(
     """
     if record.corpus is None:
         return
-    heads = _by_key(record.corpus, layers, record)
+    heads = _by_key(record.corpus, layers)
     of_table = [heads[head_key(head)] for head in listed]
     spreads = _spreads([*_rows(of_table, map(_statistic_of_type, listed))])
     yield Group(*table(spreads, screen.width, "interval: bootstrap of the mean"))
@@ -656,15 +627,12 @@ def _effects(rows: Sequence[_Row], metric: str, *, everything: bool) -> Table[_R
 
 
 def cells_table(
-    record: Record,
-    corpus: CorpusSummary,
-    layers: Sequence[LayerView],
-    listed: Sequence[HeadStatistics],
+    corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
 ) -> Table[Mapping[str, Any]]:
     """The cells of some heads with the largest ratio to uniform in the corpus, each with its
     document and positions.
     """
-    heads = _by_key(corpus, layers, record)
+    heads = _by_key(corpus, layers)
     rows = []
     for statistics in listed:
         name, head = heads[head_key(statistics)]

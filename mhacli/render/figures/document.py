@@ -9,7 +9,7 @@ from typing import assert_never
 from rich.console import Group
 
 from mhacli.errors import EXIT_CHECK, MhaError, library
-from mhacli.record.record import Record
+from mhacli.record.record import EffectRecord, Record, is_a
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Figure, Screen, ViewOptions
 from mhacli.render.base.terminal import bare
@@ -37,7 +37,7 @@ def figure(record: Record, options: ViewOptions) -> str:
     """
     metadata = {"command": [*record.command], **dict(provenance(record))}
     usual: Figure = "grid"
-    if record.effect is not None and options.heads is None:
+    if options.heads is None and is_a(record, EffectRecord):
         usual = "effects"
     elif record.trace and not record.heads:
         usual = "walk"
@@ -72,18 +72,17 @@ def _effects(record: Record, metadata: Mapping[str, object]) -> str:
     """The picture of a record's effects. Raises `MhaError` if it has none, or they are not
     proven.
     """
-    summary = record.effect
-    if summary is None:
+    if not is_a(record, EffectRecord):
         hint = "mha effect … --save makes such a record"
         raise MhaError("the record has no effects, so none can be drawn", hint=hint)
-    if not summary.verified.ok:
+    if not record.effect.verified.ok:
         message = "the effects are not drawn: a second computation gives other numbers"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
     panels = effect_grids(record)
     body = [grids([GridRow("", [g])], _SIDE) for g in panels]
     if panels:
         body.append(legend(panels, panels[0].meaning))
-    title = f"effect on {measured_words(record, summary)}"
+    title = f"effect on {measured_words(record)}"
     caption = [part.plain for part in effect_words(record, WIDE)]
     return document(title, body, metadata, caption=caption)
 

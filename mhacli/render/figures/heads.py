@@ -98,7 +98,7 @@ def heads_figure(
 
 def _require_patterns(heads: Sequence[DrawableHead], options: ViewOptions) -> None:
     """Raises `MhaError` without heads, and for words of heads whose patterns were not kept."""
-    has_patterns = all("pattern" in head.record.arrays for head in heads)
+    has_patterns = all(head.layer.has_pattern for head in heads)
     if not heads or (options.words and not has_patterns):
         what = "words" if options.words else "heads"
         raise MhaError(
@@ -122,7 +122,7 @@ def _title(record: Record, heads: Sequence[DrawableHead], sequence: int) -> str:
     kv_head = ""
     if len(heads) == 1:
         parts = [heads[0].label]
-        kv_head = kv_head_of(heads[0].record, heads[0].statistics.head)
+        kv_head = kv_head_of(heads[0])
     if len(record.sequences) > 1:
         parts.append(f"sequence {sequence}")
     return " · ".join(filter(None, parts)) + kv_head
@@ -176,17 +176,15 @@ def _with_words(g: Grid, head: DrawableHead, cells: HeadMap, *, is_single: bool)
 
 
 def _layers(heads: Sequence[DrawableHead]) -> dict[InspectedLayer, None]:
-    """The layers of heads in order."""
-    return {head.layer: None for head in heads if head.layer is not None}
+    """The layers of heads in order, except one that stands alone."""
+    return {head.layer.inspected: None for head in heads if head.layer.label}
 
 
 def _rows(heads: Sequence[DrawableHead], panels: Sequence[Grid], side: float) -> list[GridRow]:
     """A row per layer, or for a single layer rows as wide as the picture of one head."""
     layers: dict[str, list[Grid]] = {}
     for head, g in zip(heads, panels, strict=True):
-        name = ""
-        if head.layer is not None:
-            name = head.layer.label if head.layer.verified else f"{head.layer.label} !"
+        name = head.layer.label + ("" if head.layer.inspected.verified else " !")
         layers.setdefault(name, []).append(g)
     if len(layers) > 1:
         return [GridRow(name, row) for name, row in layers.items()]

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from mhacli.io.data import Array
 from mhacli.record.heads import HeadStatistics, words_of_type
-from mhacli.record.record import Record
+from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.format import fitted, flowing, token_at, token_text
 from mhacli.render.base.grids import MASKED, Form, grids
@@ -38,10 +38,10 @@ def where(record: Record, sequence: int, layer: str, *parts: str) -> str:
     return " · ".join(filter(None, (layer, text, *parts)))
 
 
-def kv_head_of(record: Record, head: int) -> str:
+def kv_head_of(head: DrawableHead) -> str:
     """The kv head of a query head, if it is shared."""
-    group = record.config.heads_per_kv_head
-    return f" · kv head {head // group}" if group > 1 else ""
+    group = head.record.config.heads_per_kv_head
+    return f" · kv head {head.statistics.head // group}" if group > 1 else ""
 
 
 # --------------------------------------------------------------------------------------------- maps
@@ -277,15 +277,15 @@ def head_map(head: DrawableHead, sequence: int) -> HeadMap:
     """The map of a head of a sequence, without padding: its cells if the record has them, else
     blocks.
     """
-    if "pattern" in head.record.arrays:
-        return pattern_map(head.record, head.place, sequence)
-    return block_map(head.record, head.place, sequence).of_tokens()
+    if head.layer.has_pattern:
+        return pattern_map(head, sequence)
+    return block_map(head.layer, head.place, sequence).of_tokens()
 
 
-def pattern_map(record: Record, place: int, sequence: int, *, site: str = "pattern") -> HeadMap:
-    """The cells of the head at a `place` of the pattern, without padding."""
+def pattern_map(head: DrawableHead, sequence: int, *, site: str = "pattern") -> HeadMap:
+    """The cells of a head of the pattern, without padding."""
+    record, place, statistics = head.record, head.place, head.statistics
     arrays = record.arrays
-    statistics = record.heads[place]
     queries = record.sequences[sequence].tokens
     keys = record.keys[sequence].tokens
     rows, columns = record.inside(sequence)
@@ -338,12 +338,11 @@ def sink_places(statistics: HeadStatistics, sequence: int, n_keys: int) -> tuple
     return tuple(sorted(place for place in sinks if 0 <= place < n_keys))
 
 
-def block_map(record: Record, place: int, sequence: int) -> HeadMap:
+def block_map(layer: LayerView, place: int, sequence: int) -> HeadMap:
     """The map of blocks of the head at a `place`, with padding. Of sinks it has only those that
     begin a text or document, because the weights of others per query are not kept.
     """
-    assert record.survey is not None, "a map is of a record of heads"
-    block = record.survey.block
+    record, block = layer.record, layer.inspected.survey.block
     arrays = record.arrays
     statistics = record.heads[place]
     queries, keys = record.sequences[sequence], record.keys[sequence]
@@ -569,31 +568,24 @@ def _top_keys(title: str, cells: HeadMap, options: ViewOptions) -> Table[int]:
     )
 
 
-class NamedLayer(NamedTuple):
-    """The record of a layer, with its name if there are several."""
-
-    record: Record
-    name: str = ""
-
-
 def maps_view(
-    layers: Sequence[NamedLayer], sequence: int, options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], sequence: int, options: ViewOptions, screen: Screen
 ) -> RenderableType:
     """The requested maps of layers, of a sequence on a common scale, without their sinks, which
     stand beside them.
     """
     panels: list[Grid] = []
     notes: list[str | Text] = []
-    for record, layer in layers:
-        for place, head in enumerate(record.heads):
+    for layer in layers:
+        for place, head in enumerate(layer.record.heads):
             if head.head in options.maps:
-                whole = block_map(record, place, sequence)
+                whole = block_map(layer, place, sequence)
                 name = f"head {head.head}"
-                title = where(record, sequence, layer, name, words_of_type(head.kind).name)
+                kind = words_of_type(head.kind).name
+                title = where(layer.record, sequence, layer.label, name, kind)
                 panels.append(_without_sinks(whole, title, options))
-                notes += _sinks(
-                    whole.without_sinks(), f"{layer} {name}".lstrip(), options.precision
-                )
+                name = f"{layer.label} {name}".lstrip()
+                notes += _sinks(whole.without_sinks(), name, options.precision)
     lines = [*grids(panels, screen, form="shades", everything=options.everything)]
     if notes:
         rest = "the rest of each row is renormalised"

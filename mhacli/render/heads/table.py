@@ -24,7 +24,7 @@ from mhacli.record.heads import (
     require_order,
     words_of_type,
 )
-from mhacli.record.record import InspectedLayer, Record
+from mhacli.record.record import LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
@@ -38,8 +38,7 @@ from mhacli.render.base.format import (
     type_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import grouped, names_of, short_name, survey_of
-from mhacli.settings import SINK_TOKENS
+from mhacli.render.base.selection import grouped, names_of, survey_of
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import TokenSequence
@@ -129,34 +128,29 @@ def _layer_column(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions
 ) -> Iterator[Column[HeadRow]]:
     """The column of layers; none if the record has a single layer, or one was chosen."""
-    layers = {(layer.layer, layer.name): layer for layer in record.layers}
-    n_layers = len({head_key(head)[:2] for head in listed} & {*layers})
+    layers = {(view.inspected.layer, view.inspected.name): view for view in record.attentions}
+    n_layers = len({head_key(head)[:2] for head in listed})
     is_chosen = options.layers is not None and n_layers == 1
-    if len(record.layers) == 1 or not n_layers or is_chosen:
+    if len(layers) == 1 or not n_layers or is_chosen:
         return
 
-    def layer_of(row: HeadRow) -> InspectedLayer:
+    def layer_of(row: HeadRow) -> LayerView:
         return layers[row.head.layer, row.head.attention]
 
     yield Column(
         "layer",
-        lambda row: "" if row.baseline else short_name(layer_of(row), record.layers),
+        lambda row: "" if row.baseline else layer_of(row).name,
         unit="id",
-        style=lambda row: "" if layer_of(row).verified else "bold red",
+        style=lambda row: "" if layer_of(row).inspected.verified else "bold red",
     )
 
 
 def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow]]:
     """A column for each statistic with a heading, in display order, and for each condition."""
     sort, _ = require_order(options.sort)
-    sink_tokens = SINK_TOKENS
-    patterns: Sequence[str] = ()
-    if record.summaries:
-        survey = survey_of(record)
-        sink_tokens = survey.sink_tokens
-        patterns = survey.patterns
+    survey = survey_of(record)
     columns = [
-        _statistic_column(statistic, options, sink_tokens, sort)
+        _statistic_column(statistic, options, survey.sink_tokens, sort)
         for statistic in (*OF_REMOVAL, *STATISTICS)
         if statistic.priority is not None
         and not (
@@ -164,7 +158,7 @@ def _number_columns(record: Record, options: ViewOptions) -> list[Column[HeadRow
             and all(getattr(head, statistic.field) is None for head in record.heads)
         )
     ]
-    for number, name in enumerate(patterns):
+    for number, name in enumerate(survey.patterns):
         columns.append(_pattern_column(number, visible(name), options.precision))
     return columns
 
@@ -213,18 +207,17 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
     """The column of attention weights by distance, relative to the largest, if the record has
     them.
     """
-    steps = survey_of(record).steps if record.summaries else ()
+    steps = survey_of(record).steps
     if not steps:
         return
     ends = [
         f"{end:,}" if end - before == 1 else f"{before + 1:,}–{end:,}"
         for before, end in pairwise((-1, *steps))
     ]
-    views = [record.of_layer(index) for index in range(len(record.layers) or 1)]
     places = {
-        head_key(head): (view.arrays, place)
-        for view in views
-        for place, head in enumerate(view.heads)
+        head_key(head): (view.record.arrays, place)
+        for view in record.attentions
+        for place, head in enumerate(view.record.heads)
     }
 
     def sparks(row: HeadRow) -> str:
@@ -334,15 +327,21 @@ def sinks_are(least: float) -> str:
 
 
 def sinks_line(
-    record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen
+    record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen
 ) -> Text:
-    """The sink keys of the heads of a layer."""
-    sinks = [
-        SinkOfHead(token_name(record.keys, sink.sequence, sink.key), sink.share, str(head.head))
-        for head in listed
-        for sink in head.sink_keys
-    ]
-    return sinks_text(sinks, sinks_are(least), "head ", screen.width)
+    """The sink keys of heads of some layers."""
+    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
+    sinks = []
+    for head in heads:
+        layer = views[head.layer, head.attention]
+        has_encoder_keys = layer.inspected.kind in ("encoder", "cross")
+        stack = "encoder " if record.context is not None and has_encoder_keys else ""
+        name = f"{layer.name}.{head.head}".lstrip(".")
+        for sink in head.sink_keys:
+            key = token_name(layer.record.keys, sink.sequence, sink.key)
+            sinks.append(SinkOfHead(f"{stack}{key}", sink.share, name))
+    unit = "layer.head " if record.layers else "head "
+    return sinks_text(sinks, sinks_are(survey_of(record).sink_share), unit, screen.width)
 
 
 def sinks_text(

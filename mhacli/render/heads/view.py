@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Group, RenderableType
 
 from mhacli.io.data import Array
-from mhacli.record.heads import HeadStatistics
-from mhacli.record.record import Record
+from mhacli.record.heads import Corner, HeadStatistics
+from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import count_of, flowing
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
-from mhacli.render.base.selection import places_of, survey_of
+from mhacli.render.base.selection import places_of
 from mhacli.render.base.terminal import table
 from mhacli.text.numbers import shown
 
@@ -105,33 +105,29 @@ _ROUNDING = 1e-5
 
 
 def cells_view(
-    record: Record,
-    listed: Sequence[HeadStatistics],
-    options: ViewOptions,
-    screen: Screen,
-    layer: str = "",
+    layer: LayerView, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """Of the listed heads the kept block of the pattern, and the top keys of the requested queries.
-    `layer` is the name of their layer, if there are several.
+    """Of the listed heads of a layer the kept block of the pattern, and the top keys of the
+    requested queries.
     """
+    record, corner = layer.record, layer.inspected.survey.kept.corner
     for b in sequences_to_draw(options, len(record.sequences)).shown:
-        if listed and "corner" in record.arrays:
-            yield Group(*_corner_view(record, listed, b, options, screen, layer))
-        if listed and "top_keys" in record.arrays and requested_queries(record, b):
-            yield Group(*_strongest_keys(record, listed, b, options, screen, layer))
+        if listed and corner is not None:
+            yield Group(*_corner_view(layer, corner, listed, b, options, screen))
+        if listed and "top_keys" in record.arrays and requested_queries(layer, b):
+            yield Group(*_strongest_keys(layer, listed, b, options, screen))
 
 
 def _corner_view(
-    record: Record,
+    layer: LayerView,
+    corner: Corner,
     listed: Sequence[HeadStatistics],
     sequence: int,
     options: ViewOptions,
     screen: Screen,
-    layer: str,
 ) -> Iterator[RenderableType]:
     """The kept block of the pattern of each head, cell by cell, as far as it fits."""
-    corner = survey_of(record).kept.corner
-    assert corner is not None, "its cells were kept"
+    record = layer.record
     tokens = record.sequences[sequence].tokens
     keys = record.keys[sequence].tokens
     arrays = record.arrays
@@ -149,35 +145,35 @@ def _corner_view(
         is_broken = has_keys & np.isnan(entropy)  # a cell is NaN where masked, and in rows of NaN
         allowed = ~np.isnan(weights) | is_broken[:, None]
         cells = replace(cell_map(tokens, keys, weights, allowed), first=(0, first_key), rows=rows)
-        title = where(record, sequence, layer, f"head {record.heads[place].head}", span)
+        head = f"head {record.heads[place].head}"
+        title = where(record, sequence, layer.label, head, span)
         g = grid_of(cells, title, scale="linear", digits=options.precision)
         has_all_rows = options.everything or corner.n_queries <= _MAX_ROWS
         panels.append(replace(g, corner="query", has_all_rows=has_all_rows))
     yield from grids(panels, screen, form="numbers", everything=options.everything)
 
 
-def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
+def requested_queries(layer: LayerView, sequence: int) -> list[tuple[int, int]]:
     """The requested queries within a sequence, each after its index in the request."""
-    assert record.survey is not None, "only a record of heads has them"
-    rows, _ = record.inside(sequence)
+    rows, _ = layer.record.inside(sequence)
     return [
         (number, q)
-        for number, q in enumerate(record.survey.kept.queries)
+        for number, q in enumerate(layer.inspected.survey.kept.queries)
         if rows.start <= q < rows.stop
     ]
 
 
 def _strongest_keys(
-    record: Record,
+    layer: LayerView,
     listed: Sequence[HeadStatistics],
     sequence: int,
     options: ViewOptions,
     screen: Screen,
-    layer: str,
 ) -> Iterator[RenderableType]:
     """The top keys of the requested queries in every head, in descending order, and the weight of
     the others.
     """
+    record = layer.record
     first_key = record.first_key(sequence)
     digits = options.precision
 
@@ -199,7 +195,7 @@ def _strongest_keys(
             words.append(f"{name} {shown(rest, 'weight', digits)}")
         return flowing(words, screen.width - len("head  "), ", ").plain
 
-    for number, query in requested_queries(record, sequence):
+    for number, query in requested_queries(layer, sequence):
         columns: list[Column[HeadStatistics]] = [
             Column("head", lambda head: head.head, unit="id"),
             Column(
@@ -211,7 +207,7 @@ def _strongest_keys(
         ]
         name = token_name(record.sequences, sequence, query - record.first_query(sequence))
         n_keys = _n_visible_keys(record.arrays["visible"][sequence, :, query], digits)
-        title = where(record, sequence, layer, f"query {name}", n_keys)
+        title = where(record, sequence, layer.label, f"query {name}", n_keys)
         yield from table(Table(columns, listed, title=title), screen.width)
 
 

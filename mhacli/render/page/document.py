@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from mhacli.record.heads import UNTYPED
-from mhacli.record.record import Record
+from mhacli.record.record import CheckpointRecord, CodeRecord, DecodingRecord, Record, is_a
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted, provenance
 from mhacli.render.base.options import ViewOptions, chosen
@@ -108,12 +108,12 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
 
 def _title(record: Record) -> tuple[str, str]:
     """The page's title, and the words of a text in it, which have a direction of their own."""
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         return "shapes of ", visible(record.module.target)
-    what = "decoding" if record.decoding is not None else "attention"
-    if record.config.random is not None and record.model is None:
+    what = "decoding" if is_a(record, DecodingRecord) else "attention"
+    if record.config.random is not None:
         return f"{what} over random rows", ""
-    if record.model is not None:
+    if is_a(record, CheckpointRecord):
         what += f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     if record.corpus is not None:
         return f"{what}: {count_of(record.corpus.n_documents, 'document')}", ""
@@ -141,7 +141,7 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     if record.corpus is None:
         return Html("")
     layers = chosen_layers(record, options)
-    heads = chosen_heads(layers, options)
+    heads = chosen_heads(record, options)
     views = corpus_tables(record, layers, heads, replace(options, everything=True), WIDE)
     body = (preformatted(view, WIDE.width) for view in views)
     return section("documents", "documents", *body)
@@ -151,7 +151,7 @@ def _provenance(record: Record) -> Html:
     """What made the page, and the checks of a checkpoint."""
     origin = table(pairs(provenance(record), title="what made this page"))
     checks = []
-    if record.model is not None:
+    if is_a(record, CheckpointRecord):
         checks = paragraphs(checks_view(record, WIDE, in_detail=True))
     return section("provenance", "provenance", origin, *checks)
 
@@ -182,17 +182,17 @@ def notes(
     """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if heads:
         yield _precision(data)
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
     yield from missing_notes(record, options)
-    if record.model is None and not heads:
+    if not heads and not is_a(record, CheckpointRecord):
         yield (
             "the pattern is not in this record, so no head is drawn; --keep pattern keeps it,"
             " --keep-limit makes room"
         )
-    summaries = [head.record.survey for head in heads if "pattern" not in head.record.arrays]
-    if any(summary is not None and summary.block > 1 for summary in summaries):
+    in_blocks = [head.layer.inspected for head in heads if not head.layer.has_pattern]
+    if any(layer.survey.block > 1 for layer in in_blocks):
         yield (
             "mha heads stores means of blocks, which show sinks only at the first token; mha run"
             " stores every cell"

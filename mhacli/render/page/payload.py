@@ -17,6 +17,7 @@ import numpy as np
 from mhacli.io.data import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import words_of_type
+from mhacli.record.record import LayerView
 from mhacli.render.base.colours import KIND_SIGNS, UNKNOWN, WEIGHTS, is_dark
 from mhacli.render.base.grids import DECADES, MASKED, ends
 from mhacli.render.base.options import Scale
@@ -77,19 +78,18 @@ def page_data(
     bytes.
     """
     texts: dict[tuple[str, ...], int] = {}
-    layers = {id(head.record): head for head in heads}
-    places = {key: place for place, key in enumerate(layers)}
+    layers = [*dict.fromkeys(head.layer for head in heads)]
     concepts = words_of("glossary", "concept").items()
     concept_of = {word: concept for name, concept in concepts for word in (name, *concept.also)}
     terms = {word: concept_of[word].explanation for word in _EXPLAINED}
     types = [words_of_type(head.statistics.kind) for head in heads]
     return {
         "schema": SCHEMA,
-        "layers": [_layer(head, sequences, texts) for head in layers.values()],
+        "layers": [_layer(layer, sequences, texts) for layer in layers],
         "terms": terms | {kind.name: kind.explanation for kind in types},
         "texts": list(texts),
         "numbers": sequences,
-        "heads": [_head(head, places[id(head.record)]) for head in heads],
+        "heads": [_head(head, layers.index(head.layer)) for head in heads],
         "scale": scale,
         "decades": DECADES,
         "ramp": WEIGHTS.colours,
@@ -119,10 +119,9 @@ class _Drawing(NamedTuple):
 
     def n_cells(self) -> int:
         """The number of cells that are not masked."""
-        arrays = self.head.record.arrays
-        if "pattern" not in arrays:
+        if not self.head.layer.has_pattern:
             return self.n_numbers("map")
-        allowed = arrays["allowed"]
+        allowed = self.head.record.arrays["allowed"]
         return int(allowed[self.sequence, min(self.head.place, allowed.shape[1] - 1)].sum())
 
     def n_numbers(self, name: str) -> int:
@@ -134,7 +133,7 @@ class _Drawing(NamedTuple):
 
     def n_queries(self) -> int:
         """The queries whose strongest keys are known."""
-        has_pattern = "pattern" in self.head.record.arrays
+        has_pattern = self.head.layer.has_pattern
         return len(self.head.record.sequences[self.sequence].tokens) if has_pattern else 0
 
 
@@ -253,7 +252,7 @@ def _strongest(head: DrawableHead, sequence: int, k: int) -> dict[str, str]:
     query sees fewer and where weights are no numbers; and the codes of their weights: the first of
     a query, and of each other what it lacks of the one before.
     """
-    if "pattern" not in head.record.arrays or not k:
+    if not head.layer.has_pattern or not k:
         return {}
     known = np.nan_to_num(head_map(head, sequence).weights, nan=MASKED)
     keys = np.argsort(-known, axis=1, kind="stable")[:, :k]
@@ -297,7 +296,7 @@ def _parts(head: DrawableHead, sequence: int, names: Sequence[str]) -> Iterator[
     them.
     """
     record = head.record
-    if "pattern" not in record.arrays:
+    if not head.layer.has_pattern:
         return
     queries, keys = record.inside(sequence)
     for name in names:
@@ -325,7 +324,7 @@ def packed(numbers: Array, dtype: str = "<f4") -> str:
 
 
 def _layer(
-    head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, ...], int]
+    view: LayerView, sequences: Sequence[int], texts: dict[tuple[str, ...], int]
 ) -> Mapping[str, Any]:
     """The texts of a layer, how its scores are computed, and why arrays are absent."""
 
@@ -333,37 +332,28 @@ def _layer(
         labels = [tuple(map(token_label, family[b].tokens)) for b in sequences]
         return [texts.setdefault(text, len(texts)) for text in labels]
 
-    config = head.record.config
-    layer = head.layer
-    if layer is None:
-        has_bias = config.positions == "alibi" or config.score_bias is not None
-        name = ""
-    else:
-        has_bias = layer.bias or bool(layer.extras)
-        name = str(layer.layer) if layer.kind == "self" else f"{layer.kind}-{layer.layer}"
-        if layer.call > 1:
-            name += f"-call-{layer.call}"
+    record = view.record
+    layer = view.inspected
+    words = view.label.replace(",", "").split()
     return {
-        "label": "" if layer is None else layer.label,
-        "name": name,
-        "verified": layer is None or layer.verified,
-        "queries": places(head.record.sequences),
-        "keys": places(head.record.keys),
-        "absent": {
-            name: _why_absent(head, name) for name in PARTS if name not in head.record.arrays
-        },
-        "scale": (layer or config).scale,
-        "softcap": (layer or config).softcap,
-        "bias": has_bias,
-        "dropout": config.dropout if layer is None and config.train else 0,
+        "label": view.label,
+        "name": "-".join(word for word in words if word != "layer"),
+        "verified": layer.verified,
+        "queries": places(record.sequences),
+        "keys": places(record.keys),
+        "absent": {name: _why_absent(view, name) for name in PARTS if name not in record.arrays},
+        "scale": layer.scale,
+        "softcap": layer.softcap,
+        "bias": layer.bias or bool(layer.extras),
+        "dropout": record.config.dropout if record.config.train else 0,
     }
 
 
-def _why_absent(head: DrawableHead, name: str) -> str:
+def _why_absent(view: LayerView, name: str) -> str:
     """Why the record lacks one of `PARTS`, and the option that keeps it."""
-    if "pattern" not in head.record.arrays:
+    if not view.has_pattern:
         return "the record holds sums; mha run keeps single cells of texts that fit"
-    if head.layer is not None and name == "v":
+    if view.label and name == "v":
         return "the record of a checkpoint does not hold it"
     return f"{name} was not kept; --keep {','.join(('pattern', *PARTS))} and --keep-limit make room"
 
@@ -371,7 +361,7 @@ def _why_absent(head: DrawableHead, name: str) -> str:
 def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     """A head with its type and entropy, which `about` says in words."""
     statistics = head.statistics
-    label = head.label + kv_head_of(head.record, statistics.head)
+    label = head.label + kv_head_of(head)
     name = words_of_type(statistics.kind).name
     sign = KIND_SIGNS[statistics.kind].sign
     about = f"{sign} {name}"

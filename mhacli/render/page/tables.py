@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from mhacli.record.heads import in_order
-from mhacli.record.record import Record
+from mhacli.record.record import EffectRecord, Record, is_a
 from mhacli.render.base.colours import UNKNOWN, hex_of, ink_on
 from mhacli.render.base.doc import Column, Grid, Table
 from mhacli.render.base.grids import levels, ramp_of, scale_words, swatch_levels
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import DrawableHead, chosen_heads, chosen_layers
+from mhacli.render.base.selection import DrawableHead, chosen_heads
 from mhacli.render.checkpoint.effect import effect_grids, effect_table, effect_words
 from mhacli.render.heads.table import HeadRow, head_key, heads_table
 from mhacli.render.run.steps import steps_table
@@ -87,17 +87,17 @@ def effects(record: Record) -> Html:
     """A section with pictures of the effects, and a row for each removal; empty without
     removals.
     """
-    if record.effect is None:
+    if not is_a(record, EffectRecord):
         return Html("")
     body = [line for part in effect_words(record, WIDE) for line in paragraphs(part)]
     if record.effect.verified.ok:
         body += effect_pictures(record)
         title = "what each removal changes, the largest change first"
-        body.append(table(replace(effect_table(record, record.effect), title=title)))
+        body.append(table(replace(effect_table(record), title=title)))
     return section("effects", "effects", *body)
 
 
-def effect_pictures(record: Record) -> Iterator[Html]:
+def effect_pictures(record: EffectRecord) -> Iterator[Html]:
     """The table of heads, those of texts, and their scale."""
     panels = effect_grids(record)
     yield from map(grid, panels)
@@ -117,9 +117,7 @@ def head_statistics(
     """A section with a row per head and uniform attention below, empty without heads; and its
     orders by each column.
     """
-    rows = [head for head in record.heads if options.shows_head(head.head)]
-    if record.model is not None:
-        rows = [*chosen_heads(chosen_layers(record, options), options)]
+    rows = chosen_heads(record, options)
     if not rows:
         return Html(""), ()
     exact = replace(options, precision=max(options.precision, _DECIMALS))

@@ -14,7 +14,18 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from mhacli.record.record import CacheStep, Cell, DecodeSummary, Record, ScorePart, Step, UserModule
+from mhacli.record.record import (
+    CacheStep,
+    Cell,
+    CheckpointRecord,
+    CodeRecord,
+    DecodingRecord,
+    Record,
+    ScorePart,
+    Step,
+    UserModule,
+    is_a,
+)
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import (
     configuration,
@@ -23,7 +34,7 @@ from mhacli.render.base.format import (
     flowing,
     memory_text,
     rough_note,
-    token_at,
+    token_of,
     token_text,
 )
 from mhacli.render.base.grids import grids
@@ -81,18 +92,18 @@ def walk(record: Record, screen: Screen, *, in_detail: bool = False) -> Iterator
 
 def header(record: Record, screen: Screen, *, in_brief: bool = False) -> RenderableType:
     """The configuration and the environment."""
-    if record.module is not None:
-        return _module_header(record, record.module)
-    if record.model is not None:
-        return model_header(record, record.model, screen, in_brief=in_brief)
-    return configuration(record.dims, record.environment, record.weights, screen.width)
+    if is_a(record, CodeRecord):
+        return _module_header(record)
+    if is_a(record, CheckpointRecord):
+        return model_header(record, screen, in_brief=in_brief)
+    return configuration(record, screen.width)
 
 
 def _notes(record: Record, *, in_detail: bool) -> Iterator[RenderableType]:
     """What a layer has beside plain attention, in detail with the reason and the source."""
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         return
-    if record.model is None:
+    if not is_a(record, CheckpointRecord):
         for name, variant in variants(record.dims).items():
             yield Text(f"{name}: ", "bold").append(visible(variant.explanation), style="not bold")
             if in_detail:
@@ -142,7 +153,7 @@ def closing(record: Record, screen: Screen) -> RenderableType:
         notes = [f"median of {len(total.samples_s)}", rough_note([total])]
         words = f"{shown(total.median_s, 'seconds')} ({', '.join(filter(None, notes))})"
         lines.append(Text(words, "bold"))
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         lines += [Text(""), _result(record.module)]
         check = self_check_line(record.self_check, "an untraced call gives the same")
     else:
@@ -158,15 +169,16 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """The computation of one attention weight, number by number."""
     record = record.of_layer(0)
-    query = token_at(token_text(record.sequences[cell.sequence].tokens, cell.query), cell.query)
-    key = token_at(token_text(record.keys[cell.sequence].tokens, cell.key), cell.key)
+    query = token_of(record.sequences[cell.sequence], cell.query)
+    key = token_of(record.keys[cell.sequence], cell.key)
 
     def vector(name: str, numbers: Sequence[float | None]) -> Text:
         return Text(f"{name:<8}{number_row(numbers, screen.width - 8)}")
 
     title = Text(f"cell: head {cell.head}, query {query}, key {key}", "bold")
     yield Rule(title, align="left", style="dim")
-    suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
+    has_rotated = record.config.positions in ROPE and not is_a(record, CheckpointRecord)
+    suffix = "_rot" if has_rotated else ""
     yield vector(f"q{suffix}[{cell.query}]", cell.q)
     yield vector(f"k{suffix}[{cell.key}]", cell.k)
     products = [
@@ -267,10 +279,11 @@ _MAX_PRINTED = 3
 """The most lines of what a module printed."""
 
 
-def _module_header(record: Record, module: UserModule) -> RenderableType:
+def _module_header(record: CodeRecord) -> RenderableType:
     """The target, its arguments with guesses marked, the call, the sizes of the trace, and the
     first lines that were printed.
     """
+    module = record.module
     names = [argument.name for argument in module.arguments]
     whole = [
         a for a in module.arguments if not any(name.startswith(f"{a.name}.") for name in names)
@@ -326,27 +339,23 @@ _LEAST_TOKENS = 12
 """The least width of the column of new tokens."""
 
 
-def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
+def decode_view(record: DecodingRecord, options: ViewOptions, screen: Screen) -> RenderableType:
     """The output of `mha decode`: a line for each step. Raises `UsageError` for a sequence out of
     range.
     """
-    decoding = record.decoding
-    assert decoding is not None, "a record of decoding has its summary"
     head = header(record, screen, in_brief=True)
-    check = record.self_check
     compared = "the steps equal a full pass"
-    if record.model is None:
+    if not is_a(record, CheckpointRecord):
         compared += " and the pattern gives the output"
-    record = record.of_layer(0)
-    cache = Text(f"cache: {visible(decoding.cache)}", "bold")
+    cache = Text(f"cache: {visible(record.decoding.cache)}", "bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
     most = None if options.everything else MAX_STEPS
     return spaced(
         [
-            Group(head, cache, *kv_heads_line(record)),
+            Group(head, cache, *kv_heads_line(record.of_layer(0))),
             Group(*table(step_table(record.trace, sequences, most), screen.width)),
-            _costs(record, decoding, screen),
-            self_check_line(check, compared),
+            _costs(record, screen),
+            self_check_line(record.self_check, compared),
         ]
     )
 
@@ -378,10 +387,10 @@ def step_table(
     return Table(columns, range(len(caches)), most=most, has_ends=True)
 
 
-def _costs(record: Record, decoding: DecodeSummary, screen: Screen) -> Text:
+def _costs(record: DecodingRecord, screen: Screen) -> Text:
     """The size of the cache, and the length at which reading it exceeds reading the weights."""
+    decoding, length = record.decoding, record.decoding.crossing_len
     layers = "" if record.model is None else f" of all {count_of(record.model.n_layers, 'layer')}"
-    length = decoding.crossing_len
     beyond = f"{length:,.0f}" if length >= 10 else f"{length:.1f}"
     parts = [
         f"cache{layers}: {shown(decoding.token_bytes, 'bytes')} for every token of every sequence",

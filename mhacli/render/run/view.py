@@ -10,7 +10,14 @@ from rich.text import Text
 
 from mhacli.record.checks import SelfCheck
 from mhacli.record.heads import HeadsSummary, HeadStatistics, in_order
-from mhacli.record.record import Record
+from mhacli.record.record import (
+    CheckpointRecord,
+    CodeRecord,
+    DecodingRecord,
+    EffectRecord,
+    Record,
+    is_a,
+)
 from mhacli.render.base.doc import Column, Table
 from mhacli.render.base.format import (
     agreement,
@@ -19,16 +26,14 @@ from mhacli.render.base.format import (
     flowing,
     rough_note,
     self_check_verdict,
-    texts_in_words,
 )
 from mhacli.render.base.grids import MAX_LINES, MAX_ROWS
 from mhacli.render.base.options import Screen, ViewOptions, sequences_to_draw
-from mhacli.render.base.selection import places_of
+from mhacli.render.base.selection import DrawableHead, chosen_heads, places_of
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import token_tables
-from mhacli.render.checkpoint.header import checks_view
+from mhacli.render.checkpoint.header import checks_view, texts_read
 from mhacli.render.heads.head_map import (
-    NamedLayer,
     TitledMap,
     kv_head_of,
     maps_view,
@@ -39,7 +44,6 @@ from mhacli.render.heads.head_map import (
 from mhacli.render.heads.table import heads_table, sinks_line
 from mhacli.render.heads.view import cells_view, strong_places
 from mhacli.run import BASE_BYTES
-from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
@@ -51,19 +55,19 @@ MAX_HEADS_DRAWN = 8
 
 def record_views(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The parts of a record's terminal view in order."""
-    if record.module is not None:
+    if is_a(record, CodeRecord):
         from .trace import walk
 
         yield from walk(record, screen, in_detail=options.verbose)
-    elif record.decoding is not None and options.view == "auto" and options.heads is None:
+    elif options.view == "auto" and options.heads is None and is_a(record, DecodingRecord):
         from .trace import decode_view
 
         yield decode_view(record, options, screen)
-    elif record.effect is not None:
+    elif is_a(record, EffectRecord):
         from mhacli.render.checkpoint.effect import effect_view
 
         yield from effect_view(record, options, screen)
-    elif record.model is not None:
+    elif is_a(record, CheckpointRecord):
         from mhacli.render.checkpoint.view import layers_view
 
         yield layers_view(record, options, screen)
@@ -78,7 +82,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     summary = record.survey
     sequences = sequences_to_draw(options, len(record.sequences))
     places_of(record, [*options.maps, *(options.heads or ())])
-    heads = [head for head in in_order(record.heads, options.sort) if options.shows_head(head.head)]
+    heads = in_order(chosen_heads(record, options), options.sort)
     rows = heads_table(record, heads, options)
     if summary is None:
         check = self_check_line(record.self_check)
@@ -88,10 +92,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         check = checks_view(record, screen, in_detail=options.verbose)
     if options.brief:
         return Group(bare(rows, screen.width), Text(""), check)
-    texts = texts_in_words(record.files, *record.lengths)
-    sections: list[RenderableType] = [
-        configuration(record.dims, record.environment, record.weights, screen.width, *texts)
-    ]
+    sections: list[RenderableType] = [configuration(record, screen.width, *texts_read(record))]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if summary is None:
@@ -101,8 +102,7 @@ def layer_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
     sections += kv_heads_line(record)
     numbers = [*table(rows, screen.width, has_all=options.verbose)]
     if any(head.sink_keys for head in heads):
-        least = SINK_SHARE if summary is None else summary.sink_share
-        numbers.append(sinks_line(record, heads, least, screen))
+        numbers.append(sinks_line(record, record.attentions, heads, screen))
     sections.append(Group(*numbers))
     if summary is None and (options.timings or options.verbose):
         sections.append(_timings(record, screen))
@@ -135,11 +135,12 @@ def _steps_and_patterns(
     if options.heads is None and not (options.everything or options.verbose):
         limit = MAX_HEADS_DRAWN
         most = MAX_LINES if record.dims.q_len > MAX_ROWS else MAX_ROWS
+    (layer,) = record.attentions
     maps = [
         titled
         for b in sequences
         for head in heads[:limit]
-        for titled in maps_of_head(record, b, head.head)
+        for titled in maps_of_head(DrawableHead(layer, head.head), b)
     ]
     n_more = max(0, len(heads) - limit) * len(sequences)
     parts = [*patterns(maps, options, screen, most=most, n_more=n_more)]
@@ -168,8 +169,8 @@ def _heads_in_detail(
         yield _costs(record, summary, screen)
     if options.maps:
         for sequence in sequences:
-            yield maps_view([NamedLayer(record)], sequence, options, screen)
-    yield from cells_view(record, heads, options, screen)
+            yield maps_view(record.attentions, sequence, options, screen)
+    yield from cells_view(record.attentions[0], heads, options, screen)
     yield strong_places(record, heads, options, screen)
 
 
@@ -242,11 +243,11 @@ def _timings(record: Record, screen: Screen) -> RenderableType:
 # ----------------------------------------------------------------------------------------- patterns
 
 
-def maps_of_head(record: Record, sequence: int, head: int) -> Iterator[TitledMap]:
+def maps_of_head(head: DrawableHead, sequence: int) -> Iterator[TitledMap]:
     """The pattern of a head with its title; in training before and after dropout."""
     sites = {"pattern": ""}
-    if "dropped" in record.arrays:
+    if "dropped" in head.record.arrays:
         sites = {"pattern": ", before dropout", "dropped": ", after dropout"}
     for site, note in sites.items():
-        title = where(record, sequence, "", f"head {head}{kv_head_of(record, head)}{note}")
-        yield TitledMap(title, pattern_map(record, head, sequence, site=site))
+        title = where(head.record, sequence, "", head.label + kv_head_of(head) + note)
+        yield TitledMap(title, pattern_map(head, sequence, site=site))
