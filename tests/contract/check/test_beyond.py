@@ -96,6 +96,19 @@ def test_right_forms_are_right_in_every_call_that_they_take(name: str) -> None:
     assert any("bfloat16" in note for note in examination.notes) == (name == "in_bfloat16")
 
 
+def test_a_function_of_16_bits_alone_is_compared_in_these() -> None:
+    examination = user_code.check(FORMS.of_16_bits)
+    assert examination.verdict == "right"
+    assert set(examination.compared.dtypes) == {"bfloat16", "float16"}
+    assert max(examination.compared.lengths) == 257
+
+    def forgetting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = min(k.shape[2], 128)
+        return FORMS.of_16_bits(q, k[:, :, :n], v[:, :, :n])
+
+    assert user_code.check(forgetting).verdict == "wrong"
+
+
 @pytest.mark.parametrize(
     ("name", "cut"),
     [

@@ -52,11 +52,20 @@ def test_gradients_that_do_not_fit_the_outputs_are_named(name: str) -> None:
         assert for_inference.verdict in ("right", "unknown")
 
 
-@pytest.mark.parametrize("name", some(["Plain", "Normed", "Biased", "DropoutByHand"], default=()))
+RIGHT = ("Plain", "Normed", "Biased", "DropoutByHand", "Checkpointed", "DropPath")
+
+
+@pytest.mark.parametrize("name", some(RIGHT, default=()))
 def test_gradients_without_a_reference_that_fit_are_right(name: str) -> None:
     examination = user_code.check(getattr(CASES, name)())
     assert examination.verdict == "right"
     assert examination.compared.backward.compared
+
+
+def test_attention_in_16_bits_is_compared_as_such() -> None:
+    examination = user_code.check(CASES.InBfloat16())
+    assert examination.verdict == "right"
+    assert any("bfloat16" in note for note in examination.notes)
 
 
 def test_attention_without_a_reference_stays_undecided_where_its_gradients_fit() -> None:

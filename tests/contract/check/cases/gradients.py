@@ -176,3 +176,32 @@ class BackwardRaises(Plain):
 
     def scores(self, q, k):
         return Unfinished.apply(q, k) / math.sqrt(q.shape[-1])
+
+
+class Checkpointed(Plain):
+    """Right: the backward pass computes the forward one anew."""
+
+    def forward(self, x):
+        attend = nn.functional.scaled_dot_product_attention
+        z = torch.utils.checkpoint.checkpoint(attend, *self.heads(x), use_reentrant=False)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class InBfloat16(Plain):
+    """Right: attention in bfloat16, whatever the dtype of its rows."""
+
+    def heads(self, x):
+        return [each.bfloat16() for each in super().heads(x)]
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        z = self.pattern(self.scores(q, k)) @ v
+        return self.out(z.to(x.dtype).transpose(1, 2).flatten(2))
+
+
+class DropPath(Plain):
+    """Right: in training some outputs of the whole layer are dropped, by no function of torch."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out * (torch.rand(len(x), 1, 1) < 0.9) / 0.9 if self.training else out
