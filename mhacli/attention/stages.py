@@ -298,6 +298,8 @@ def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
     key.
     """
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
+    if not empty.any():
+        return with_sinks(layer, scores).softmax(dim=-1)[..., : scores.shape[-1]]
     filled = scores.masked_fill(empty, 0.0)
     return (
         with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)

@@ -238,7 +238,8 @@ class UserAttention:
     @property
     def unread(self) -> tuple[str, ...]:
         """The arguments that its source never reads."""
-        return tuple(p.name for p in self._effective if p.name in never_read(self.built.call))
+        unread = never_read(self.built.call)
+        return tuple(p.name for p in self._effective if p.name in unread)
 
     @property
     def _effective(self) -> list[CallParameter]:

@@ -7,9 +7,9 @@ errors has a limit too, which shows a wrong scale that single numbers hide.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -70,12 +70,12 @@ Results = Mapping[str, Tensor]
 
 
 class Truth(NamedTuple):
-    """What a call must give, what the plain formula gives in its dtype, the random gradient of its
-    output, and the largest score.
+    """What a call must give, what the plain formula gives in its dtype, computed when first asked
+    for, the random gradient of its output, and the largest score.
     """
 
     results: Results
-    plain: Results
+    plain: Callable[[], Results]
     cotangent: Tensor
     largest_score: float
 
@@ -192,11 +192,11 @@ class Comparison:
             return CellResult(cell, str(failure))
         try:
             truth = self._truth(cell, inputs)
+            if out.shape != truth.results["out"].shape:
+                return CellResult(cell, f"gives {list(out.shape)}")
+            return self._judged(cell, subject, inputs, out, truth)
         except (NotPossible, *NO_ANSWER) as failure:
             return CellResult(cell, f"the reference does not apply: {failure}")
-        if out.shape != truth.results["out"].shape:
-            return CellResult(cell, f"gives {list(out.shape)}")
-        return self._judged(cell, subject, inputs, out, truth)
 
     def own_gradients(self, first: CellResult) -> OwnGradients:
         """What derivatives show, in the first call, of the parameters that the reference does not
@@ -245,24 +245,30 @@ class Comparison:
     @torch.enable_grad()
     def _truth(self, cell: Cell, inputs: Inputs) -> Truth:
         """What the reference gives."""
-        scores, layer, inner = [0.0], self.layer, cell.computed
+        scores, layer = [0.0], self.layer
         if n_heads := cell.shape.n_heads:
             layer = replace(layer, n_heads=n_heads, n_kv_heads=cell.shape.n_kv_heads)
 
         def tap(site: str, tensor: Tensor, **_: object) -> None:
             if site == "scaled":
-                scores.append(tensor.detach().abs().max().item())
+                scores.extend(abs(end.item()) for end in tensor.detach().aminmax())
 
         out, _ = run_stages(RIGHT, layer.in_dtype(cell.dtype, is_rounded=True), inputs, tap)
         generator = torch.Generator().manual_seed(self.seed + 2)
         cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
         cotangent = cotangent.to(cell.dtype).double()
         wanted = leaves_of(self.probed.subject, inputs, self.parameters(cell.dtype))
-        results = plain = {"out": out.detach(), **gradients_of(out, wanted, cotangent)}
-        if inner != torch.float64:
-            rows = inputs.map(lambda each: each.to(inner))
-            out, _ = run_stages(RIGHT, layer.in_dtype(inner), rows)
-            plain = {"out": as_float64(out), **gradients_of(out, wanted, cotangent)}
+        results = {"out": out.detach(), **gradients_of(out, wanted, cotangent)}
+
+        @cache
+        @torch.enable_grad()
+        def plain() -> Results:
+            if cell.computed == torch.float64:
+                return results
+            rows = inputs.map(lambda each: each.to(cell.computed))
+            out, _ = run_stages(RIGHT, layer.in_dtype(cell.computed), rows)
+            return {"out": as_float64(out), **gradients_of(out, wanted, cotangent)}
+
         return Truth(results, plain, cotangent, max(scores))
 
     def _judged(
@@ -282,42 +288,52 @@ class Comparison:
                 gradients = call_user(gradients_of, out, wanted, truth.cotangent)
         except UserRaised as raised:
             return CellResult(cell, is_differentiable=True, raised=raised)
+        absent = [name for name in wanted if name not in gradients or not gradients[name].any()]
         # a key bias has none but rounding, and the softmax of sharp scores may leave none
-        moving = {
-            name
-            for name, each in truth.plain.items()
-            if name in wanted and each.abs().max().item() > limits.limit(name)
-        }
-        given = {name for name in gradients if gradients[name].any() or name not in moving}
-        found = [limits.mismatch(name, gradients[name]) for name in wanted if name in given]
+        missing = [name for name in absent if limits.moves(name)]
+        given = [name for name in wanted if name in gradients and name not in missing]
+        found = [limits.mismatch(name, gradients[name]) for name in given]
         return CellResult(
             cell,
             mismatches=tuple(each for each in found if each is not None),
-            missing=tuple(name for name in wanted if name in moving - given),
+            missing=tuple(missing),
             unreached=tuple(name for name in wanted if name not in truth.results),
             is_differentiable=True,
         )
 
 
 class _Limits:
-    """How far the numbers of a call may be from the truth."""
+    """How far the numbers of a call may be from the truth. The plain formula is asked only about
+    what is further than rounding.
+    """
 
     def __init__(self, cell: Cell, truth: Truth) -> None:
-        self.truth, self.eps = truth, torch.finfo(cell.computed).eps
+        self.truth, self.dtype = truth, cell.computed
+        self.eps = torch.finfo(self.dtype).eps
         self.has_norm_limit = cell.computed in NARROW and not cell.is_sharp and cell.shape.k_len > 1
         # models compute rotations and norms in float32 in any dtype
         step = TOLERANCE if cell.computed == torch.float64 else 2 * self.eps
         self.rounding = step * (1 + truth.largest_score)
-        gradients = [each for name, each in truth.results.items() if name != "out"]
-        self.largest_gradient = max((each.abs().max().item() for each in gradients), default=0.0)
+        self.sizes = {name: each.abs().max().item() for name, each in truth.results.items()}
+        gradients = [size for name, size in self.sizes.items() if name != "out"]
+        self.largest_gradient = max(gradients, default=0.0)
 
     def mismatch(self, name: str, ours: Tensor) -> Mismatch | None:
         """Where a tensor differs; None where it does not, or has no reference."""
         if name not in self.truth.results:
             return None
-        errors = torch.where(ours.isfinite(), (ours - self.truth.results[name]).abs(), torch.inf)
-        limit, error = self.limit(name), errors.max().item()
-        if error <= limit and self._is_within_norm(name, errors):
+        true = self.truth.results[name]
+        errors = torch.where(ours.isfinite(), (ours - true).abs(), torch.inf)
+        error, norm = errors.max().item(), 0.0
+        # a gradient of 0 has no norm of its own
+        if self.has_norm_limit and self.sizes[name] > TOLERANCE * self.largest_gradient:
+            norm = errors.norm().item() - self.eps * true.norm().item()
+        # the plain formula loses no less than rounding its result does
+        least = _NORM_ERRORS * (true.to(self.dtype).double() - true).norm().item()
+        if error <= self._rounding_of(name) and norm <= least:
+            return None
+        limit = self.limit(name)
+        if error <= limit and norm <= _NORM_ERRORS * self._lost(name).norm().item():
             return None
         limit = min(limit, error / 2)  # where only the norm is too large, half of the largest
         at = (errors > limit).nonzero()
@@ -325,24 +341,25 @@ class _Limits:
         extent = (int(rows.min()), int(rows.max()))
         return Mismatch(name, tuple(at[0].tolist()), len(at), errors.numel(), extent, error, limit)
 
+    def moves(self, name: str) -> bool:
+        """Whether the plain formula gives a tensor numbers beyond the limit."""
+        plain = self.truth.plain()
+        return name in plain and plain[name].abs().max().item() > self.limit(name)
+
     def limit(self, name: str) -> float:
         """How far a number of a tensor may be from the truth."""
-        size = self.truth.results[name].abs().max().item()
-        if name != "out":  # the gradient of one key is 0, and what rounds to it is not
-            size = max(size, self.largest_gradient)
-        return _CELL_ERRORS * self._lost(name).max().item() + self.rounding * size
+        return _CELL_ERRORS * self._lost(name).max().item() + self._rounding_of(name)
+
+    def _rounding_of(self, name: str) -> float:
+        if name == "out":
+            return self.rounding * self.sizes[name]
+        # the gradient of one key is 0, and what rounds to it is not
+        return self.rounding * max(self.sizes[name], self.largest_gradient)
 
     def _lost(self, name: str) -> Tensor:
         """What the plain formula loses."""
-        lost = (self.truth.plain[name] - self.truth.results[name]).abs()
+        lost = (self.truth.plain()[name] - self.truth.results[name]).abs()
         return lost.nan_to_num(nan=torch.inf)
-
-    def _is_within_norm(self, name: str, errors: Tensor) -> bool:
-        true = self.truth.results[name]
-        # that of a key bias is 0, and all that is left of it is rounding
-        is_nothing = true.abs().max().item() <= self.rounding * self.largest_gradient
-        limit = _NORM_ERRORS * self._lost(name).norm() + self.eps * true.norm()
-        return not self.has_norm_limit or is_nothing or bool(errors.norm() <= limit)
 
 
 # ------------------------------------------------------------------------------------- all calls
@@ -417,7 +434,7 @@ def _in_narrower(
     comparison: Comparison, shapes: Sequence[Shape], dtype: torch.dtype, found: Beyond
 ) -> list[CellResult]:
     """What calls show in a dtype, or, where they differ and none does in a coarser one, in that."""
-    cells = cells_of(shapes, dtype)
+    cells = cells_of(shapes, dtype, is_narrower=True)
     own = [*map(comparison.result, cells)]
     if not any(map(_is_wrong, own)):
         return own

@@ -263,11 +263,13 @@ def error_of(
         except (NotPossible, *NO_ANSWER):  # in this layer, or a norm of the module fails
             return math.inf
         compared = out[counted]
-        if not compared.numel() or (not may_be_nan and bool(compared.isnan().all())):
+        if not compared.numel():
             return math.inf
         worst = max(worst, largest_difference(compared, case.output[counted]) / case.tolerance)
         if worst > 1.0:
             break
+        if not may_be_nan and bool(compared.isnan().all()):
+            return math.inf
     return worst
 
 

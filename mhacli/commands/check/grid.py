@@ -171,10 +171,19 @@ def in_tiles(shape: Shape) -> Shape:
     return shape._replace(q_len=q_len, k_len=k_len, d_head=width, d_v=width)
 
 
-def cells_of(shapes: Sequence[Shape], dtype: torch.dtype) -> list[Cell]:
-    """The calls of some shapes in a dtype."""
-    sharp = [Cell(shape, dtype, is_sharp=True) for shape in shapes if shape.k_len >= _SHARP_FROM]
-    return [*(Cell(shape, dtype) for shape in shapes), *sharp]
+def cells_of(
+    shapes: Sequence[Shape], dtype: torch.dtype, *, is_narrower: bool = False
+) -> list[Cell]:
+    """The calls of some shapes in a dtype. In one narrower than the first, sharp scores show an
+    overflow, for which the shortest call is enough.
+    """
+    long = [shape for shape in shapes if shape.k_len >= _SHARP_FROM]
+    if is_narrower:
+        long = sorted(long, key=attrgetter("k_len"))[:1]
+    return [
+        *(Cell(shape, dtype) for shape in shapes),
+        *(Cell(shape, dtype, is_sharp=True) for shape in long),
+    ]
 
 
 def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
