@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import functools
 import inspect
 import itertools
 import random
@@ -109,7 +110,7 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
     cannot be built, and for an exception in its constructor.
     """
     stage(f"importing {request.target}")
-    thing = find_target(request.target)
+    thing = _applied(find_target(request.target))
     stage(f"building {request.target}")
     choose_device(request.device)
     given = {name: parse_value(text) for name, text in request.arguments}
@@ -121,6 +122,29 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
             message, hint="--call-arg NAME=VALUE is passed to each call", code="argument"
         )
     return replace(_built(thing, thing, request), stage=stage)
+
+
+def _applied(thing: Any) -> Any:
+    """A function of torch's autograd, or its `apply`, as a function of what its `forward` takes
+    beside the context; any other thing itself.
+    """
+    owner = getattr(thing, "__self__", thing)
+    if not (inspect.isclass(owner) and issubclass(owner, torch.autograd.Function)):
+        return thing
+    of_forward = signature(owner.forward)
+    has_context = owner.setup_context is torch.autograd.Function.setup_context
+    parameters = [*of_forward.parameters.values()][1 if has_context else 0 :]
+    of_apply = of_forward.replace(parameters=parameters)
+
+    @ours()
+    @functools.wraps(owner.forward)
+    def apply(*positional: Any, **keywords: Any) -> Any:
+        given = on_behalf(of_apply.bind, *positional, **keywords)
+        given.apply_defaults()
+        return on_behalf(owner.apply, *given.args)
+
+    vars(apply)["__signature__"] = of_apply
+    return apply
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:

@@ -20,6 +20,7 @@ from .accepted import (
     random_inputs,
     with_independent_rows,
     with_output,
+    with_own_heads,
 )
 from .axes import OF_IDS, CallSizes, MadeForSizes
 from .build import Built, cast_copy, member_of, parameters_of, parse_value
@@ -53,7 +54,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     both; with one mode if only whole texts have an output in the call of an example. In float64 if
     it can compute in it. Raises MhaError if no call works.
     """
-    first = with_independent_rows(_first_call(built, request))
+    first = with_own_heads(with_independent_rows(_first_call(built, request)))
     modes = [_with_masks(mode) for mode in _modes_of(first)]
     hiding = {form.parameter for mode in modes for form in mode.forms if form.hides}
     found = []
