@@ -139,7 +139,7 @@ def laid_out(parts: Sequence[Tensor], have: AxisNames, want: AxisNames) -> Tenso
     """The inputs of one argument with its axes: several of one shape along `part`, and texts along
     `token`, behind the first token alone.
     """
-    want = want if len(parts) > 1 else without(want, "part")
+    want = axes_for(parts, want)
     tensor, have = torch.stack([*parts], -1), (*have, "part")
     if "token" not in want:
         return rearranged(tensor, have, want)
@@ -147,6 +147,11 @@ def laid_out(parts: Sequence[Tensor], have: AxisNames, want: AxisNames) -> Tenso
     axes = (*want[:dim], "batch", "row", *want[dim + 1 :])
     texts = rearranged(tensor, have, axes).flatten(dim, dim + 1)
     return torch.cat([texts.narrow(dim, 0, 1).detach(), texts], dim)
+
+
+def axes_for(parts: Sequence[object], axes: AxisNames) -> AxisNames:
+    """The axes of an argument in a packed call that takes these parts."""
+    return axes if len(parts) > 1 else without(axes, "part")
 
 
 def without(axes: AxisNames, name: str) -> AxisNames:

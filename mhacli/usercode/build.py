@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import itertools
+import os
 import random
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from .foreign import attention_within, change_tensors, uncompiled
 from .names import source_of
 from .process import Stage, no_stage
 from .roles import ROWS, role_of, role_of_last, signature, signature_of
-from .target import TargetRequest, find_target, source_file
+from .target import INTERPRET, TargetRequest, find_target, imports_triton, source_file
 
 T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty
@@ -89,6 +90,18 @@ class Built:
                 weights.append(part)
         is_lazy = nn.parameter.is_lazy
         return [each.shape for each in weights if not is_lazy(each) and each.ndim > 1]
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether Triton's interpreter runs its kernels."""
+        is_asked = os.environ.get(INTERPRET) == "1"
+        return is_asked and self.file is not None and imports_triton(self.file)
+
+    @property
+    def kernel_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of kernels. Triton's interpreter takes bfloat16 for whole numbers."""
+        narrow = (torch.float16,) if self.is_interpreted else (torch.bfloat16, torch.float16)
+        return (torch.float32, *narrow)
 
     @property
     def n_ids(self) -> int:

@@ -28,6 +28,7 @@ from .axes import (
     AxisNames,
     CallSizes,
     at_sizes,
+    axes_for,
     axis_words,
     fits,
     for_each_text,
@@ -380,7 +381,8 @@ class UserAttention:
         for slot in self.slots:
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
-            shape = ", ".join(str(words.get(axis, "T")) for axis in self.axes)
+            words["part"], axes = len(slot.part), axes_for(slot.part, self.axes)
+            shape = ", ".join(str(words.get(axis, "T")) for axis in axes)
             made = f"torch.randn({shape})"
             if self.ids is not None:
                 made = f"torch.randint({len(self.ids)}, ({shape}))"

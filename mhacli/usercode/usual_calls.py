@@ -23,6 +23,7 @@ from .axes import (
     AxisNames,
     CallSizes,
     MadeForSizes,
+    without,
 )
 from .build import Built
 from .masks import forms_of, made_mask
@@ -199,6 +200,8 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
         orders = (TEXT_AXES,) if sizes.has_texts else AXES_OF_HEADS
         if sizes.is_packed:
             orders = _with_parts(orders)
+    elif sizes.has_texts:
+        orders = (without(TEXT_AXES, "head"),)
     elif sizes.numbers.get("batch_first", True) is False:
         orders = (("row", "batch", "width"), ROW_AXES)
     layouts = [_Layout(axes, each) for each in lengths for axes in orders]

@@ -33,7 +33,6 @@ from mhacli.usercode.user_attention import UserAttention
 from .diagnose import Diagnosis
 from .grid import (
     BUDGET_NARROWER,
-    LONGEST,
     NARROW,
     Cell,
     Separation,
@@ -47,7 +46,7 @@ from .grid import (
 )
 from .layer_sites import LayerSites
 from .patterns import pattern_of
-from .probes import TOLERANCE, influence_in
+from .probes import TOLERANCE, ProbedAttention, influence_in
 from .result import Backward, Compared, Finding, finding_of
 
 GRID = "further lengths, dtypes and gradients"
@@ -336,14 +335,14 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
         return found
     results = list[CellResult]()
     try:
-        _run(Comparison(diagnosis), request.length or LONGEST, results, found)
+        _run(Comparison(diagnosis), request.length, results, found)
     except OutOfTime as over:
         found.over = over
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
     found.findings += [
         replace(finding, **line._asdict()) for finding in _findings(results, request.asks_backward)
     ]
-    found.compared = _compared(results, request.asks_backward)
+    found.compared = _compared(results, diagnosis.probed)
     refused = {
         (each.cell.dtype, each.refusal): each.cell
         for each in reversed(results)
@@ -356,7 +355,9 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     return found
 
 
-def _run(comparison: Comparison, longest: int, results: list[CellResult], found: Beyond) -> None:
+def _run(
+    comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
+) -> None:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
     subject, run = comparison.probed.subject, comparison.result
     shapes = shapes_of(subject, comparison.layer, longest)
@@ -372,7 +373,7 @@ def _run(comparison: Comparison, longest: int, results: list[CellResult], found:
         results += map(run, cells_of([*tiled], subject.dtype))
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
-    for dtype in (torch.float32, *NARROW):
+    for dtype in subject.built.kernel_dtypes:
         if dtype != subject.dtype and not any(map(_is_wrong, results)):
             results += _in_narrower(comparison, shapes, dtype, found)
 
@@ -471,7 +472,7 @@ def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResul
     )
 
 
-def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Compared:
+def _compared(results: Sequence[CellResult], probed: ProbedAttention) -> Compared:
     """What the calls that ran compared."""
     ran = [each for each in results if not each.refusal and not each.mismatches]
     shapes = dict.fromkeys(each.cell.shape for each in ran)
@@ -480,7 +481,7 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
     dtypes = {dtype_name(each.cell.dtype): 0 for each in ran if each.cell.shape.k_len == longest}
     raised = {str(each.raised) for each in ran if each.raised is not None}
     reason = None
-    if asks_backward is False:
+    if probed.request.no_backward:
         reason = "not asked for"
     elif raised:
         reason = f"the backward pass raises {min(raised)}"
@@ -492,4 +493,5 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
         dtypes=tuple(dtypes),
         attention=bool(ran),
         backward=Backward(compared=reason is None, reason=reason),
+        interpreted=probed.subject.built.is_interpreted,
     )

@@ -15,6 +15,9 @@ from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
 """The tokens of the longest call: one more than tiles of 256."""
+_INTERPRETED, _INTERPRETED_LAYER = (8, 130), (4, 65)
+"""The most calls of a function and of a class in Triton's interpreter, which is slow, and the
+tokens of the longest."""
 BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
 """Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
 in each narrower one."""
@@ -87,7 +90,7 @@ def _of_function(longest: int) -> list[Shape]:
     return [
         Shape(1, longest, longest, 1, 1, 64, 64),
         Shape(2, 7, 7, 2, 2, 8, 8),
-        Shape(4, 33, 33, 1, 1, 16, 16),
+        Shape(4, 48, 48, 1, 1, 16, 16),
         Shape(1, 65, 65, 1, 1, 24, 24),
         Shape(1, 5, 40, 2, 2, 16, 16),
         Shape(1, 40, 5, 2, 2, 16, 16),
@@ -98,7 +101,7 @@ def _of_function(longest: int) -> list[Shape]:
         Shape(1, 127, 127, 2, 2, 32, 32),
         Shape(1, 1, 130, 1, 1, 16, 16),
         Shape(1, 70, 70, 6, 2, 24, 24),
-        Shape(3, 20, 20, 12, 12, 8, 8),
+        Shape(3, 33, 33, 12, 12, 8, 8),
         Shape(1, 40, 40, 2, 2, 80, 80),
     ]
 
@@ -112,17 +115,21 @@ def _of_layer(longest: int, *, takes_context: bool) -> list[Shape]:
     return shapes
 
 
-def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int) -> list[Shape]:
-    """The shapes in which a subject is called, those that its arguments leave open, as far as their
-    work fits into the budget.
+def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None) -> list[Shape]:
+    """The shapes in which a subject is called, up to the stated or the usual longest: those that
+    its arguments leave open, as far as their work fits into the budget.
     """
-    sizes = subject.sizes
+    sizes, is_slow = subject.sizes, subject.built.is_interpreted
+    most, usual = _INTERPRETED if subject.is_function else _INTERPRETED_LAYER
+    longest = longest or (usual if is_slow else LONGEST)
     if not subject.is_resizable:
         shapes = [Shape(sizes.batch, sizes.q_len, sizes.k_len)]
     elif subject.is_function:
         shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
     else:
         shapes = _of_layer(longest, takes_context=subject.takes_context)
+    if is_slow:
+        shapes = shapes[:most]
     if not subject.takes_context and not {"part", "token"}.isdisjoint(subject.axes):
         shapes = [shape for shape in shapes if shape.q_len == shape.k_len]
     if "part" in subject.axes:

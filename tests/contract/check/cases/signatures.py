@@ -84,6 +84,18 @@ def packed_texts(qkv, cu_seqlens, max_seqlen: int):  # [total, 3, h, d]
     return texts(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
 
 
+class Texts(torch.nn.Module):  # [total, d]
+    def __init__(self, d_model=32, n_heads=4):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv = torch.nn.Linear(d_model, 3 * d_model)
+        self.out = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, hidden_states, cu_seqlens):
+        qkv = self.qkv(hidden_states).unflatten(-1, (3, self.n_heads, -1))
+        return self.out(packed_texts(qkv, cu_seqlens, 0).flatten(1))
+
+
 class ByHand(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, sm_scale):
