@@ -216,8 +216,8 @@ TRITON_MISTAKES = {
         "total = total * shrink +", "total = total +", "differs-beyond", "out differs", "keys"
     ),
     "keys beyond the last": Mistake(
-        "scores = tl.where(keys[None, :] < n_k, scores, float(\"-inf\"))",
-        "scores = tl.where((keys[None, :] < n_k) | (n_k > BLOCK), scores, float(\"-inf\"))",
+        'scores = tl.where(keys[None, :] < n_k, scores, float("-inf"))',
+        'scores = tl.where((keys[None, :] < n_k) | (n_k > BLOCK), scores, float("-inf"))',
         "differs-beyond",
         "out differs",
         "only where the last block of 32 keys is incomplete",
@@ -242,7 +242,7 @@ TRITON_MISTAKES = {
         "dq, dk, dv differ",
         "Tq",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.real

@@ -8,9 +8,20 @@ BLOCK = 32
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, log_sum, n_q, n_k, d, n_groups, scale, CAUSAL: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    log_sum,
+    n_q,
+    n_k,
+    d,
+    n_groups,
+    scale,
+    CAUSAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+):
     head, columns = tl.program_id(1), tl.arange(0, D)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at_rows = head * n_q * d + rows[:, None] * d + columns[None, :]
@@ -42,9 +53,24 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    q, k, v, d_out, delta, log_sum, dq, dk, dv, n_q, n_k, d, n_groups, scale, CAUSAL: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    d_out,
+    delta,
+    log_sum,
+    dq,
+    dk,
+    dv,
+    n_q,
+    n_k,
+    d,
+    n_groups,
+    scale,
+    CAUSAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+):
     head, columns = tl.program_id(1), tl.arange(0, D)
     keys = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_keys = keys[:, None] * d + columns[None, :]
