@@ -29,7 +29,7 @@ import re, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
 lines = set(project["dependencies"])
-for extra in extras.keys() - {"all", "docs", "test"}:
+for extra in extras.keys() - {"all", "docs", "test", "triton"}:
     lines.update(extras[extra])
 bounds = [re.match(r"([\w-]+)>=([\d.]+)", line).groups() for line in lines]
 print(*(f"{name}=={version}" for name, version in bounds if name != "torch"), sep="\n")

@@ -3,13 +3,23 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from mhacli.attention.stages import Inputs
 
-from .axes import OF_IDS, OF_TEXTS, ROW_AXES, leaves, output_in
+from .axes import (
+    OF_IDS,
+    OF_TEXTS,
+    ROW_AXES,
+    AxisNames,
+    CallSizes,
+    leaves,
+    output_in,
+    without,
+)
 from .build import seeded
 from .door import Unreadable, first_that_works, those_that_work
 from .masks import MaskForm
@@ -43,7 +53,7 @@ def with_output(attention: UserAttention) -> UserAttention:
     inputs = random_inputs(attention)
     with seeded(0, attention.device):
         result = attention.result(inputs)
-    orders = [attention.axes]
+    orders = [without(attention.axes, "part")]
     if attention.ids is not None:
         orders.insert(0, (*attention.axes, "width"))
     if attention.is_function and "head" in attention.axes:
@@ -90,6 +100,31 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
         return candidate if is_same else None
 
     return first_that_works((attention, second), with_rows, built.tried) or attention
+
+
+def with_own_heads(attention: UserAttention) -> UserAttention:
+    """The call of a function, or the same with rows and heads exchanged, or with as many keys as
+    queries, where a head reads its own keys alone, and all of them, only then: kernels take any
+    shape.
+    """
+    if not {"row", "head"} <= {*attention.axes}:
+        return attention
+    sizes = attention.sizes._replace(k_len=attention.sizes.q_len)
+    exchanged = tuple({"row": "head", "head": "row"}.get(axis, axis) for axis in attention.axes)
+    calls = product((attention.sizes, sizes), (attention.axes, exchanged))
+
+    def by_head(call: tuple[CallSizes, AxisNames]) -> UserAttention | None:
+        candidate = with_output(replace(attention, sizes=call[0], axes=call[1]))
+        inputs, drawer = random_inputs(candidate), candidate.drawer(1)
+        out = candidate(inputs, seed=0)
+        alone = candidate(inputs.map(lambda rows: rows[:, -1:]), seed=0)
+        same, last = (candidate(drawer.replaced(inputs, n - 1), seed=0) for n in inputs.lengths[1:])
+        # masked from the top left, the first queries see no later keys
+        reads_all = not _equals(last, out) or _equals(same[..., 0, :], out[..., 0, :])
+        is_own = alone.shape == out[:, -1:].shape and _equals(alone, out[:, -1:])
+        return candidate if is_own and reads_all else None
+
+    return first_that_works(calls, by_head, attention.built.tried) or attention
 
 
 # -------------------------------------------------------------------------------------------- masks

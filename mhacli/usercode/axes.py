@@ -20,6 +20,8 @@ OF_TEXTS: AxisNames = ("batch",)
 """The axes of an output that is of a whole text, whatever else it has."""
 MAP_AXES: AxisNames = ("batch", "width", "row", "column")
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
+TEXT_AXES: AxisNames = ("token", "head", "width")
+"""The axes where texts stand one behind another, the first of them a single token."""
 
 
 class CallSizes(NamedTuple):
@@ -98,6 +100,7 @@ def fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:
     """Whether a tensor of this shape may have these axes. A width may have any size but 0."""
     height, width = _grid(sizes.q_len) if "column" in axes else (sizes.q_len, 1)
     expected = {"batch": sizes.batch, "head": sizes.n_heads, "row": height, "column": width}
+    expected["token"] = 1 + sizes.batch * sizes.q_len
     if len(shape) != len(axes) or 0 in shape:
         return False
     return all(expected.get(axis, size) == size for size, axis in zip(shape, axes, strict=True))
@@ -132,9 +135,33 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     return tensor.permute([have.index(axis) for axis in (*want, *extra)]).flatten(len(want) - 1)
 
 
+def laid_out(parts: Sequence[Tensor], have: AxisNames, want: AxisNames) -> Tensor:
+    """The inputs of one argument with its axes: several of one shape along `part`, and texts along
+    `token`, behind the first token alone.
+    """
+    want = axes_for(parts, want)
+    tensor, have = torch.stack([*parts], -1), (*have, "part")
+    if "token" not in want:
+        return rearranged(tensor, have, want)
+    dim = want.index("token")
+    axes = (*want[:dim], "batch", "row", *want[dim + 1 :])
+    texts = rearranged(tensor, have, axes).flatten(dim, dim + 1)
+    return torch.cat([texts.narrow(dim, 0, 1).detach(), texts], dim)
+
+
+def axes_for(parts: Sequence[object], axes: AxisNames) -> AxisNames:
+    """The axes of an argument in a packed call that takes these parts."""
+    return axes if len(parts) > 1 else without(axes, "part")
+
+
+def without(axes: AxisNames, name: str) -> AxisNames:
+    """The axes but one."""
+    return tuple(axis for axis in axes if axis != name)
+
+
 def axis_words(axes: AxisNames) -> str:
     """The axes as a reader names them."""
-    words = {"row": "seq", "width": "d"}
+    words = {"row": "seq", "width": "d", "token": "total"}
     if "column" in axes:
         words = {"width": "d", "row": "height", "column": "width"}
     return ", ".join(words.get(axis, axis) for axis in axes)

@@ -9,8 +9,10 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import functools
 import inspect
 import itertools
+import os
 import random
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +46,7 @@ from .foreign import attention_within, change_tensors, uncompiled
 from .names import source_of
 from .process import Stage, no_stage
 from .roles import ROWS, role_of, role_of_last, signature, signature_of
-from .target import TargetRequest, find_target, source_file
+from .target import INTERPRET, TargetRequest, find_target, imports_triton, source_file
 
 T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty
@@ -90,6 +92,18 @@ class Built:
         return [each.shape for each in weights if not is_lazy(each) and each.ndim > 1]
 
     @property
+    def is_interpreted(self) -> bool:
+        """Whether Triton's interpreter runs its kernels."""
+        is_asked = os.environ.get(INTERPRET) == "1"
+        return is_asked and self.file is not None and imports_triton(self.file)
+
+    @property
+    def kernel_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of kernels. Triton's interpreter takes bfloat16 for whole numbers."""
+        narrow = (torch.float16,) if self.is_interpreted else (torch.bfloat16, torch.float16)
+        return (torch.float32, *narrow)
+
+    @property
     def n_ids(self) -> int:
         """The fewest ids that an embedding in it knows; 0 without one."""
         parts = [] if self.module is None else [*self.module.modules()]
@@ -109,7 +123,7 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
     cannot be built, and for an exception in its constructor.
     """
     stage(f"importing {request.target}")
-    thing = find_target(request.target)
+    thing = _applied(find_target(request.target))
     stage(f"building {request.target}")
     choose_device(request.device)
     given = {name: parse_value(text) for name, text in request.arguments}
@@ -121,6 +135,29 @@ def load_built(request: TargetRequest, stage: Stage) -> Built:
             message, hint="--call-arg NAME=VALUE is passed to each call", code="argument"
         )
     return replace(_built(thing, thing, request), stage=stage)
+
+
+def _applied(thing: Any) -> Any:
+    """A function of torch's autograd, or its `apply`, as a function of what its `forward` takes
+    beside the context; any other thing itself.
+    """
+    owner = getattr(thing, "__self__", thing)
+    if not (inspect.isclass(owner) and issubclass(owner, torch.autograd.Function)):
+        return thing
+    of_forward = signature(owner.forward)
+    has_context = owner.setup_context is torch.autograd.Function.setup_context
+    parameters = [*of_forward.parameters.values()][1 if has_context else 0 :]
+    of_apply = of_forward.replace(parameters=parameters)
+
+    @ours()
+    @functools.wraps(owner.forward)
+    def apply(*positional: Any, **keywords: Any) -> Any:
+        given = on_behalf(of_apply.bind, *positional, **keywords)
+        given.apply_defaults()
+        return on_behalf(owner.apply, *given.args)
+
+    vars(apply)["__signature__"] = of_apply
+    return apply
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:

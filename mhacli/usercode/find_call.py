@@ -2,7 +2,9 @@
 masks.
 """
 
+import importlib.metadata
 import itertools
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from .accepted import (
     random_inputs,
     with_independent_rows,
     with_output,
+    with_own_heads,
 )
 from .axes import OF_IDS, CallSizes, MadeForSizes
 from .build import Built, cast_copy, member_of, parameters_of, parse_value
@@ -42,7 +45,6 @@ _MOST_CALLS = 60
 _MOST_COPIED = 4_000_000
 """The most numbers of a module that is copied for each call that is tried, so that no state passes
 to the next."""
-_DTYPES_OF_KERNELS = (torch.float32, torch.bfloat16, torch.float16)
 _LENGTHS_OF_KERNELS = (64, 128)
 _EXAMPLE_LENGTHS = (7, 8, 12, 16, 64)
 """The lengths at which an example is tried, until a call works."""
@@ -53,7 +55,7 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
     both; with one mode if only whole texts have an output in the call of an example. In float64 if
     it can compute in it. Raises MhaError if no call works.
     """
-    first = with_independent_rows(_first_call(built, request))
+    first = with_own_heads(with_independent_rows(_first_call(built, request)))
     modes = [_with_masks(mode) for mode in _modes_of(first)]
     hiding = {form.parameter for mode in modes for form in mode.forms if form.hides}
     found = []
@@ -61,7 +63,9 @@ def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...
         # these hide keys in the other mode alone
         elsewhere = hiding - {form.parameter for form in mode.forms if form.hides}
         forms = tuple(form for form in mode.forms if form.parameter not in elsewhere)
-        found.append(_in_float64(replace(mode, forms=forms, is_copied=False)))
+        mode = replace(mode, forms=forms, is_copied=False)
+        # kernels compute in 32 bits inside, and the interpreter is slow
+        found.append(mode if built.is_interpreted else _in_float64(mode))
     return tuple(found)
 
 
@@ -117,7 +121,7 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     if found is None:
         found = first_that_works(_of_kernels(tried), with_output, tried)
     if found is None:
-        raise _call_error(template, request, tried)
+        raise _kernel_error(built, tried[0]) or _call_error(template, request, tried)
     built.tried.extend(tried)
     return found
 
@@ -128,8 +132,9 @@ def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:
     """
     functions = [each.candidate for each in tried if each.candidate.is_function]
     plain = [each for each in functions if not any(type(n) is float for n in each.others.values())]
-    for attention, dtype in itertools.product(plain[:2], _DTYPES_OF_KERNELS):
-        for length in _LENGTHS_OF_KERNELS:
+    for attention in plain[:2]:
+        dtypes = attention.built.kernel_dtypes
+        for dtype, length in itertools.product(dtypes, _LENGTHS_OF_KERNELS):
             sizes = attention.sizes._replace(
                 batch=2, q_len=length, k_len=length, d_in=64, d_context=64
             )
@@ -179,6 +184,20 @@ def _with_masks(attention: UserAttention) -> UserAttention:
 
 
 # ----------------------------------------------------------------------------------------- refusals
+
+
+def _kernel_error(built: Built, attempt: Attempt) -> MhaError | None:
+    """The error if triton cannot run a kernel; None if something else is wrong."""
+    problem = str(attempt.failure)
+    if "lock pointers" in problem:
+        lacking = f"block pointers, which triton {importlib.metadata.version('triton')} lacks"
+        return built.refusal(f"{built.name} uses {lacking}", "an older triton may have them")
+    if re.search("active drivers|cpu tensor", problem):
+        hint = (
+            "add --device cuda; where there is no GPU, set TRITON_INTERPRET=1 before triton loads"
+        )
+        return built.refusal(f"{built.name} needs a GPU, or Triton's interpreter: {problem}", hint)
+    return None
 
 
 def _call_error(

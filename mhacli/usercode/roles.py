@@ -12,6 +12,8 @@ from .door import call_user, first_that_works
 
 ROWS = ("x", "query", "key", "value", "context")
 """The roles of token vectors."""
+PACKED = ("qkv", "kv")
+"""The roles of what holds several of them."""
 IN_ORDER: Mapping[int, tuple[str, ...]] = {
     1: ("x",),
     2: ("x", "context"),
@@ -42,6 +44,9 @@ _OF_CALLS = {
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
+    "starts": "cuseqlens cuseqlensq cuseqlensk cuseqlenskv cuseqlen",
+    "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv",
+    "window": "window windowsize",
     "mask": "allowed visible m adj adjacency",
     "padding": "pad padding valid",
     "training": "training train",
@@ -65,7 +70,7 @@ _OF_BOTH = {
         "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize "
         "typevocabsize"
     ),
-    "scale": "scale scaling softmaxscale scalefactor",
+    "scale": "scale scaling softmaxscale smscale scalefactor",
     "dropout": (
         "dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout "
         "attnpdrop attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob "
@@ -127,7 +132,17 @@ _FILLERS = (
     "input inputs in state states layer tensor seq sequence embedding embeddings embeds x vec"
 )
 """Words that say nothing beside others: `query_states` is a query."""
-_OF_NUMBERS = ("n_heads", "d_head", "d_model", "scale", "dropout", "offset", "lengths")
+_OF_NUMBERS = (
+    "n_heads",
+    "d_head",
+    "d_model",
+    "scale",
+    "dropout",
+    "offset",
+    "lengths",
+    "longest",
+    "window",
+)
 _OF_CACHES = {"past", "cache", "cached", "incremental", "prev", "present"}
 _OF_OTHER_MASKS = ("head", "q", "query", "drop", "dropout", "loss")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"
@@ -164,8 +179,9 @@ class CallParameter(NamedTuple):
 
     @property
     def part(self) -> str:
-        """What it takes of the token vectors: q, k or v."""
-        return {"x": "q", "query": "q", "value": "v"}.get(self.role, "k")
+        """What it takes of the token vectors: q, k or v, or several of them."""
+        known = {"x": "q", "query": "q", "value": "v", **{each: each for each in PACKED}}
+        return known.get(self.role, "k")
 
 
 def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, ...]:

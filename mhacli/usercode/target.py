@@ -28,6 +28,8 @@ MAX_SOURCE_BYTES: Final = 16 << 20
 _MOST_LISTED: Final = 12
 _FORM: Final = "FILE.py:NAME or package.module:NAME"
 
+INTERPRET: Final = "TRITON_INTERPRET"
+"""The variable that triton reads when it is imported."""
 DEFAULT_TIME_LIMIT_S: Final = 5.0
 """Seconds for one call, and for importing: half of the ten seconds within which a command must
 refuse bad input."""
@@ -86,13 +88,33 @@ def targets_beside(location: str, name: str = "") -> list[str]:
     """Targets for the other classes, or functions, of the same file. The file is parsed, not
     run.
     """
-    try:
-        body = ast.parse(read_whole(location, MAX_SOURCE_BYTES)).body
-    except (MhaError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+    body = _parsed(location).body
     classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
     functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     return [f"{location}:{other}" for other in classes or functions if other != name]
+
+
+def _parsed(location: str) -> ast.Module:
+    """A file as a syntax tree, empty if it cannot be read or parsed."""
+    try:
+        return ast.parse(read_whole(location, MAX_SOURCE_BYTES))
+    except (MhaError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def imports_triton(file: str) -> bool:
+    """Whether a file imports triton, or another file of its folder that does. They are parsed, not
+    run.
+    """
+    files, names = [Path(file)], set[str]()
+    for path in files:
+        for node in ast.walk(_parsed(str(path))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+                names |= {module.partition(".")[0] for module in modules if module}
+        beside = [path.with_name(f"{name}.py") for name in names]
+        files += [other for other in beside if other not in files and other.is_file()]
+    return "triton" in names
 
 
 def require_readable(target: str) -> None:
@@ -224,6 +246,10 @@ def _import(location: str) -> ModuleType:
 
 def _import_file(location: str, source: bytes) -> ModuleType:
     """A file as a module, in its package if it is in one, under a name that no other file has."""
+    import torch  # the process of the user's code has loaded it
+
+    if imports_triton(location) and not torch.cuda.is_available():
+        os.environ.setdefault(INTERPRET, "1")
     path = Path(os.path.abspath(location))
     packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents)
     names = [*reversed([folder.name for folder in packages]), path.stem.replace(".", "_")]

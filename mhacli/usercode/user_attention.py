@@ -28,9 +28,11 @@ from .axes import (
     AxisNames,
     CallSizes,
     at_sizes,
+    axes_for,
     axis_words,
     fits,
     for_each_text,
+    laid_out,
     leaves,
     output_in,
     rearranged,
@@ -211,7 +213,7 @@ class UserAttention:
     @property
     def n_rows(self) -> int:
         """The number of arguments for queries, keys and values."""
-        return len({slot.part for slot in self.slots})
+        return len({part for slot in self.slots for part in slot.part})
 
     @property
     def takes_context(self) -> bool:
@@ -352,13 +354,19 @@ class UserAttention:
                 )
             path = found[0]
         output = tensors[path] if self.has_graph else tensors[path].detach()
+        if "token" in axes:
+            output = output[1:].unflatten(0, (sizes.batch, sizes.q_len))
+            axes = ("batch", "row", *axes[1:])
         return rearranged(output, axes, self.canonical).contiguous().clone()
 
     def sizes_of(self, inputs: Inputs) -> CallSizes:
         """The sizes of a call with these inputs."""
         batch, q_len, k_len = inputs.lengths
-        n_heads = inputs.queries.shape[1] if self.is_function else 0
-        return self.sizes._replace(batch=batch, q_len=q_len, k_len=k_len, n_heads=n_heads)
+        sizes = self.sizes._replace(batch=batch, q_len=q_len, k_len=k_len)
+        if self.is_function:
+            shape = inputs.queries.shape
+            sizes = sizes._replace(n_heads=shape[1], d_in=shape[-1])
+        return sizes
 
     def with_call(self, call: Callable[..., Any]) -> UserAttention:
         """The same for another copy of the callable."""
@@ -369,10 +377,10 @@ class UserAttention:
         rows = {}
         for slot in self.slots:
             if slot.required or slot.part == "q" or inputs.keys is not None:
-                given = inputs.rows_of(slot.part)
+                given = [inputs.rows_of(part) for part in slot.part]
                 if self.has_target:
-                    given = torch.cat([given, given[:, :1]], dim=1)
-                rows[slot.name] = rearranged(given, self.canonical, self.axes)
+                    given = [torch.cat([each, each[:, :1]], dim=1) for each in given]
+                rows[slot.name] = laid_out(given, self.canonical, self.axes)
         return rows
 
     def _here(self, tensor: Tensor) -> Tensor:
@@ -388,7 +396,8 @@ class UserAttention:
         for slot in self.slots:
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
-            shape = ", ".join(str(words.get(axis, "T")) for axis in self.axes)
+            words["part"], axes = len(slot.part), axes_for(slot.part, self.axes)
+            shape = ", ".join(str(words.get(axis, "T")) for axis in axes)
             made = f"torch.randn({shape})"
             if self.ids is not None:
                 made = f"torch.randint({len(self.ids)}, ({shape}))"

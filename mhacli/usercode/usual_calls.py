@@ -19,14 +19,16 @@ from .axes import (
     HEAD_AXES,
     MAP_AXES,
     ROW_AXES,
+    TEXT_AXES,
     AxisNames,
     CallSizes,
     MadeForSizes,
+    without,
 )
 from .build import Built
 from .masks import forms_of, made_mask
 from .names import never_read
-from .roles import MASKS, ROWS, CallParameter, signature_of, stated
+from .roles import MASKS, PACKED, ROWS, CallParameter, signature_of, stated
 from .user_attention import UserAttention
 
 PositionShape = Literal["batched", "plain", "expanded"]
@@ -60,12 +62,16 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
     shapes = SHAPES if has_places else ("batched",)
     for slots in _slots_to_try(template.built, free):
         sizes = _StatedSizes(template, slots)
+        if sizes.is_packed and not sizes.is_function:
+            continue
         variants = itertools.product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
         for (d_in, d_context), layout, shape, masks in variants:
             usual = usual_arguments(free, sizes.layer(d_in), shape, causal=causal)
             n_split = 0
             if sizes.is_function:
                 n_split = sizes.n_heads if "head" in layout.axes else 1
+                scaled = (p.name for p in free if p.role == "scale" and p.name in usual)
+                usual |= dict.fromkeys(scaled, MadeForSizes(lambda call: call.d_in**-0.5))
             yield replace(
                 template,
                 slots=slots,
@@ -76,8 +82,8 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
 
 
 def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[CallParameter, ...]]:
-    """The parameters for token vectors: all, then the required ones. Raises `MhaError` if there is
-    none.
+    """The parameters for token vectors: all, packed where a name says so, then all, then the
+    required ones. Raises `MhaError` if there is none.
     """
     unread = never_read(built.call)
     rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
@@ -85,18 +91,20 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
         rows = tuple(
             CallParameter(f"args[{n}]", role, n == 0, True) for n, role in enumerate(ROWS[1:4])
         )
+    packed = tuple(p._replace(role=next(filter(p.name.count, PACKED), p.role)) for p in rows)
     needed = tuple(slot for slot in rows if slot.required or slot.part == "q")
     if not needed:
         message = "has no parameter for token vectors, such as x, or query, key and value"
         hint = "name a class or function that computes attention, or give --example"
         raise built.refusal(f"{built.name} {message}", hint)
-    return [rows] if rows == needed else [rows, needed]
+    return [*dict.fromkeys((packed, rows, needed))]
 
 
 class _StatedSizes:
     """The sizes that a target states: `numbers` that it, its constructor or its call holds by name,
     and the shapes of its weights. A `d_head` or a `d_model` of 0 is not stated. The inputs are one
-    or a pair of sequences, or those of a function of q, k and v in heads.
+    or a pair of sequences, or those of a function of q, k and v in heads, several of them in one
+    tensor where it `is_packed`.
     """
 
     def __init__(self, template: UserAttention, slots: Sequence[CallParameter]) -> None:
@@ -111,8 +119,12 @@ class _StatedSizes:
         if not self._stated("n_heads") and self.d_model and self.d_head:
             self.n_heads = self.d_model // self.d_head
         projects = self.weights or any(p.role in ("weight", "n_heads") for p in parameters)
-        self.is_pair = len(slots) > 1
-        self.is_function = not projects and len({slot.part for slot in slots}) == 3
+        n_starts = sum(p.required and p.role == "starts" for p in parameters)
+        self.has_texts = n_starts > 0
+        self.is_pair = len(slots) > 1 and n_starts != 1
+        letters = "".join(slot.part for slot in slots)
+        self.is_function = not projects and {*letters} == {*"qkv"}
+        self.is_packed = len(letters) > len(slots)
 
     def _stated(self, role: str) -> int:
         return stated(self.numbers, role) or 0
@@ -174,6 +186,8 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     length equals another size where that can be.
     """
     taken = {*sizes.numbers.values(), *itertools.chain(*sizes.weights)}
+    if sizes.is_packed:
+        taken |= {3, sizes.n_heads}
     batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
     lengths = []
     if sizes.is_pair:
@@ -183,7 +197,11 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
         lengths.append(CallSizes(n_texts, length, length))
     orders: tuple[AxisNames, ...] = (ROW_AXES,)
     if sizes.is_function:
-        orders = AXES_OF_HEADS
+        orders = (TEXT_AXES,) if sizes.has_texts else AXES_OF_HEADS
+        if sizes.is_packed:
+            orders = _with_parts(orders)
+    elif sizes.has_texts:
+        orders = (without(TEXT_AXES, "head"),)
     elif sizes.numbers.get("batch_first", True) is False:
         orders = (("row", "batch", "width"), ROW_AXES)
     layouts = [_Layout(axes, each) for each in lengths for axes in orders]
@@ -192,7 +210,17 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     return layouts
 
 
+def _with_parts(orders: Sequence[AxisNames]) -> tuple[AxisNames, ...]:
+    """The orders of axes with one more axis, of packed inputs: rows before heads come first."""
+    of_heads = [axes for axes in reversed(orders) if "head" in axes]
+    return tuple((*axes[:n], "part", *axes[n:]) for axes in of_heads for n in range(len(axes)))
+
+
 # ------------------------------------------------------------------------------ the other arguments
+
+
+_WINDOW = 16
+"""The tokens of a window that a call must name."""
 
 
 def usual_arguments(
@@ -209,6 +237,8 @@ def usual_arguments(
         "off": False,
         "result": False,
         "training": MadeForSizes(attrgetter("training")),
+        # made for each call, because a number may be of a width
+        "window": MadeForSizes(lambda _: _WINDOW),
         **{role: made_place(role, shape) for role in ("offset", "positions", "segments")},
     }
     others = dict[str, Any]()
@@ -218,6 +248,8 @@ def usual_arguments(
             continue
         if role == "rope":
             others[name] = MadeForSizes(partial(_rotation, name, layer.d_head, shape))
+        elif role in ("starts", "longest"):
+            others[name] = MadeForSizes(partial(_of_texts, name, role))
         elif role in ("weight", "weight bias"):
             weight = _weight(name, layer.d_model, seed=len(others) + 1)
             others[name] = weight[:, 0] if role == "weight bias" else weight
@@ -248,6 +280,18 @@ def made_place(role: str, shape: PositionShape) -> MadeForSizes:
                 assert_never(shape)
 
     return MadeForSizes(make)
+
+
+def _of_texts(name: str, role: str, sizes: CallSizes) -> Any:
+    """Where texts start that stand one behind another, and the last of them ends, or the longest
+    length, of queries or of keys.
+    """
+    is_of_keys = name.rpartition("_")[2].startswith("k")
+    length = sizes.k_len if is_of_keys else sizes.q_len
+    if role == "longest":
+        return length
+    ends = range(1, 2 + length * sizes.batch, length)
+    return torch.tensor([0, *ends], dtype=torch.int32)
 
 
 def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) -> Any:

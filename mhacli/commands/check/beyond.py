@@ -36,7 +36,6 @@ from .diagnose import Diagnosis
 from .gradients import MOST_NAMED, OwnGradients, leaves_of
 from .grid import (
     BUDGET_NARROWER,
-    LONGEST,
     NARROW,
     SHORTER,
     Cell,
@@ -51,7 +50,7 @@ from .grid import (
 )
 from .layer_sites import LayerSites
 from .patterns import pattern_of
-from .probes import TOLERANCE, influence_in
+from .probes import TOLERANCE, ProbedAttention, influence_in
 from .result import Backward, Compared, Finding, finding_of
 
 GRID = "further lengths, dtypes and gradients"
@@ -204,7 +203,8 @@ class Comparison:
         """
         found, subject = OwnGradients(), self.subject_in(first.cell.dtype)
         module = subject.built.module
-        if module is None or first.cell.computed != torch.float64:
+        is_slow = subject.built.is_interpreted
+        if module is None or is_slow or first.cell.computed != torch.float64:
             return found
         named = {f"d {name}": each for name, each in module.named_parameters()}
         wanted = {name: named[name] for name in first.unreached if name in named}
@@ -374,7 +374,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
         found.notes.append(f"it computes in {dtype_name(subject.inner)} inside")
     comparison, results = Comparison(diagnosis), list[CellResult]()
     try:
-        _run(comparison, request.length or LONGEST, results, found)
+        _run(comparison, request.length, results, found)
         found.findings += _findings(results, request.asks_backward)
         # the first is the longest
         plain = (each for each in results if each.is_differentiable and each.raised is None)
@@ -387,7 +387,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
         found.findings = found.findings or [*_findings(results, request.asks_backward)]
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
     found.findings = [replace(finding, **line._asdict()) for finding in found.findings]
-    found.compared = _compared(results, request.asks_backward)
+    found.compared = _compared(results, diagnosis.probed)
     refused = {
         (each.cell.dtype, each.refusal): each.cell
         for each in reversed(results)
@@ -400,7 +400,9 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     return found
 
 
-def _run(comparison: Comparison, longest: int, results: list[CellResult], found: Beyond) -> None:
+def _run(
+    comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
+) -> None:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
     subject, run = comparison.probed.subject, comparison.result
     shapes = shapes_of(subject, comparison.layer, longest)
@@ -421,7 +423,7 @@ def _run(comparison: Comparison, longest: int, results: list[CellResult], found:
                 break
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
-    for dtype in (torch.float32, *NARROW):
+    for dtype in subject.built.kernel_dtypes:
         if dtype != subject.dtype and not any(map(_is_wrong, results)):
             results += _in_narrower(comparison, shapes, dtype, found)
 
@@ -526,7 +528,7 @@ def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResul
     )
 
 
-def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Compared:
+def _compared(results: Sequence[CellResult], probed: ProbedAttention) -> Compared:
     """What the calls that ran compared."""
     ran = [each for each in results if not each.refusal and not each.mismatches]
     shapes = dict.fromkeys(each.cell.shape for each in ran)
@@ -535,7 +537,7 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
     dtypes = {dtype_name(each.cell.dtype): 0 for each in ran if each.cell.shape.k_len == longest}
     raised = {str(each.raised) for each in ran if each.raised is not None}
     reason = None
-    if asks_backward is False:
+    if probed.request.no_backward:
         reason = "not asked for"
     elif raised:
         reason = f"the backward pass raises {min(raised)}"
@@ -547,4 +549,5 @@ def _compared(results: Sequence[CellResult], asks_backward: bool | None) -> Comp
         dtypes=tuple(dtypes),
         attention=bool(ran),
         backward=Backward(compared=reason is None, reason=reason),
+        interpreted=probed.subject.built.is_interpreted,
     )

@@ -132,7 +132,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     """
     found, tried = OwnGradients(), list[Attempt]()
     subject = replace(probed.subject, has_graph=True)
-    if subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
+    is_slow = subject.built.is_interpreted
+    if is_slow or subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
         return found
     parameters = {}
     if probed.subject.built.module is not None and not subject.is_copied:

@@ -17,6 +17,9 @@ LONGEST = 257
 """The tokens of the longest call: one more than tiles of 256."""
 SHORTER = (255, 63)
 """The longest calls of code that has fewer positions: no multiples of a tile either."""
+_INTERPRETED, _INTERPRETED_LAYER = (8, 130), (4, 65)
+"""The most calls of a function and of a class in Triton's interpreter, which is slow, and the
+tokens of the longest."""
 BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
 """Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
 in each narrower one."""
@@ -83,47 +86,56 @@ class Cell(NamedTuple):
 
 def _of_function(longest: int) -> list[Shape]:
     """The shapes of a function, each with a reason: the longest, one token, whole and broken tiles,
-    more queries or keys, groups of kv heads, many heads, batches, other widths.
+    more queries or keys, groups of kv heads, many heads, batches, other widths. The first ones show
+    the most.
     """
     return [
         Shape(1, longest, longest, 1, 1, 64, 64),
-        Shape(2, 7, 7, 4, 4, 8, 8),
-        Shape(1, 1, 1, 2, 2, 8, 8),
-        Shape(4, 33, 33, 2, 2, 16, 16),
-        Shape(2, 64, 64, 2, 2, 16, 16),
-        Shape(1, 65, 65, 2, 2, 16, 16),
-        Shape(1, 127, 127, 2, 2, 32, 32),
+        Shape(2, 7, 7, 2, 2, 8, 8),
+        Shape(4, 48, 48, 1, 1, 16, 16),
+        Shape(1, 65, 65, 1, 1, 24, 24),
         Shape(1, 5, 40, 2, 2, 16, 16),
         Shape(1, 40, 5, 2, 2, 16, 16),
-        Shape(1, 1, 130, 1, 1, 16, 16),
-        Shape(1, 48, 48, 4, 2, 16, 16),
-        Shape(1, 70, 70, 6, 1, 24, 24),
-        Shape(3, 20, 20, 12, 12, 8, 8),
+        Shape(1, 64, 64, 2, 1, 16, 16),
         Shape(1, 33, 33, 2, 2, 16, 24),
+        Shape(1, 1, 1, 2, 2, 8, 8),
+        Shape(2, 64, 64, 2, 2, 16, 16),
+        Shape(1, 127, 127, 2, 2, 32, 32),
+        Shape(1, 1, 130, 1, 1, 16, 16),
+        Shape(1, 70, 70, 6, 2, 24, 24),
+        Shape(3, 33, 33, 12, 12, 8, 8),
         Shape(1, 40, 40, 2, 2, 80, 80),
     ]
 
 
 def _of_layer(longest: int, *, takes_context: bool) -> list[Shape]:
     """The shapes of a class, whose heads and widths its arguments fix."""
-    lengths = [(1, longest), (2, 7), (3, 65), (1, 1), (4, 33), (1, 64), (1, 127)]
+    lengths = [(1, longest), (2, 7), (1, 1), (1, 64), (3, 65), (4, 33), (1, 127)]
     shapes = [Shape(batch, length, length) for batch, length in lengths]
     if takes_context:
         shapes += [Shape(2, 5, 40), Shape(1, 40, 5), Shape(1, 1, 130)]
     return shapes
 
 
-def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int) -> list[Shape]:
-    """The shapes in which a subject is called: those that its arguments leave open, as far as their
-    work fits into the budget.
+def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None) -> list[Shape]:
+    """The shapes in which a subject is called, up to the stated or the usual longest: those that
+    its arguments leave open, as far as their work fits into the budget.
     """
-    sizes = subject.sizes
+    sizes, is_slow = subject.sizes, subject.built.is_interpreted
+    most, usual = _INTERPRETED if subject.is_function else _INTERPRETED_LAYER
+    longest = longest or (usual if is_slow else LONGEST)
     if not subject.is_resizable:
         shapes = [Shape(sizes.batch, sizes.q_len, sizes.k_len)]
     elif subject.is_function:
         shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
     else:
         shapes = _of_layer(longest, takes_context=subject.takes_context)
+    if is_slow:
+        shapes = shapes[:most]
+    if not subject.takes_context and not {"part", "token"}.isdisjoint(subject.axes):
+        shapes = [shape for shape in shapes if shape.q_len == shape.k_len]
+    if "part" in subject.axes:
+        shapes = [shape for shape in shapes if not shape.is_unusual]
     # the first of more queries than keys see no key
     if (layer.causal and not layer.top_left) or layer.visible_cells is not None:
         shapes = [shape for shape in shapes if shape.q_len <= shape.k_len]

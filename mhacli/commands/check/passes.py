@@ -40,6 +40,8 @@ LEAST: Mapping[str, float] = {
 float64 has that of float32, because models compute rotations and norms in float32 in any dtype."""
 LENGTH = 256
 """The length of the texts, if the model has so many positions."""
+_LENGTH_INTERPRETED = 64
+"""The same in Triton's interpreter, which is slow."""
 _TIMES_SHORTER = 4
 """How many times shorter another text is."""
 _SHAKES = 3
@@ -175,7 +177,8 @@ class Passes:
         if requested in (LENGTH, LENGTH + 1):  # the defaults, of a model and of an attention
             requested = None
         fixed = (requested or 0) if attention.is_resizable else attention.sizes.q_len
-        lengths = [fixed] if fixed else [*(LENGTH >> n for n in range(6)), attention.sizes.q_len]
+        longest = _LENGTH_INTERPRETED if attention.built.is_interpreted else LENGTH
+        lengths = [fixed] if fixed else [*(longest >> n for n in range(6)), attention.sizes.q_len]
 
         def read(length: int) -> tuple[Tensor, PassOutput]:
             text = self.model.draw(self.seed, length)

@@ -28,7 +28,7 @@ from mhacli.usercode.graph import RecordedCall, recorded
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.roles import called_function, role_of
+from mhacli.usercode.roles import called_function, role_of, signature_of
 from mhacli.usercode.user_attention import InputDrawer, UserAttention
 
 from .result import CheckRequest, ProbeResult
@@ -79,11 +79,13 @@ class ProbedAttention:
         For cross-attention only an argument counts, because the context has its own positions.
         """
         subject, request = self.subject, self.request
+        is_off = any(not each.default for each in signature_of(subject.built.call, "causal"))
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
         name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
         words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
-        return request.causal or (not words.isdisjoint(_CAUSAL) and words.isdisjoint(_DENIALS))
+        is_named = not words.isdisjoint(_CAUSAL) and words.isdisjoint(_DENIALS)
+        return request.causal or (is_named and not is_off)
 
     @property
     def visible(self) -> str:
@@ -275,7 +277,8 @@ def influence_in(probed: ProbedAttention, length: int) -> Tensor | None:
     """Which tokens influence which outputs of self-attention over a longer text, `[query, key]`;
     None where it cannot be measured.
     """
-    sizes = probed.subject.sizes._replace(q_len=length, k_len=length)
+    sizes = probed.subject.sizes
+    sizes = sizes._replace(batch=1, q_len=length, k_len=length, n_heads=min(sizes.n_heads, 1))
     longer = replace(probed, subject=replace(probed.subject, sizes=sizes), influence=None)
     with suppress(*NO_ANSWER):
         replace_tokens(longer, longer.subject.drawer(probed.request.seed))

@@ -270,7 +270,7 @@ class Backward(Struct, frozen=True):
 
 class Compared(Struct, frozen=True):
     """What a verdict covers: the lengths, the shapes and the dtypes in which attention was compared
-    with the reference, and `attention`: whether it was in any.
+    with the reference, `attention`: whether it was in any, and whether Triton's interpreter ran it.
     """
 
     lengths: tuple[int, ...]
@@ -278,6 +278,7 @@ class Compared(Struct, frozen=True):
     dtypes: tuple[str, ...]
     attention: bool
     backward: Backward
+    interpreted: bool = False
 
     @staticmethod
     def of_all(parts: Sequence["Compared | None"]) -> "Compared":
@@ -307,6 +308,7 @@ class Compared(Struct, frozen=True):
         return (
             f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
             f" {', '.join(self.dtypes)} ({n} shape{'s' * (n != 1)})"
+            + (", in Triton's interpreter" if self.interpreted else "")
             + (f"; no gradients: {why}" if why else "")
         )
 
