@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs
 
 from .axes import (
@@ -284,7 +285,7 @@ class UserAttention:
         kernel = sdpa_kernel(SDPBackend.MATH) if self.dtype == torch.float64 else NO_CONTEXT
         dropout = WithoutDropout() if self.is_without_dropout else NO_CONTEXT
         with (
-            _quietly(self.built, call, training=training, has_graph=self.has_graph),
+            _quietly(self.built, call, arguments, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
             kernel,
             dropout,
@@ -468,13 +469,20 @@ class _RowsInside:
 
 @contextmanager
 def _quietly(
-    built: Built, call: Callable[..., Any], *, training: bool, has_graph: bool
+    built: Built,
+    call: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    training: bool,
+    has_graph: bool,
 ) -> Iterator[None]:
     """A call that is reported as a stage: without warnings, with gradients only if it `has_graph`,
     and with a module in `train` or `eval` mode. Norms over the batch always are as in evaluation,
     for they would keep what they saw.
     """
-    built.stage(f"calling {built.name}")
+    tensors = [item for item in arguments.items() if isinstance(item[1], Tensor)]
+    given = [f"{name} {[*each.shape]} {dtype_name(each.dtype)}" for name, each in tensors]
+    built.stage(f"calling {built.name}", call=", ".join(given))
     modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
     buffers = [
         (part, *item, item[1].clone())

@@ -174,6 +174,13 @@ class Comparison:
             )
         }
 
+    def results(self, shapes: Sequence[Shape], dtype: torch.dtype) -> list[CellResult]:
+        """What the calls of some shapes in a dtype show. Raises `OutOfTime`."""
+        cells = cells_of(shapes, dtype)
+        # where a call ends the process, all shorter ones have passed
+        shown = {cell: self.result(cell) for cell in sorted(cells, key=lambda it: it.shape.k_len)}
+        return [shown[cell] for cell in cells]
+
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
         try:
@@ -182,8 +189,6 @@ class Comparison:
             with torch.enable_grad():
                 out = subject(inputs, seed=0)
         except NO_ANSWER as failure:
-            if isinstance(failure, OutOfTime):
-                raise
             return CellResult(cell, str(failure))
         try:
             truth = self._truth(cell, inputs)
@@ -250,11 +255,15 @@ class Comparison:
             return CellResult(cell, mismatches=() if wrong is None else (wrong,))
         own = {} if module is None else dict(module.named_parameters())
         wanted = self._leaves(inputs, {name: own[name] for name in self.parameters(cell.dtype)})
+        built = subject.built
+        built.stage(f"calling the backward pass of {built.name}")
         try:
             with warnings.catch_warnings(action="ignore"):
                 gradients = call_user(_gradients, out, wanted, truth.cotangent)
         except UserRaised as raised:
             return CellResult(cell, is_differentiable=True, raised=raised)
+        finally:
+            built.stage(f"examining {built.name}", limited=False)
         # a key bias has none but rounding, and the softmax of sharp scores may leave none
         moving = {
             name
@@ -358,18 +367,18 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
 
 def _run(comparison: Comparison, longest: int, results: list[CellResult], found: Beyond) -> None:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
-    subject, run = comparison.probed.subject, comparison.result
+    subject, run = comparison.probed.subject, comparison.results
     shapes = shapes_of(subject, comparison.layer, longest)
     if length := comparison.length:
         shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
-    results += map(run, cells_of(shapes, subject.dtype))
+    results += run(shapes, subject.dtype)
     if _takes_pattern(comparison, results, found):
         shapes = shapes_of(subject, comparison.layer, longest)
-        results[:] = map(run, cells_of(shapes, subject.dtype))
+        results[:] = run(shapes, subject.dtype)
     refused = {each.cell.shape for each in results if each.refusal}
     tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
     if refused.issuperset(shapes[:1]):
-        results += map(run, cells_of([*tiled], subject.dtype))
+        results += run([*tiled], subject.dtype)
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
     for dtype in (torch.float32, *NARROW):
@@ -385,12 +394,11 @@ def _in_narrower(
     comparison: Comparison, shapes: Sequence[Shape], dtype: torch.dtype, found: Beyond
 ) -> list[CellResult]:
     """What calls show in a dtype, or, where they differ and none does in a coarser one, in that."""
-    cells = cells_of(shapes, dtype)
-    own = [*map(comparison.result, cells)]
+    own = comparison.results(shapes, dtype)
     if not any(map(_is_wrong, own)):
         return own
     for inner in _COARSER.get(dtype, ()):
-        inside = [comparison.result(cell._replace(inner=inner)) for cell in cells]
+        inside = [comparison.result(each.cell._replace(inner=inner)) for each in own]
         if not any(map(_is_wrong, inside)):
             found.notes.append(f"in {dtype_name(dtype)} it computes in {dtype_name(inner)}")
             return inside
