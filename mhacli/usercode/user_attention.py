@@ -380,7 +380,7 @@ class UserAttention:
                 made = f"torch.randint({len(self.ids)}, ({shape}))"
             is_first = slot.name == first and not rows
             rows.append(made if slot.positional_only or is_first else f"{slot.name}={made}")
-        return f"lambda m, T: m({self._arguments_text(rows)})"
+        return f"lambda m, T: m({self.arguments_text(rows)})"
 
     @property
     def described(self) -> str:
@@ -403,9 +403,9 @@ class UserAttention:
         masks = [form.parameter for form in sorted(self.forms, key=lambda form: form.is_padding)]
         name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
         comment = f"  # {'; '.join(notes)}" if notes else ""
-        return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
+        return f"{name}({self.arguments_text(rows, masks)}){path}{comment}"
 
-    def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
+    def arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
         """The arguments of a call behind those for token vectors: tensors of one number, or a
         triangle of it, for two texts of length T, and `…` for what takes more than a word.
         """
@@ -480,8 +480,11 @@ def _quietly(
     and with a module in `train` or `eval` mode. Norms over the batch always are as in evaluation,
     for they would keep what they saw.
     """
-    tensors = [item for item in arguments.items() if isinstance(item[1], Tensor)]
-    given = [f"{name} {[*each.shape]} {dtype_name(each.dtype)}" for name, each in tensors]
+    given = [
+        f"{name} {[*each.shape]} {dtype_name(each.dtype)}"
+        for name, each in arguments.items()
+        if isinstance(each, Tensor)
+    ]
     built.stage(f"calling {built.name}", call=", ".join(given))
     modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
     buffers = [

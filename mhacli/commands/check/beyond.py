@@ -48,6 +48,7 @@ from .grid import (
 from .layer_sites import LayerSites
 from .patterns import pattern_of
 from .probes import TOLERANCE, influence_in
+from .reproduce import script_of
 from .result import Backward, Compared, Finding, finding_of
 
 GRID = "further lengths, dtypes and gradients"
@@ -198,6 +199,10 @@ class Comparison:
             return CellResult(cell, f"gives {list(out.shape)}")
         return self._judged(cell, subject, inputs, out, truth)
 
+    def script_of(self, cell: Cell, tensor: str) -> str | None:
+        """A script that prints the largest error of a tensor in a call; None without one."""
+        return script_of(self.probed.subject, self.layer, cell, tensor, self.seed)
+
     def subject_in(self, dtype: torch.dtype) -> UserAttention:
         """A copy of the subject in a dtype. Raises `UserRaised` if it cannot be cast, and
         `Unreadable` if one of its arguments is larger than the numbers of the dtype.
@@ -343,14 +348,14 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
     if subject.ids is not None or subject.is_inside:
         return found
-    results = list[CellResult]()
+    results, comparison = list[CellResult](), Comparison(diagnosis)
     try:
-        _run(Comparison(diagnosis), request.length or LONGEST, results, found)
+        _run(comparison, request.length or LONGEST, results, found)
     except OutOfTime as over:
         found.over = over
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
     found.findings += [
-        replace(finding, **line._asdict()) for finding in _findings(results, request.asks_backward)
+        replace(finding, **line._asdict()) for finding in _findings(comparison, results)
     ]
     found.compared = _compared(results, request.asks_backward)
     refused = {
@@ -419,36 +424,38 @@ def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found:
     return True
 
 
-def _findings(results: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+def _findings(comparison: Comparison, results: Sequence[CellResult]) -> Iterator[Finding]:
     """The mistakes that calls show, the output's first."""
     ran = [each for each in results if not each.refusal]
     wide = [each for each in ran if each.cell.dtype not in NARROW]
     if differing := [each for each in wide if each.differs]:
-        yield _finding("differs-beyond", differing, wide)
+        yield _finding("differs-beyond", comparison, differing, wide)
         return
-    yield from _gradient_findings(wide, asks_backward)
+    yield from _gradient_findings(comparison, wide)
     narrow = [each for each in ran if each.cell.dtype in NARROW]
     if differing := [each for each in narrow if each.mismatches]:
-        yield _finding("differs-in-16-bits", differing, narrow)
+        yield _finding("differs-in-16-bits", comparison, differing, narrow)
 
 
-def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+def _gradient_findings(comparison: Comparison, ran: Sequence[CellResult]) -> Iterator[Finding]:
     """The mistakes of the backward pass."""
     # one key has a weight of 1 and no gradient, whatever is wrong
     differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
+    asks_backward = comparison.probed.request.asks_backward
     if asks_backward and ran and not any(each.is_differentiable for each in ran):
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
     if cut := _cut(differentiable):
         names = first_names(cut, _MOST_NAMED)
         evidence = f"no gradient reaches {names}, which the output depends on"
-        yield finding_of("gradient-cut", evidence)
+        script = comparison.script_of(differentiable[0].cell, cut[0])
+        yield finding_of("gradient-cut", evidence, reproduce=script)
     raised = [each for each in differentiable if each.raised is not None]
     if raised and len(raised) < len(differentiable):
         where = f"first at {raised[0].cell.words}"
         evidence = f"the backward pass raises {raised[0].raised}, {where}"
         yield finding_of("gradient-differs", evidence, where=where)
     if differing := [each for each in differentiable if each.mismatches]:
-        yield _finding("gradient-differs", differing, differentiable)
+        yield _finding("gradient-differs", comparison, differing, differentiable)
 
 
 def _cut(differentiable: Sequence[CellResult]) -> list[str]:
@@ -458,7 +465,12 @@ def _cut(differentiable: Sequence[CellResult]) -> list[str]:
     return [name for name in missing if all(name in each.missing for each in plain)]
 
 
-def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResult]) -> Finding:
+def _finding(
+    code: str,
+    comparison: Comparison,
+    differing: Sequence[CellResult],
+    ran: Sequence[CellResult],
+) -> Finding:
     """A finding for calls that differ among those that ran."""
     first, worst = differing[0], differing[0].mismatches[0]
     # one key has a weight of 1 and no gradient, whatever is wrong
@@ -476,6 +488,7 @@ def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResul
         where=apart.words,
         error=worst.error,
         tolerance=worst.limit,
+        reproduce=comparison.script_of(first.cell, worst.tensor),
     )
 
 
