@@ -3,7 +3,7 @@ may take. Nothing here loads torch.
 """
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from .process import Stage
 
@@ -28,7 +28,7 @@ class TimedStage:
         self._stage, self._max_time_s = stage, max_time_s
         self._is_calling, self._started_s = False, -1.0
 
-    def __call__(self, text: str, *, limited: bool = True) -> None:
+    def __call__(self, text: str, **how: Any) -> None:
         """Reports the stage that begins."""
         if self._started_s < 0 and self._is_calling:
             self._started_s = time.monotonic()
@@ -36,4 +36,4 @@ class TimedStage:
         is_over = 0 <= self._started_s < time.monotonic() - self._max_time_s
         if is_over and not text.startswith("examining"):
             raise OutOfTime(self._max_time_s)
-        self._stage(text, limited=limited)
+        self._stage(text, **how)

@@ -19,15 +19,16 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from io import BufferedReader
+from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, NoReturn
 
-from mhacli.errors import MhaError, lacks_memory, silent_stderr
+from mhacli.errors import MhaError, UsageError, lacks_memory, silent_stderr
 from mhacli.io.memory import gc_paused
 
 from .door import InternalError, UserRaised
 from .faults import (
+    SourceLine,
     exception_text,
     passed_user_code_last,
     source_line_in_dump,
@@ -50,10 +51,29 @@ Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
 `calling Attention`. The time limit applies to each limited stage, which runs user code; unlimited
 stages run only code of mha. An import, a constructor and the first call, which may import, have
-`FIRST_LIMIT_S` at least."""
+`FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with `report` it leaves a
+document that stands for the result if the process ends early."""
+
+_FROM_ELSEWHERE: Final = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no fault of the code raises. The system kills for a lack of memory."""
 
 
-def no_stage(stage: str, *, limited: bool = True) -> None:
+_is_fork = False
+"""Whether this process is a copy that `run_in_fork` has made."""
+
+
+class EndedEarly(MhaError):
+    """A child process that ended without a result: by a fault of its code if it `is_crash`, at a
+    `line` if known, after it had begun its last `call`. `report` is the last document that the job
+    left, None without one; `printed` is the end of its printed output.
+    """
+
+    is_crash, call, line = False, "", SourceLine()
+    report: Any = None
+    printed = ""
+
+
+def no_stage(stage: str, **_: object) -> None:
     """Ignores the stages."""
 
 
@@ -68,39 +88,87 @@ def run_in_child(
     end of its printed output.
 
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called
-    when a stage begins. Raises the job's `MhaError`, and an `MhaError` that names the stage if it
+    when a stage begins. Raises the job's `MhaError`, and an `EndedEarly` that names the stage if it
     exceeds `time_limit_s` or if the child ends early.
     """
     process = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
+        return _result_of(process.pid, messages, process.stderr, process.wait, on_stage)
+
+
+def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[Any, str]:
+    """What a job gives in a copy of this process, where torch computes in one thread, and the end
+    of its printed output. Raises as `run_in_child`, and `UsageError` in such a copy.
+    """
+    global _is_fork
+    if _is_fork:
+        raise UsageError("code that is checked cannot check other code")
+    (stdin, alive), (messages, sent), (printed, prints) = (os.pipe() for _ in range(3))
+    with warnings.catch_warnings(action="ignore"):  # of threads, which the copy does not have
+        pid = os.fork()
+    if not pid:
+        try:
+            _is_fork = True
+            os.setsid()
+            for number, end in enumerate((stdin, sent, prints)):
+                os.dup2(end, number)
+            os.close(alive)
+            os.close(sent)  # processes that the code forks would keep it open
+            sys.stdout, sys.stderr = (
+                TextIOWrapper(FileIO(n, "w"), line_buffering=True) for n in (1, 2)
+            )
+            _serve(job, time_limit_s, n_threads=1)
+        finally:
+            os._exit(1)
+    for end in (stdin, sent, prints):
+        os.close(end)
+    with open(alive, "wb"), open(messages, "rb") as told, open(printed, "rb", 0) as said:
+        return _result_of(pid, told, said, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _result_of(
+    pid: int,
+    messages: IO[bytes],
+    prints: IO[bytes],
+    wait: Callable[[], int],
+    on_stage: Callable[[str], None] | None = None,
+) -> tuple[Any, str]:
+    """What a child sends as its result, and the end of what it prints, once it has ended. `wait`
+    gives its exit status.
+    """
     printed = bytearray()
-    printing = threading.Thread(target=_keep_end, args=(process, printed), daemon=True)
+    printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
     printing.start()
     stage, dump, kind = _LOADING, "", ""
     content: Any = None
-    with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
-        try:
-            for line in messages:
-                if not line.startswith(b'["'):  # of a stack dump
-                    dump += line.decode("utf-8", "replace")
-                    continue
-                kind, content = json.loads(line)
-                if kind != "stage":
-                    break
-                begun, time_limit_s = content
-                if begun != stage and on_stage is not None:
-                    on_stage(begun)
-                stage = begun
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            printing.join(timeout=1)
+    limit_s, notes = 0.0, dict[str, Any]()
+    try:
+        for line in messages:
+            if not line.startswith(b'["'):  # of a stack dump
+                dump += line.decode("utf-8", "replace")
+                continue
+            kind, content = json.loads(line)
+            if kind != "stage":
+                break
+            begun, limit_s, more = content
+            notes |= more
+            if begun != stage and on_stage is not None:
+                on_stage(begun)
+            stage = begun
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        exit_status = wait()
+        printing.join(timeout=1)
     text = printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
     if len(printed) > KEPT_BYTES:
         text = f"…{text}"
     if kind == "result":
         return content, text
     if kind != "error":
-        raise _early_end(stage, process.returncode, dump, time_limit_s, text)
+        raise _early_end(stage, exit_status, dump, limit_s, text, notes)
     if os.environ.get("MHA_DEBUG"):
         raise RuntimeError(content["traceback"])
     raise MhaError(**content["error"])
@@ -130,23 +198,27 @@ def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _keep_end(process: subprocess.Popen[bytes], printed: bytearray) -> None:
+def _keep_end(prints: IO[bytes], printed: bytearray) -> None:
     """Reads what a process prints, and keeps the end of it: one byte more than is shown, if there
     was more.
     """
-    assert process.stderr is not None
-    while chunk := process.stderr.read(KEPT_BYTES):
+    while chunk := prints.read(KEPT_BYTES):
         printed += chunk
         del printed[: -KEPT_BYTES - 1]
 
 
 def _early_end(
-    stage: str, exit_status: int, dump: str, time_limit_s: float, printed: str
-) -> MhaError:
+    stage: str,
+    exit_status: int,
+    dump: str,
+    time_limit_s: float,
+    printed: str,
+    notes: Mapping[str, Any],
+) -> EndedEarly:
     """The error for a child that ended without a result."""
     message = f"{stage} ended the process with exit status {exit_status}"
     code, advice = "crashed", ""
-    if dump.startswith("Timeout"):
+    if exit_status == -signal.SIGALRM:
         message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
         advice = "--time-limit SECONDS allows more"
     elif exit_status < 0:
@@ -158,8 +230,12 @@ def _early_end(
     line = source_line_in_dump(dump)
     lines = [text.strip()[:100] for text in printed.splitlines() if text.strip()]
     last = f"it last printed: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
-    hints = filter(None, (line and line.text, advice, last))
-    return MhaError(message, hint="; ".join(hints) or None, code=code)
+    call = notes.get("call") and f"its last call: {notes['call']}"
+    hints = filter(None, (line and line.text, call, advice, last))
+    end = EndedEarly(message, hint="; ".join(hints) or None, code=code)
+    end.is_crash = code == "crashed" and -exit_status not in _FROM_ELSEWHERE
+    vars(end).update(notes, line=line or SourceLine(), printed=printed)
+    return end
 
 
 # ------------------------------------------------------------------------------- inside the process
@@ -172,15 +248,27 @@ _TIMES_A_CALL = 10
 
 
 def main() -> None:
-    """Runs the job that the parent sends, then exits without waiting for threads of the user's
-    code.
+    """Runs the job that the parent sends, then exits."""
+    sent = json.loads(sys.stdin.buffer.readline())
+
+    def job(stage: Stage) -> Any:
+        module, _, name = sent["job"].partition(":")
+        run = getattr(importlib.import_module(module), name)
+        sys.dont_write_bytecode = True  # leaves no files beside the user's
+        return run(sent["request"], stage)
+
+    _serve(job, sent["time_limit_s"], n_threads=_N_THREADS)
+
+
+def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) -> NoReturn:
+    """Runs a job in this process, whose messages go to stdout, then exits without waiting for
+    threads of the user's code.
     """
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.register_at_fork(
         after_in_child=messages.close
     )  # the parent reads on until this process ends
-    sent = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.dup(0),), daemon=True).start()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -188,42 +276,42 @@ def main() -> None:
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # no core dump
     faulthandler.enable(messages, all_threads=False)
+    # the alarm ends this process after the limit, even if native code holds the interpreter; the
+    # timer of faulthandler waits forever for its thread where a process with one was copied
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, messages, all_threads=False, chain=True)
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun, began_s, limit_s = _LOADING, 0.0, sent["time_limit_s"]
+    begun, began_s, limit_s = _LOADING, 0.0, time_limit_s
     is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
         messages.write(json.dumps([kind, content]).encode() + b"\n")
         messages.flush()
 
-    def stage(text: str, *, limited: bool = True) -> None:
+    def stage(text: str, *, limited: bool = True, **notes: Any) -> None:
         nonlocal begun, began_s, limit_s, is_called
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if begun.startswith("calling"):  # a later call may read more texts than the first
             call_s = time.monotonic() - began_s
             if not is_called:  # which may have imported something
-                call_s = min(call_s, sent["time_limit_s"])
+                call_s = min(call_s, time_limit_s)
             limit_s, is_called = max(limit_s, _TIMES_A_CALL * call_s), True
         if text.startswith(("importing", "building")):
             is_called = False
         begun, began_s = text, time.monotonic()
         allowed_s = limit_s if is_called else max(limit_s, FIRST_LIMIT_S)
-        send("stage", [text, allowed_s])
-        # a thread ends this process after the limit, even if native code holds the interpreter
+        send("stage", [text, allowed_s, notes])
         if limited:
-            faulthandler.dump_traceback_later(allowed_s, exit=True, file=messages)
+            signal.setitimer(signal.ITIMER_REAL, allowed_s)
 
     try:
         gc.freeze()
         with silent_stderr(), gc_paused():
             import torch
-        torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))
-        module, _, name = sent["job"].partition(":")
-        job = getattr(importlib.import_module(module), name)
-        sys.dont_write_bytecode = True  # leaves no files beside the user's
-        send("result", job(sent["request"], stage))
+        torch.set_num_threads(min(n_threads, torch.get_num_threads()))
+        send("result", job(stage))
     except BaseException as fault:
         error = _as_error(fault, begun)
         fields = {

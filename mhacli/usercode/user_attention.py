@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs
 
 from .axes import (
@@ -291,7 +292,7 @@ class UserAttention:
         inside = _RowsInside(self, sizes)
         watched = self.built.module if self.is_inside else None
         with (
-            _quietly(self.built, call, training=training, has_graph=self.has_graph),
+            _quietly(self.built, call, arguments, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
             self.computing(),
             within,
@@ -403,7 +404,7 @@ class UserAttention:
                 made = f"torch.randint({len(self.ids)}, ({shape}))"
             is_first = slot.name == first and not rows
             rows.append(made if slot.positional_only or is_first else f"{slot.name}={made}")
-        return f"lambda m, T: m({self._arguments_text(rows)})"
+        return f"lambda m, T: m({self.arguments_text(rows)})"
 
     @property
     def described(self) -> str:
@@ -426,9 +427,9 @@ class UserAttention:
         masks = [form.parameter for form in sorted(self.forms, key=lambda form: form.is_padding)]
         name = "forward" if isinstance(call, nn.Module) else getattr(call, "__name__", "__call__")
         comment = f"  # {'; '.join(notes)}" if notes else ""
-        return f"{name}({self._arguments_text(rows, masks)}){path}{comment}"
+        return f"{name}({self.arguments_text(rows, masks)}){path}{comment}"
 
-    def _arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
+    def arguments_text(self, rows: Sequence[str], masks: Sequence[str] = ()) -> str:
         """The arguments of a call behind those for token vectors: tensors of one number, or a
         triangle of it, for two texts of length T, and `…` for what takes more than a word.
         """
@@ -492,13 +493,23 @@ class _RowsInside:
 
 @contextmanager
 def _quietly(
-    built: Built, call: Callable[..., Any], *, training: bool, has_graph: bool
+    built: Built,
+    call: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    training: bool,
+    has_graph: bool,
 ) -> Iterator[None]:
     """A call that is reported as a stage: without warnings, with gradients only if it `has_graph`,
     and with a module in `train` or `eval` mode. Norms over the batch always are as in evaluation,
     for they would keep what they saw.
     """
-    built.stage(f"calling {built.name}")
+    given = [
+        f"{name} {[*each.shape]} {dtype_name(each.dtype)}"
+        for name, each in arguments.items()
+        if isinstance(each, Tensor)
+    ]
+    built.stage(f"calling {built.name}", call=", ".join(given))
     modes = {part: part.training for part in call.modules()} if isinstance(call, nn.Module) else {}
     buffers = [
         (part, *item, item[1].clone())

@@ -51,6 +51,7 @@ from .grid import (
 from .layer_sites import LayerSites
 from .patterns import pattern_of
 from .probes import TOLERANCE, ProbedAttention, influence_in
+from .reproduce import script_of
 from .result import Backward, Compared, Finding, finding_of
 
 GRID = "further lengths, dtypes and gradients"
@@ -176,6 +177,15 @@ class Comparison:
             )
         }
 
+    def results(
+        self, shapes: Sequence[Shape], dtype: torch.dtype, *, is_narrower: bool = False
+    ) -> list[CellResult]:
+        """What the calls of some shapes in a dtype show. Raises `OutOfTime`."""
+        cells = cells_of(shapes, dtype, is_narrower=is_narrower)
+        # where a call ends the process, all shorter ones have passed
+        shown = {cell: self.result(cell) for cell in sorted(cells, key=lambda it: it.shape.k_len)}
+        return [shown[cell] for cell in cells]
+
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
         if cell.dtype not in NARROW and cell.inner is None:
@@ -186,8 +196,6 @@ class Comparison:
             with torch.enable_grad():
                 out = subject(inputs, seed=0)
         except NO_ANSWER as failure:
-            if isinstance(failure, OutOfTime):
-                raise
             return CellResult(cell, str(failure))
         try:
             truth = self._truth(cell, inputs)
@@ -226,6 +234,10 @@ class Comparison:
         if self.probed.subject.is_copied:
             found.notes.append("not compared: gradients of its parameters, because it keeps state")
         return found
+
+    def script_of(self, cell: Cell, tensor: str) -> str | None:
+        """A script that prints the largest error of a tensor in a call; None without one."""
+        return script_of(self.probed.subject, self.layer, cell, tensor, self.seed)
 
     def subject_in(self, dtype: torch.dtype) -> UserAttention:
         """A copy of the subject in a dtype. Raises `UserRaised` if it cannot be cast, and
@@ -283,11 +295,15 @@ class Comparison:
         wanted = leaves_of(
             self.probed.subject, inputs, {name: own[name] for name in self.parameters(cell.dtype)}
         )
+        built = subject.built
+        built.stage(f"calling the backward pass of {built.name}")
         try:
             with warnings.catch_warnings(action="ignore"), subject.computing():
                 gradients = call_user(gradients_of, out, wanted, truth.cotangent)
         except UserRaised as raised:
             return CellResult(cell, is_differentiable=True, raised=raised)
+        finally:
+            built.stage(f"examining {built.name}", limited=False)
         absent = [name for name in wanted if name not in gradients or not gradients[name].any()]
         # a key bias has none but rounding, and the softmax of sharp scores may leave none
         missing = [name for name in absent if limits.moves(name)]
@@ -375,7 +391,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     comparison, results = Comparison(diagnosis), list[CellResult]()
     try:
         _run(comparison, request.length, results, found)
-        found.findings += _findings(results, request.asks_backward)
+        found.findings += _findings(comparison, results)
         # the first is the longest
         plain = (each for each in results if each.is_differentiable and each.raised is None)
         if (first := next(plain, None)) is not None and not found.findings:
@@ -384,7 +400,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
             found.notes += own.notes
     except OutOfTime as over:
         found.over = over
-        found.findings = found.findings or [*_findings(results, request.asks_backward)]
+        found.findings = found.findings or [*_findings(comparison, results)]
     line = LayerSites(diagnosis.call).line_for((), "", subject.built)
     found.findings = [replace(finding, **line._asdict()) for finding in found.findings]
     found.compared = _compared(results, diagnosis.probed)
@@ -404,21 +420,21 @@ def _run(
     comparison: Comparison, longest: int | None, results: list[CellResult], found: Beyond
 ) -> None:
     """Runs the calls in the subject's dtype, then, if all agree, in the narrower ones."""
-    subject, run = comparison.probed.subject, comparison.result
+    subject, run = comparison.probed.subject, comparison.results
     shapes = shapes_of(subject, comparison.layer, longest)
     if length := comparison.length:
         shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
-    results += map(run, cells_of(shapes, subject.dtype))
+    results += run(shapes, subject.dtype)
     if _takes_pattern(comparison, results, found):
         shapes = shapes_of(subject, comparison.layer, longest)
-        results[:] = map(run, cells_of(shapes, subject.dtype))
+        results[:] = run(shapes, subject.dtype)
     refused = {each.cell.shape for each in results if each.refusal}
     tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
     if refused.issuperset(shapes[:1]):
         first = shapes[0]
         shorter = [first._replace(q_len=n, k_len=n) for n in SHORTER if n < first.k_len]
         for shape in (*shorter, *tiled):
-            results += map(run, cells_of([shape], subject.dtype))
+            results += run([shape], subject.dtype)
             if shape in shorter and not results[-1].refusal:  # its positions end there
                 break
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
@@ -436,12 +452,11 @@ def _in_narrower(
     comparison: Comparison, shapes: Sequence[Shape], dtype: torch.dtype, found: Beyond
 ) -> list[CellResult]:
     """What calls show in a dtype, or, where they differ and none does in a coarser one, in that."""
-    cells = cells_of(shapes, dtype, is_narrower=True)
-    own = [*map(comparison.result, cells)]
+    own = comparison.results(shapes, dtype, is_narrower=True)
     if not any(map(_is_wrong, own)):
         return own
     for inner in _COARSER.get(dtype, ()):
-        inside = [comparison.result(cell._replace(inner=inner)) for cell in cells]
+        inside = [comparison.result(each.cell._replace(inner=inner)) for each in own]
         if not any(map(_is_wrong, inside)):
             found.notes.append(f"in {dtype_name(dtype)} it computes in {dtype_name(inner)}")
             return inside
@@ -462,36 +477,38 @@ def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found:
     return True
 
 
-def _findings(results: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+def _findings(comparison: Comparison, results: Sequence[CellResult]) -> Iterator[Finding]:
     """The mistakes that calls show, the output's first."""
     ran = [each for each in results if not each.refusal]
     wide = [each for each in ran if each.cell.dtype not in NARROW]
     if differing := [each for each in wide if each.differs]:
-        yield _finding("differs-beyond", differing, wide)
+        yield _finding("differs-beyond", comparison, differing, wide)
         return
-    yield from _gradient_findings(wide, asks_backward)
+    yield from _gradient_findings(comparison, wide)
     narrow = [each for each in ran if each.cell.dtype in NARROW]
     if differing := [each for each in narrow if each.mismatches]:
-        yield _finding("differs-in-16-bits", differing, narrow)
+        yield _finding("differs-in-16-bits", comparison, differing, narrow)
 
 
-def _gradient_findings(ran: Sequence[CellResult], asks_backward: bool | None) -> Iterator[Finding]:
+def _gradient_findings(comparison: Comparison, ran: Sequence[CellResult]) -> Iterator[Finding]:
     """The mistakes of the backward pass."""
     # one key has a weight of 1 and no gradient, whatever is wrong
     differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
+    asks_backward = comparison.probed.request.asks_backward
     if asks_backward and ran and not any(each.is_differentiable for each in ran):
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
     if cut := _cut(differentiable):
         names = first_names(cut, MOST_NAMED)
         evidence = f"no gradient reaches {names}, which the output depends on"
-        yield finding_of("gradient-cut", evidence)
+        script = comparison.script_of(differentiable[0].cell, cut[0])
+        yield finding_of("gradient-cut", evidence, reproduce=script)
     raised = [each for each in differentiable if each.raised is not None]
     if raised and not (len(raised) == len(differentiable) and _lacks_backward(raised[0].raised)):
         where = f"first at {raised[0].cell.words}"
         evidence = f"the backward pass raises {raised[0].raised}, {where}"
         yield finding_of("gradient-differs", evidence, where=where)
     if differing := [each for each in differentiable if each.mismatches]:
-        yield _finding("gradient-differs", differing, differentiable)
+        yield _finding("gradient-differs", comparison, differing, differentiable)
 
 
 def _lacks_backward(raised: UserRaised | None) -> bool:
@@ -507,7 +524,12 @@ def _cut(differentiable: Sequence[CellResult]) -> list[str]:
     return [name for name in missing if all(name in each.missing for each in plain)]
 
 
-def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResult]) -> Finding:
+def _finding(
+    code: str,
+    comparison: Comparison,
+    differing: Sequence[CellResult],
+    ran: Sequence[CellResult],
+) -> Finding:
     """A finding for calls that differ among those that ran."""
     first, worst = differing[0], differing[0].mismatches[0]
     # one key has a weight of 1 and no gradient, whatever is wrong
@@ -525,6 +547,7 @@ def _finding(code: str, differing: Sequence[CellResult], ran: Sequence[CellResul
         where=apart.words,
         error=worst.error,
         tolerance=worst.limit,
+        reproduce=comparison.script_of(first.cell, worst.tensor),
     )
 
 

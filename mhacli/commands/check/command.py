@@ -12,11 +12,13 @@ from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED
+from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
 from .result import CheckRequest
 
+_VERBOSE = "Print a script that shows each difference, where there is one."
 _CSV = "Print CSV: a line per finding, behaviour and probe."
 
 
@@ -30,6 +32,7 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
 def check(
     request: CheckRequest,
     output: Annotated[Output, offers("json", "force", csv=_CSV, **REPORT)],
+    options: Annotated[ViewOptions, offers(verbose=_VERBOSE)],
 ) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     Config(d_model=1, n_heads=1, device=request.device).resolved()
@@ -48,7 +51,7 @@ def check(
         )
     print_report(
         output,
-        view=examination.view,
+        view=lambda on: examination.view(replace(on, verbose=options.verbose)),
         json=examination.to_dict,
         csv=examination.rows,
     )

@@ -4,6 +4,7 @@ mistakes.
 
 import platform
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -67,6 +68,11 @@ from .result import (
 _MOST_PARTS = 4
 _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
+_ENVIRONMENT = {
+    "mha": mhacli.__version__,
+    "torch": torch.__version__,
+    "python": platform.python_version(),
+}
 
 
 def examine_request(request: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -81,12 +87,20 @@ def examination_of(request: CheckRequest, stage: Stage) -> Examination:
     started = time.perf_counter()
     with torch.random.fork_rng([]):  # an example, or code of the user's, draws random numbers
         examination = examine(request, stage)
-    environment = {
-        "mha": mhacli.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    return replace(examination, time_s=time.perf_counter() - started, environment=environment)
+    return replace(examination, time_s=time.perf_counter() - started, environment=_ENVIRONMENT)
+
+
+def suits_a_fork(target: object, device: str) -> bool:
+    """Whether an object can be examined in a copy of this process, where torch computes in one
+    thread on the CPU: on Linux alone other libraries bear a copy of their threads.
+    """
+    module = target if isinstance(target, nn.Module) else None
+    return (
+        sys.platform == "linux"
+        and device == "cpu"
+        and not torch.cuda.is_initialized()
+        and _n_parameters(module) < _SMALL
+    )
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
@@ -130,8 +144,11 @@ def _of_checkpoint(
     from .checkpoint import admitted, checkpoint_behaviour
 
     stage("loading the model", limited=False)
-    tester, _ = checkpoint_behaviour(admitted(model), request, stage)
-    return _of_behaviour(tester, request.model or request.target_request.target)
+    loaded = admitted(model)
+    target = request.model or request.target_request.target
+    _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
+    tester, _ = checkpoint_behaviour(loaded, request, stage)
+    return _of_behaviour(tester, target)
 
 
 def _of_code(built: Built, request: CheckRequest) -> Examination:
@@ -149,6 +166,7 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
                 raise
         else:
             return combined([_with_behaviour(subject, request) for subject in subjects])
+    _leave(_begun(model.attention, request), built.stage)
     claim = request.states_causal
     if model.has_source and claim is None:
         claim = True
@@ -198,8 +216,11 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     """The report on one mode, with its behaviour over a long text where it reads one sequence of
     vectors.
     """
+    stage = subject.built.stage
+    _leave(_begun(subject, request), stage)
     compared = _compared(subject, request)
     report = compared.examination
+    _leave(report, stage)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
     if text_model is None or report.verdict == "wrong":
         return compared
@@ -253,16 +274,28 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     )
 
 
-def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
-    """The report on the comparison of one mode with the reference."""
-    report = Examination(
+def _begun(subject: UserAttention, request: CheckRequest) -> Examination:
+    """The report on how an attention is called, before anything is compared."""
+    return Examination(
         verdict="unknown",
         target=request.target_request.target,
         called=subject.described,
         arguments=arguments_of(subject.built),
         reason="its output is of a whole text, not of each token",
+        n_parameters=_n_parameters(subject.built.module),
+        environment=_ENVIRONMENT,
         attempts=tuple(subject.built.tried.attempts),
     )
+
+
+def _leave(report: Examination, stage: Stage) -> None:
+    """Leaves a report, which stands if the process ends early."""
+    stage(f"examining {report.target}", limited=False, report=report.to_dict())
+
+
+def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
+    """The report on the comparison of one mode with the reference."""
+    report = _begun(subject, request)
     if subject.is_pooled:
         return ModeReport(subject, report)
     try:

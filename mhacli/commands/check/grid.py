@@ -23,7 +23,7 @@ tokens of the longest."""
 BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
 """Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
 in each narrower one."""
-_SHARP = 10.0
+SHARP = 10.0
 """Inputs times this make scores a hundred times as large."""
 _SHARP_FROM = 60
 """The fewest keys of a call that is also tried with sharp scores."""
@@ -46,6 +46,12 @@ class Shape(NamedTuple):
     n_kv_heads: int = 0
     d_head: int = 0
     d_v: int = 0
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of q, k and v of a function, `[batch, head, token, width]`."""
+        b, n_q, n_k, h, h_kv, d, d_v = self
+        return (b, h, n_q, d), (b, h_kv, n_k, d), (b, h_kv, n_k, d_v)
 
     @property
     def is_unusual(self) -> bool:
@@ -200,21 +206,20 @@ def cells_of(
 
 def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
     """Random inputs of a call in float64, rounded to its dtype."""
-    batch, q_len, k_len, n_heads, n_kv_heads, d_head, d_v = cell.shape
     if subject.is_function:
         generator = torch.Generator().manual_seed(seed)
-        sizes = (n_heads, q_len, d_head), (n_kv_heads, k_len, d_head), (n_kv_heads, k_len, d_v)
         q, k, v = (
-            torch.randn(batch, *size, generator=generator, dtype=torch.float64) for size in sizes
+            torch.randn(size, generator=generator, dtype=torch.float64) for size in cell.shape.sizes
         )
         inputs = Inputs(q, k, v)
     else:
+        batch, q_len, k_len, *_ = cell.shape
         inputs = subject.drawer(seed).inputs(
             with_context=q_len != k_len, q_len=q_len, k_len=k_len, batch=batch
         )
     if cell.is_sharp:
-        keys = None if inputs.keys is None else inputs.keys * _SHARP
-        inputs = inputs._replace(queries=inputs.queries * _SHARP, keys=keys)
+        keys = None if inputs.keys is None else inputs.keys * SHARP
+        inputs = inputs._replace(queries=inputs.queries * SHARP, keys=keys)
     return inputs.map(lambda rows: rows.to(cell.dtype).double())
 
 

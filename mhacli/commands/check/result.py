@@ -157,7 +157,8 @@ class Finding:
     those of `together_with` gives the module's output within `tolerance`; `error` is the largest
     difference. `file`, `line` and `source` locate the operation if known. `modes` are the affected
     modes, empty for attention with one mode. `where` says in which calls the code differs, and
-    `beyond` up to which length it does not.
+    `beyond` up to which length it does not. `reproduce` is a script in plain torch that prints
+    `error`, to be run in the folder of the code; None where there is none.
     """
 
     code: str
@@ -175,6 +176,7 @@ class Finding:
     modes: tuple[Mode, ...] = ()
     beyond: int | None = None
     where: str = ""
+    reproduce: str | None = None
 
     @property
     def in_words(self) -> str:

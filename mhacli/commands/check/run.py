@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
@@ -17,7 +18,7 @@ from mhacli.usercode.door import UserRaised, call_user
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
-from .result import CheckRequest, Examination
+from .result import CheckRequest, Examination, finding_of
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
@@ -48,7 +49,8 @@ def check(
 
     `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A
     name is imported and run in a child process, with `time_limit_s` for each call; an object is
-    examined in this process, a module as a copy. After `max_time_s`, counted from the end of the
+    examined in a copy of this process, or, on a GPU and if it is large, in this process, a module
+    as a copy. After `max_time_s`, counted from the end of the
     first call, the verdict is `wrong` if a mistake is shown, and never `right`. A model that takes
     token ids, of transformers or not, is examined by its behaviour over texts of `length` tokens:
     256, or the model's positions. Attention is compared over up to `length` tokens: 257.
@@ -88,8 +90,11 @@ def check(
             isinstance(name_or_object, str | None) for name_or_object in (target, against, example)
         ):
             return examine_in_child(request)
-        from .examine import examination_of
+        from .examine import examination_of, examine_request, suits_a_fork
 
+        if suits_a_fork(target, device):
+            job = partial(examine_request, asdict(request))
+            return _examination(lambda: process.run_in_fork(job, time_limit_s=time_limit_s))
         try:
             return examination_of(request, process.no_stage)
         except UserRaised as raised:
@@ -101,9 +106,27 @@ def examine_in_child(
 ) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
     limit_s = request.time_limit_s
-    document, printed = process.run_in_child(
-        _JOB, asdict(request), time_limit_s=limit_s, on_stage=on_stage
+    sent = asdict(request)
+    return _examination(
+        lambda: process.run_in_child(_JOB, sent, time_limit_s=limit_s, on_stage=on_stage)
     )
+
+
+def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
+    """The examination that a child process gives. If a fault of the code ends the process in a
+    call, it is the report up to there, with this finding.
+    """
+    try:
+        document, printed = run()
+    except process.EndedEarly as end:
+        if end.report is None or not end.is_crash:
+            raise
+        report = decode(Examination, end.report, "the report")
+        where = f"first at {end.call}"
+        evidence = f"{end.message}; its last call: {end.call}"
+        crash = finding_of("crashes", evidence, end.line, where=where)
+        found = (*report.findings, crash)
+        return replace(report, verdict="wrong", reason=None, findings=found, printed=end.printed)
     return replace(decode(Examination, document, "the examination"), printed=printed)
 
 

@@ -48,6 +48,8 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
             title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
         title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
         blocks += [title, _grid(_finding(finding), on), Text("")]
+        if on.verbose and finding.reproduce:  # lines that can be copied
+            blocks.append(Text(finding.reproduce, no_wrap=True, overflow="ignore"))
     rest = [*_building(examination), *_answers(examination), *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"

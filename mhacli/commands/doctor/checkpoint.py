@@ -48,7 +48,7 @@ def examine_checkpoint(
     """
     steps = count()
 
-    def stage(stage: str, *, limited: bool = True) -> None:
+    def stage(stage: str, **_: object) -> None:
         report_progress(1 - 0.97 ** next(steps), stage)
 
     stage("loading")

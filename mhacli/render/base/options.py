@@ -129,10 +129,11 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class Screen:
-    """The width in columns, and whether colour is supported."""
+    """The width in columns, whether colour is supported, and whether all details are shown."""
 
     width: int
     colour: bool
+    verbose: bool = False
 
 
 @dataclass(frozen=True)

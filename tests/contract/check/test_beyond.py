@@ -5,6 +5,8 @@ sharp scores, dtypes, and gradients. The numbers of the kernels are right by tor
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,74 @@ def test_a_mistake_of_a_kernel_is_found_with_its_tensors_and_its_calls(
         assert finding.error > finding.tolerance
     if each.where.endswith("127 keys"):
         assert finding.beyond == 127
+
+
+def printed_by(script: str, folder: Path) -> float:
+    """The number that a script prints in the folder of the code."""
+    assert len(script.splitlines()) <= 12
+    assert "mha" not in script
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+@pytest.mark.parametrize("function", [ATTEND, CAUSALLY])
+@pytest.mark.parametrize("mistake", some([*MISTAKES], default=("dk of the first head",)))
+def test_a_script_shows_the_stated_error(tmp_path: Path, mistake: str, function: str) -> None:
+    each = MISTAKES[mistake]
+    examination = user_code.check(getattr(kernel(tmp_path, mistake), function))
+    for finding in examination.findings:
+        assert (finding.reproduce is None) == (each.code == "softmax-overflow")
+        if finding.reproduce is not None:
+            printed = printed_by(finding.reproduce, tmp_path)
+            assert printed == pytest.approx(finding.error, rel=1e-3)
+
+
+FORM = """import torch
+
+{above}
+def attend(q, k, v{more}):
+    if k.shape[1] > 64:
+        k = k + 1e-2 * torch.arange(k.shape[1])[:, None, None].to(k)
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    scores = {scores}
+    n_q, n_k = scores.shape[-2:]
+    hidden = torch.ones(n_q, n_k).triu(n_k - n_q + 1).bool()
+    scores = scores.masked_fill(hidden, -torch.inf) if causal else scores
+    return {out}
+"""
+SCORES = "q @ k.mT * q.shape[-1] ** -0.5"
+
+
+@pytest.mark.parametrize(
+    ("above", "more", "scores", "out"),
+    [
+        ("", ", causal=True", SCORES, "(scores.softmax(-1) @ v).transpose(1, 2), None"),
+        pytest.param(
+            "causal = False\n",
+            ", /",
+            f"({SCORES} / 2).tanh() * 2",
+            "(scores.softmax(-1) @ v).transpose(1, 2)",
+            marks=pytest.mark.real,
+        ),
+    ],
+    ids=["causal", "capped"],
+)
+def test_a_script_calls_the_function_as_it_was_called(
+    tmp_path: Path, above: str, more: str, scores: str, out: str
+) -> None:
+    path = tmp_path / "forms_of_mine.py"
+    path.write_text(FORM.format(above=above, more=more, scores=scores, out=out))
+    (finding,) = user_code.check(user_code.load(path).attend).findings
+    assert finding.code == "differs-beyond"
+    assert printed_by(finding.reproduce, tmp_path) == pytest.approx(finding.error, rel=1e-6)
+
+
+def test_a_script_shows_a_gradient_that_is_cut_and_sixteen_bits(mha: Any) -> None:
+    examination = user_code.check(FORMS.detached_keys)
+    assert printed_by(examination.findings[0].reproduce, CASES) > 0
+    process = mha("check", f"{CASES / 'forms.py'}:detached_keys", "--verbose", code=3)
+    assert examination.findings[0].reproduce in process.stdout
 
 
 @pytest.mark.parametrize(
