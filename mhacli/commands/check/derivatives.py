@@ -2,6 +2,7 @@
 tensor, from further calls, against what the backward pass gives.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -12,13 +13,17 @@ from torch import Tensor
 from mhacli.usercode.build import as_float64
 from mhacli.usercode.door import call_user
 
-_STEP = 1e-2
-"""How far a call moves a tensor, relative to the usual size of its numbers."""
+_STEPS = (1e-2, 1e-3, 1e-4)
+"""How far calls move a tensor, relative to the usual size of its numbers, from far to near. A
+large step crosses the kinks of a ReLU, a small one drowns in the rounding of float32: one that
+agrees is enough."""
 _LEAST_SIZE = 0.02
 """The least size that counts as usual: tensors of zeros move too."""
 _MISFIT = 1e-3
 """How far both may differ, relative to the gradient."""
-_ROUNDING = 1e-5
+_APART = 1e-2
+"""How far the derivatives by two small steps may differ, relative to the gradient."""
+_ROUNDING = 1e-6
 """How far a call of code that computes in float32 may round, relative to its output."""
 
 Gradients = Mapping[str, Tensor]
@@ -91,7 +96,7 @@ def derivatives(
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     with within():
         gradients = call_user(gradients_of, out, wanted, cotangent)
-    rounding = _ROUNDING * as_float64(out).norm().item() / _STEP
+    rounding = _ROUNDING * as_float64(out).norm().item()
 
     def moved(tensor: Tensor, by: Tensor) -> float:
         kept = tensor.detach().clone()
@@ -107,16 +112,21 @@ def derivatives(
     for name, tensor in wanted.items():
         size = max(as_float64(tensor).square().mean().sqrt().item(), _LEAST_SIZE)
         along = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        fine, coarse = (
-            (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
-            for step in (_STEP, 2 * _STEP)
-        )
         gradient = gradients.get(name)
         by_backward = None if gradient is None else (gradient * along).sum().item()
         slope = 0.0 if gradient is None else gradient.norm().item() * size
-        # both steps err by the square of the step: together they do not
-        by_calls = (4 * fine - coarse) / 3
-        noise = abs(fine - coarse) + rounding
-        limit = _MISFIT * (abs(by_calls) + slope) + noise
-        found.append(Derivative(name, by_backward, by_calls, limit, noise))
+
+        def by_step(step: float, tensor: Tensor = tensor, along: Tensor = along) -> float:
+            return (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
+
+        by_calls = [by_step(step) for step in _STEPS]
+        noises = [rounding / step for step in _STEPS]
+        # what jumps, as a selection or a rounding does, has no derivative: small steps differ
+        apart = abs(by_calls[-1] - by_calls[-2]) - noises[-1]
+        jumps = apart > _APART * (abs(by_calls[-1]) + slope)
+        measured = []
+        for each, noise in zip(by_calls, noises, strict=True):
+            limit = math.inf if jumps else _MISFIT * (abs(each) + slope) + noise
+            measured.append(Derivative(name, by_backward, each, limit, noise))
+        found.append(min(measured, key=lambda each: each.error - each.limit))
     return found

@@ -132,8 +132,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     """
     found, tried = OwnGradients(), list[Attempt]()
     subject = replace(probed.subject, has_graph=True)
-    is_slow = subject.built.is_interpreted
-    if is_slow or subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
+    is_left = subject.built.is_interpreted or probed.visible == "itself only"
+    if is_left or subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
         return found
     parameters = {}
     if probed.subject.built.module is not None and not subject.is_copied:
@@ -154,7 +154,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     measured = first_that_works(lengths, of_length, tried)
     if measured:
         found.take(measured, "at every tried call")
-        names = first_names([each.tensor for each in measured], MOST_NAMED)
-        if not found.findings:
+        known = [each.tensor for each in measured if each.limit < torch.inf]
+        names = first_names(known, MOST_NAMED)
+        if known and not found.findings:
             found.notes.append(f"the gradients {names} are those of its own outputs")
     return found

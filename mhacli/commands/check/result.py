@@ -197,7 +197,9 @@ def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: An
     """
     words = words_of_code(name)
     fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
-    fields = {"message": words.explanation, "fix": fix, "effect": words.effect, **line._asdict()}
+    said = words.explanation  # a sentence in the glossary, a clause behind a verdict
+    message = said[0].lower() + said[1:].removesuffix(".")
+    fields = {"message": message, "fix": fix, "effect": words.effect, **line._asdict()}
     return Finding(code=name.partition(",")[0], evidence=evidence, **{**fields, **more})
 
 

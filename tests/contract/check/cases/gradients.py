@@ -205,3 +205,25 @@ class DropPath(Plain):
     def forward(self, x):
         out = super().forward(x)
         return out * (torch.rand(len(x), 1, 1) < 0.9) / 0.9 if self.training else out
+
+
+class Selecting(Sigmoid):
+    """No reference, and jumps: only the three largest scores of a query count."""
+
+    def scores(self, q, k):
+        scores = super().scores(q, k)
+        return scores.masked_fill(scores < scores.topk(3).values[..., -1:], -math.inf)
+
+
+class Rounding(Sigmoid):
+    """No reference, and gradients that pass through a rounding on purpose."""
+
+    def heads(self, x):
+        return [each + (torch.round(4 * each) / 4 - each).detach() for each in super().heads(x)]
+
+
+class Kinked(Sigmoid):
+    """No reference, and kinks."""
+
+    def pattern(self, scores):
+        return scores.relu() / scores.shape[-2]
