@@ -512,9 +512,12 @@ def _gradient_findings(comparison: Comparison, ran: Sequence[CellResult]) -> Ite
 
 
 def _lacks_backward(raised: UserRaised | None) -> bool:
-    """Whether an exception says that code has no backward pass, as torch's own operators do."""
+    """Whether an exception says that code has no backward pass, or comes from torch and from no
+    line of the user's, as where numbers that it needs are overwritten.
+    """
     fault = None if raised is None else raised.fault
-    return isinstance(fault, NotImplementedError) or "not implemented" in str(fault)
+    is_of_torch = raised is not None and raised.line() is None
+    return isinstance(fault, NotImplementedError) or (is_of_torch and type(fault) is RuntimeError)
 
 
 def _cut(differentiable: Sequence[CellResult]) -> list[str]:

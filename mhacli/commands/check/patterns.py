@@ -60,11 +60,11 @@ def pattern_of(seen: Cells) -> Pattern:
     """The rule that gives these visible cells of self-attention; where it is none of the usual
     ones, or tokens see all or all before them, the cells themselves, at this length alone.
     """
-    length, hides_first = len(seen), (~seen[:, 0]).nonzero().flatten()
+    length, n_see_first = len(seen), int(seen[:, 0].cumprod(0).sum())
     n_first, patterns = int(seen[0].sum()), list[Pattern]()
-    if len(hides_first) and seen[0].any() and seen[-1].any():
+    if 0 < n_see_first < length and seen[-1].any():
         before, after = length - 1 - int(seen[-1].nonzero()[0]), int(seen[0].nonzero()[-1])
-        size = int(hides_first[0])
+        size = n_see_first
         patterns = [_window(before, after), *(_chunks(size, causal=each) for each in (True, False))]
     elif 1 < n_first < length:
         patterns = [_prefix(n_first), _blocks(n_first)]

@@ -18,8 +18,8 @@ PATH = CASES / "crashing.py"
 CRASHING = user_code.load(PATH)
 
 ENDS = {
-    "reads_elsewhere": ("ended the process by Segmentation fault (signal 11)", "[1, 2, 65, 16]"),
-    "aborts_backward": ("the backward pass of", "[4, 2, 33, 16]"),
+    "reads_elsewhere": ("ended the process by Segmentation fault (signal 11)", ", 65, "),
+    "aborts_backward": ("the backward pass of", "q [4, "),
     "exits": ("ended the process with exit status 7", "[1, 2, 40, 80]"),
     "Layer": ("ended the process by Aborted (signal 6)", "x [3, 65, 32] float64"),
     "Model": ("ended the process by Aborted (signal 6)", "ids [1, 256] int64"),
@@ -69,7 +69,7 @@ def test_a_time_limit_holds_for_objects_too_and_names_the_call() -> None:
     finally:
         faulthandler.cancel_dump_traceback_later()
     assert raised.value.code == "too-slow"
-    assert "[1, 2, 65, 16]" in str(raised.value.hint)
+    assert ", 65, " in str(raised.value.hint)
     assert "time.sleep(600)" in str(raised.value.hint)
 
 
