@@ -281,8 +281,8 @@ def scaled_by(
     """Products times another factor than the right one, 1 / √d_head."""
     right, wrong = stages.factor(layer, d_head), factor(layer, qk, d_head)
     require(not isinstance(right, Tensor))  # a learned scale of each head is no mistake in a number
-    both = (torch.as_tensor(factor, dtype=torch.float64) for factor in (wrong, right))
-    require(not torch.allclose(*both, rtol=1e-9))
+    given, usual = (torch.as_tensor(each, dtype=torch.float64) for each in (wrong, right))
+    require(not torch.allclose(given, usual, rtol=1e-9))
     return qk * wrong
 
 
