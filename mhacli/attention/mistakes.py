@@ -200,10 +200,11 @@ def of_scores() -> Iterator[Mistake]:
         ("scale-length", lambda layer, qk, d: 1 / qk.shape[-2], "q_len"),
         ("scale-batch", lambda layer, qk, d: len(qk) ** -0.5, ""),
         ("scale-heads", lambda layer, qk, d: qk.shape[1] ** -0.5, ""),
-        ("scale-power-of-two", lambda layer, qk, d: (1 << (d - 1).bit_length()) ** -0.5, ""),
         ("scale-multiplied", lambda layer, qk, d: d**0.5, ""),
     ):
         yield Mistake(code, {"scale": partial(scaled_by, factor)}, detail)
+    # it may be any number that is stated
+    yield Mistake("scale-power-of-two", {"scale": scaled_for_tile}, needs=("scale",))
     for how, late in (
         ("scaled", stages.factor),
         ("divided by √d_model", lambda layer, d: model_width(layer, d) ** -0.5),
@@ -284,6 +285,11 @@ def scaled_by(
     given, usual = (torch.as_tensor(each, dtype=torch.float64) for each in (wrong, right))
     require(not torch.allclose(given, usual, rtol=1e-9))
     return qk * wrong
+
+
+def scaled_for_tile(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
+    """Products scaled as if the head filled its tile, whose width is the next power of two."""
+    return scaled_by(lambda *_: (1 << (d_head - 1).bit_length()) ** -0.5, layer, qk, d_head)
 
 
 def scaled_before(layer: ReferenceLayer, qkv: Sequence[Tensor], role: str) -> Tensor:

@@ -31,6 +31,7 @@ from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
+from .candidates import FROM_FIRST_KEY
 from .derivatives import derivatives, gradients_of
 from .diagnose import Diagnosis
 from .gradients import MOST_NAMED, OwnGradients, leaves_of
@@ -387,7 +388,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     if subject.ids is not None or subject.is_inside:
         return found
     if subject.inner is not None:
-        found.notes.append(f"it computes in {dtype_name(subject.inner)} inside")
+        found.notes.append(f"inside it rounds as coarsely as {dtype_name(subject.inner)}")
     comparison, results = Comparison(diagnosis), list[CellResult]()
     try:
         _run(comparison, request.length, results, found)
@@ -437,6 +438,8 @@ def _run(
             results += run([shape], subject.dtype)
             if shape in shorter and not results[-1].refusal:  # its positions end there
                 break
+        if _takes_pattern(comparison, results, found):
+            results[:] = run([*dict.fromkeys(each.cell.shape for each in results)], subject.dtype)
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
     for dtype in subject.built.kernel_dtypes:
@@ -464,10 +467,15 @@ def _in_narrower(
 
 
 def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found: Beyond) -> bool:
-    """Whether outputs differ only because tokens see a window or their chunk, which the first calls
-    are too short to show.
+    """Whether outputs differ only because tokens see a window or their chunk, or a causal mask
+    starts at the first key, which the first calls are too short to show.
     """
-    shapes = [each.cell.shape for each in results if each.differs]
+    shapes, layer = [each.cell.shape for each in results if each.differs], comparison.layer
+    is_from_last = layer.causal and not layer.top_left and comparison.probed.subject.is_function
+    if shapes and is_from_last and all(shape.q_len < shape.k_len for shape in shapes):
+        comparison.layer = replace(layer, top_left=True)  # the first calls may have equal lengths
+        found.choices.append(FROM_FIRST_KEY)
+        return True
     square = [shape.q_len for shape in shapes if shape.q_len == shape.k_len]
     seen = influence_in(comparison.probed, min(square)) if square else None
     if seen is None or (pattern := pattern_of(seen)).is_of_length:

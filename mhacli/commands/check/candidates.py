@@ -206,6 +206,13 @@ def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, f
 # --------------------------------------------------------------------- causality, scale and softcap
 
 
+FROM_FIRST_KEY = Choice(
+    "causal-top-left",
+    "where queries and keys differ in number, the first query stands at the first key",
+)
+"""The corner in which the mask of some kernels begins."""
+
+
 def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """With its own causal mask and without, the expected one first; only one where its behaviour
     shows which. Then with a rule of its own that the probes show; where it is meant to be causal,
@@ -218,8 +225,7 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignCho
     yield DesignChoice({"causal": expected})
     yield DesignChoice({"causal": not expected})
     if probed.subject.is_function:
-        words = "where queries and keys differ in number, the first query stands at the first key"
-        yield _chosen("causal-top-left", words, causal=True, top_left=True)
+        yield DesignChoice({"causal": True, "top_left": True}, (FROM_FIRST_KEY,))
     is_finite = bool(call.out.isfinite().all())  # NaN would count as seeing nothing
     if influence is None or not is_finite or (expected and bool(influence.triu(1).any())):
         return

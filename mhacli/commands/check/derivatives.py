@@ -13,19 +13,15 @@ from torch import Tensor
 from mhacli.usercode.build import as_float64
 from mhacli.usercode.door import call_user
 
-_STEPS = (1e-2, 1e-3, 1e-4)
-"""How far calls move a tensor, relative to the usual size of its numbers, from far to near. A
-large step crosses the kinks of a ReLU, a small one drowns in the rounding of float32: one that
-agrees is enough."""
+_STEPS = (1e-3, 1e-4)
+"""How far calls move a tensor, relative to the usual size of its numbers: the first gives the
+derivative, and the second shows how far it may be off, as behind the kink of a ReLU."""
 _LEAST_SIZE = 0.02
 """The least size that counts as usual: tensors of zeros move too."""
 _MISFIT = 1e-3
 """How far both may differ, relative to the gradient."""
 _APART = 1e-2
 """How far the derivatives by two small steps may differ, relative to the gradient."""
-_ROUNDING = 1e-6
-"""How far a call of code that computes in float32 may round, relative to its output."""
-
 Gradients = Mapping[str, Tensor]
 """Gradients in float64 by the names of their tensors, without those that the output does not
 reach."""
@@ -96,7 +92,6 @@ def derivatives(
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     with within():
         gradients = call_user(gradients_of, out, wanted, cotangent)
-    rounding = _ROUNDING * as_float64(out).norm().item()
 
     def moved(tensor: Tensor, by: Tensor) -> float:
         kept = tensor.detach().clone()
@@ -119,14 +114,10 @@ def derivatives(
         def by_step(step: float, tensor: Tensor = tensor, along: Tensor = along) -> float:
             return (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
 
-        by_calls = [by_step(step) for step in _STEPS]
-        noises = [rounding / step for step in _STEPS]
-        # what jumps, as a selection or a rounding does, has no derivative: small steps differ
-        apart = abs(by_calls[-1] - by_calls[-2]) - noises[-1]
-        jumps = apart > _APART * (abs(by_calls[-1]) + slope)
-        measured = []
-        for each, noise in zip(by_calls, noises, strict=True):
-            limit = math.inf if jumps else _MISFIT * (abs(each) + slope) + noise
-            measured.append(Derivative(name, by_backward, each, limit, noise))
-        found.append(min(measured, key=lambda each: each.error - each.limit))
+        by_calls, closer = map(by_step, _STEPS)
+        noise, size_of_slope = abs(closer - by_calls), abs(by_calls) + slope
+        # what jumps, as a selection or a rounding does, has no derivative
+        jumps = noise > _APART * size_of_slope
+        limit = math.inf if jumps else _MISFIT * size_of_slope + 2 * noise
+        found.append(Derivative(name, by_backward, by_calls, limit, noise))
     return found

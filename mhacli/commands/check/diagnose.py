@@ -183,6 +183,7 @@ class Diagnosis:
         known = {
             "causal": probed.expects_causal,
             "pairing": probed.request.rope is not None,
+            "scale": probed.request.scale is None,
             "order": probed.subject.n_rows == 3 or is_named,
             "fused": reading is not None and reading.order is not None,
         }

@@ -45,8 +45,10 @@ class OwnGradients:
             return  # a spectral norm goes on with its estimate
         plain = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
         usual, drawn = plain(inputs, seed=0), list[bool]()
-        first = plain(inputs, seed=0, training=True, within=_noting_draws(drawn))
-        if any(drawn):
+        first, second = (
+            plain(inputs, seed=0, training=True, within=_noting_draws(drawn)) for _ in range(2)
+        )
+        if any(drawn) or differing(first, second).any():
             self.notes.append("not compared: training mode, in which it draws random numbers")
         elif differing(usual, first).any():
             evidence = "in training mode, without dropout, outputs are not those of evaluation"

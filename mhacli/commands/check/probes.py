@@ -179,17 +179,22 @@ def dtype_inside(subject: UserAttention, drawer: InputDrawer) -> torch.dtype | N
     if subject.computed.itemsize == 2 or subject.ids is not None:
         return None
     inputs = drawer.inputs(with_context=False, batch=_TEXTS)
+    before = subject(inputs, seed=0).double()
 
-    def moved(rows: Tensor) -> Tensor:
-        step = torch.randn(rows.shape, generator=drawer.generator, dtype=rows.dtype)
-        return rows + _MOVED * step
+    def times(distance: float) -> float:
+        def moved(rows: Tensor) -> Tensor:
+            step = torch.randn(rows.shape, generator=drawer.generator, dtype=rows.dtype)
+            return rows + distance * step
 
-    before, after = (subject(each, seed=0).double() for each in (inputs, inputs.map(moved)))
-    times = ((after - before).norm() / (_MOVED * before.norm())).item()
-    if not _ROUGH < times < _ROUGH**4:  # further moves what selects
+        after = subject(inputs.map(moved), seed=0).double()
+        return float((after - before).norm() / (distance * before.norm()))
+
+    least = times(_MOVED)
+    # what is only sensitive moves as far for each step
+    if not _ROUGH < least < _ROUGH**4 or least < 2 * times(100 * _MOVED):
         return None
     eps = {dtype: torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)}
-    return min(eps, key=lambda dtype: abs(math.log(times**2 * _MOVED / eps[dtype])))
+    return min(eps, key=lambda dtype: abs(math.log(least**2 * _MOVED / eps[dtype])))
 
 
 def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
