@@ -95,6 +95,7 @@ def _of_function(longest: int) -> list[Shape]:
     more queries or keys, groups of kv heads, many heads, batches, other widths. The first ones show
     the most.
     """
+    whole = min(256, longest)
     return [
         Shape(1, longest, longest, 1, 1, 64, 64),
         Shape(2, 7, 7, 2, 2, 8, 8),
@@ -112,13 +113,14 @@ def _of_function(longest: int) -> list[Shape]:
         Shape(3, 33, 33, 11, 11, 8, 8),
         Shape(1, 40, 40, 2, 2, 80, 80),
         Shape(1, 33, 33, 1, 1, 128, 128),
-        Shape(1, 256, 256, 1, 1, 16, 16),
+        Shape(1, whole, whole, 1, 1, 16, 16),
     ]
 
 
 def _of_layer(longest: int, *, takes_context: bool) -> list[Shape]:
     """The shapes of a class, whose heads and widths its arguments fix."""
-    lengths = [(1, longest), (2, 7), (1, 1), (1, 64), (3, 65), (4, 33), (1, 127), (1, 256)]
+    lengths = [(1, longest), (2, 7), (1, 1), (1, 64), (3, 65), (4, 33), (1, 127)]
+    lengths.append((1, min(256, longest)))
     shapes = [Shape(batch, length, length) for batch, length in lengths]
     if takes_context:
         shapes += [Shape(2, 5, 40), Shape(1, 40, 5), Shape(1, 1, 130)]
