@@ -214,6 +214,7 @@ class Comparison:
         module = subject.built.module
         is_slow = subject.built.is_interpreted
         if module is None or is_slow or first.cell.computed != torch.float64:
+            found.leave(first.unreached)
             return found
         named = {f"d {name}": each for name, each in module.named_parameters()}
         wanted = {name: named[name] for name in first.unreached if name in named}

@@ -103,6 +103,9 @@ def derivatives(
             with torch.no_grad():
                 tensor.copy_(kept)
 
+    def by_step(tensor: Tensor, along: Tensor, step: float) -> float:
+        return (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
+
     found = []
     for name, tensor in wanted.items():
         size = max(as_float64(tensor).square().mean().sqrt().item(), _LEAST_SIZE)
@@ -111,10 +114,7 @@ def derivatives(
         by_backward = None if gradient is None else (gradient * along).sum().item()
         slope = 0.0 if gradient is None else gradient.norm().item() * size
 
-        def by_step(step: float, tensor: Tensor = tensor, along: Tensor = along) -> float:
-            return (moved(tensor, step * along) - moved(tensor, -step * along)) / (2 * step)
-
-        by_calls, closer = map(by_step, _STEPS)
+        by_calls, closer = (by_step(tensor, along, step) for step in _STEPS)
         noise, size_of_slope = abs(closer - by_calls), abs(by_calls) + slope
         # what jumps, as a selection or a rounding does, has no derivative
         jumps = noise > _APART * size_of_slope

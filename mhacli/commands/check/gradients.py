@@ -2,7 +2,7 @@
 have, in training mode, and of attention that is not understood.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -84,9 +84,16 @@ class OwnGradients:
         measured = first_that_works(attempts, lambda attempt: attempt(), list[Attempt]())
         self.take(measured or (), "behind a cache")
 
+    def leave(self, tensors: Sequence[str]) -> None:
+        """Notes the gradients that nothing was compared with."""
+        if tensors:
+            names = first_names(tensors, MOST_NAMED)
+            self.notes.append(f"not compared: the gradients {names}")
+
     def take(self, found: Iterable[Derivative], where: str) -> None:
         """Adds the mistakes of some derivatives: of what is cut off all others are wrong too."""
         every = [*found]
+        self.leave([each.tensor for each in every if each.limit == torch.inf])
         cut = [each for each in every if each.is_cut]
         differing = [each for each in every if each.differs]
         for code, wrong in (("gradient-cut", cut), ("gradient-differs", differing)):
