@@ -135,6 +135,15 @@ def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
     return tensor.permute([have.index(axis) for axis in (*want, *extra)]).flatten(len(want) - 1)
 
 
+def strided(tensor: Tensor) -> Tensor:
+    """The tensor as a view of a larger one, and so is its gradient: rows lie beside others, and
+    heads in the row of their token, as a projection of several parts gives them.
+    """
+    rows = tensor.transpose(1, 2) if tensor.ndim > 3 else tensor
+    view = torch.cat([rows, torch.zeros_like(rows)], dim=-1)[..., : tensor.shape[-1]]
+    return view.transpose(1, 2) if tensor.ndim > 3 else view
+
+
 def laid_out(parts: Sequence[Tensor], have: AxisNames, want: AxisNames) -> Tensor:
     """The inputs of one argument with its axes: several of one shape along `part`, and texts along
     `token`, behind the first token alone.

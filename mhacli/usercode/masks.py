@@ -38,6 +38,13 @@ class MaskForm(NamedTuple):
         """The form in words, with the meaning of True."""
         return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind} ({self.true_means})"
 
+    def repeated(self, allowed: Tensor) -> Tensor:
+        """Of masks `[batch, 1, query, key]` those that a call can be given, as its texts share
+        them.
+        """
+        n_masks = len(allowed) // self.n_shared if "batch" in self.axes else 1
+        return allowed[:n_masks].repeat(self.n_shared, 1, 1, 1)
+
 
 _MASKS: tuple[tuple[AxisNames, bool], ...] = (
     (PATTERN_AXES, False),

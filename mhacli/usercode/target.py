@@ -34,7 +34,7 @@ DEFAULT_TIME_LIMIT_S: Final = 5.0
 """Seconds for one call, and for importing: half of the ten seconds within which a command must
 refuse bad input."""
 
-Mode = Literal["self", "cross"]
+Mode = Literal["self", "cross", "causal", "full"]
 """Self-attention or cross-attention, for attention with an optional context."""
 
 

@@ -37,6 +37,7 @@ from .axes import (
     leaves,
     output_in,
     rearranged,
+    strided,
 )
 from .build import Built, WithoutDropout, cast_dtype, copied, seeded
 from .door import Unreadable, call_user, on_behalf, ours
@@ -158,8 +159,9 @@ class UserAttention:
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the
     likeliest first. `mode` is self or cross, None for an attention with one mode. `is_copied`: each
     call uses a new copy of the module, so that no state remains. `is_without_dropout`: what it
-    drops by torch's functions is kept. `has_graph`: outputs keep their graph of gradients. `inner`
-    is the dtype of 16 bits in which its code computes inside, None for none.
+    drops by torch's functions is kept. `has_graph`: outputs keep their graph of gradients.
+    `is_strided`: inputs, and the gradient of the output, are views of larger tensors. `inner` is
+    the dtype of 16 bits in which its code computes inside, None for none.
     """
 
     built: Built
@@ -179,6 +181,7 @@ class UserAttention:
     is_copied: bool = False
     is_without_dropout: bool = False
     has_graph: bool = False
+    is_strided: bool = False
     inner: torch.dtype | None = None
 
     @property
@@ -210,6 +213,11 @@ class UserAttention:
     def is_pooled(self) -> bool:
         """Whether its output is of a whole text, not of each token."""
         return self.output[1] == OF_TEXTS
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it is called with another value of its causal switch than by default."""
+        return self.mode in ("causal", "full")
 
     @property
     def n_rows(self) -> int:
@@ -288,6 +296,9 @@ class UserAttention:
         if mask is not None and (inputs.allowed is not None or inputs.real is not None):
             passed[mask.parameter] = mask_in(mask, inputs.allowed, inputs.real, sizes)
         arguments = {**tree_map_only(Tensor, self._here, passed), **given}
+        if self.is_strided:
+            names = [slot.name for slot in self.slots if slot.name in arguments]
+            arguments |= {name: strided(arguments[name]) for name in names}
         call = copied(self.built.call) if self.is_copied else self.built.call
         inside = _RowsInside(self, sizes)
         watched = self.built.module if self.is_inside else None
@@ -355,6 +366,7 @@ class UserAttention:
                 )
             path = found[0]
         output = tensors[path] if self.has_graph else tensors[path].detach()
+        output = strided(output) if self.is_strided else output
         if "token" in axes:
             output = output[1:].unflatten(0, (sizes.batch, sizes.q_len))
             axes = ("batch", "row", *axes[1:])

@@ -43,6 +43,7 @@ from .probes import (
     TOLERANCE,
     InputCase,
     arguments_without_effect,
+    counted_rows,
     make_case,
     randomised,
     unmasked_inputs,
@@ -350,7 +351,8 @@ class SharedInput(NamedTuple):
                 case = make_case(self.name, first, self.inputs, form)
                 ours, theirs = case.output, as_float64(second(self.inputs, mask=other))
                 if ours.shape == theirs.shape:
-                    ours, theirs = ours[case.counted(ours)], theirs[case.counted(theirs)]
+                    counted = counted_rows(case.inputs, ours)
+                    ours, theirs = ours[counted], theirs[counted]
                 gaps.append(Gap(case, other, largest_difference(ours, theirs)))
         if not gaps and None in self.forms:
             raise MhaError(

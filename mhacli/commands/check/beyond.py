@@ -8,6 +8,7 @@ errors has a limit too, which shows a wrong scale that single numbers hide.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from mhacli.attention.stages import (
     Inputs,
     NotPossible,
     Projections,
+    require,
     run_stages,
 )
 from mhacli.errors import first_names
@@ -28,6 +30,7 @@ from mhacli.text.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.roles import signature_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
@@ -38,6 +41,7 @@ from .gradients import MOST_NAMED, OwnGradients, leaves_of
 from .grid import (
     BUDGET_NARROWER,
     NARROW,
+    PLAIN,
     SHORTER,
     Cell,
     Separation,
@@ -47,13 +51,15 @@ from .grid import (
     inputs_of,
     separation_of,
     shapes_of,
+    variants_of,
     within_budget,
 )
 from .layer_sites import LayerSites
 from .patterns import pattern_of
-from .probes import TOLERANCE, ProbedAttention, influence_in
+from .probes import TOLERANCE, ProbedAttention, counted_rows, influence_in
 from .reproduce import script_of
 from .result import Backward, Compared, Finding, finding_of
+from .steps import steps_of
 
 GRID = "further lengths, dtypes and gradients"
 """What the grid examines, by the name under which reports list it."""
@@ -72,13 +78,14 @@ Results = Mapping[str, Tensor]
 
 class Truth(NamedTuple):
     """What a call must give, what the plain formula gives in its dtype, computed when first asked
-    for, the random gradient of its output, and the largest score.
+    for, the random gradient of its output, the largest score, and which rows of the output count.
     """
 
     results: Results
     plain: Callable[[], Results]
     cotangent: Tensor
     largest_score: float
+    counted: Tensor
 
 
 class Mismatch(NamedTuple):
@@ -150,6 +157,8 @@ class Comparison:
         assert candidate is not None
         self.probed, self.seed = probed, probed.request.seed
         self._subjects: dict[torch.dtype, UserAttention] = {}
+        forms = (case.form for case in diagnosis.cases if case.form is not None)
+        self.variants = variants_of(probed.subject, dict.fromkeys(forms))
         self.layer, seen, self.length = candidate.layer, probed.influence, None
         if self.layer.visible_cells and seen is not None and pattern_of(seen).is_of_length:
             self.length = len(seen)
@@ -182,20 +191,31 @@ class Comparison:
         self, shapes: Sequence[Shape], dtype: torch.dtype, *, is_narrower: bool = False
     ) -> list[CellResult]:
         """What the calls of some shapes in a dtype show. Raises `OutOfTime`."""
-        cells = cells_of(shapes, dtype, is_narrower=is_narrower)
+        cells = cells_of(shapes, dtype, self.variants, is_narrower=is_narrower)
         # where a call ends the process, all shorter ones have passed
         shown = {cell: self.result(cell) for cell in sorted(cells, key=lambda it: it.shape.k_len)}
         return [shown[cell] for cell in cells]
 
     def result(self, cell: Cell) -> CellResult:
         """What a call shows. Raises `OutOfTime`."""
+        found, variant = self._result(cell), cell.variant
+        if variant.scale and found.differs:  # which may divide
+            other = self._result(cell._replace(variant=variant._replace(scale=1 / variant.scale)))
+            return found if other.differs else other
+        return found
+
+    def _result(self, cell: Cell) -> CellResult:
         if cell.dtype not in NARROW and cell.inner is None:
             cell = cell._replace(inner=self.probed.subject.inner)
+        variant = cell.variant
         try:
-            subject = self.subject_in(cell.dtype)
+            subject = replace(self.subject_in(cell.dtype), is_strided=variant.is_strided)
             inputs = inputs_of(cell, subject, self.seed).map(lambda rows: rows.requires_grad_())
+            run = partial(subject, seed=0, mask=variant.form, given=dict(variant.given))
             with torch.enable_grad():
-                out = subject(inputs, seed=0)
+                out = run(inputs)
+                if variant.is_between:
+                    run(inputs_of(cell, subject, self.seed + 1))
         except NO_ANSWER as failure:
             return CellResult(cell, str(failure))
         try:
@@ -237,6 +257,27 @@ class Comparison:
             found.notes.append("not compared: gradients of its parameters, because it keeps state")
         return found
 
+    def behind_a_cache(self, results: Sequence[CellResult]) -> list[Finding]:
+        """The mistake that a text as long as the longest call shows, whose last token is read
+        behind a cache.
+        """
+        shapes = [each.cell.shape for each in results if not each.refusal]
+        if (steps := self.diagnosis.steps) is None or steps.differing:
+            return []
+        longest, convention = max(shape.q_len for shape in shapes), steps.convention
+        with suppress(OutOfTime, *NO_ANSWER):
+            further = steps_of(convention, longest, (longest - 1, longest), self.seed)
+            if further.differing:
+                where = f"behind a cache of {longest - 1} tokens"
+                evidence = f"{where} outputs are not those of one call"
+                error, limit = further.largest, further.cases[0].tolerance
+                return [
+                    finding_of(
+                        "differs-beyond", evidence, where=where, error=error, tolerance=limit
+                    )
+                ]
+        return []
+
     def script_of(self, cell: Cell, tensor: str) -> str | None:
         """A script that prints the largest error of a tensor in a call; None without one."""
         return script_of(self.probed.subject, self.layer, cell, tensor, self.seed)
@@ -259,7 +300,9 @@ class Comparison:
     @torch.enable_grad()
     def _truth(self, cell: Cell, inputs: Inputs) -> Truth:
         """What the reference gives."""
-        scores, layer = [0.0], self.layer
+        scores, layer, scale = [0.0], self.layer, cell.variant.scale
+        if scale is not None:
+            layer = replace(layer, scale=scale)
         if n_heads := cell.shape.n_heads:
             layer = replace(layer, n_heads=n_heads, n_kv_heads=cell.shape.n_kv_heads)
 
@@ -267,10 +310,13 @@ class Comparison:
             if site == "scaled":
                 scores.extend(abs(end.item()) for end in tensor.detach().aminmax())
 
-        out, _ = run_stages(RIGHT, layer.in_dtype(cell.dtype, is_rounded=True), inputs, tap)
+        out, keep = run_stages(RIGHT, layer.in_dtype(cell.dtype, is_rounded=True), inputs, tap)
+        # what sees nothing has no right output, and may have no gradient but NaN
+        require(keep is None or bool(keep.any(-1).all()))
+        counted = counted_rows(inputs, out)
         generator = torch.Generator().manual_seed(self.seed + 2)
         cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-        cotangent = cotangent.to(cell.dtype).double()
+        cotangent = cotangent.to(cell.dtype).double() * counted[..., None]
         wanted = leaves_of(self.probed.subject, inputs, self.parameters(cell.dtype))
         results = {"out": out.detach(), **gradients_of(out, wanted, cotangent)}
 
@@ -283,14 +329,15 @@ class Comparison:
             out, _ = run_stages(RIGHT, layer.in_dtype(cell.computed), rows)
             return {"out": as_float64(out), **gradients_of(out, wanted, cotangent)}
 
-        return Truth(results, plain, cotangent, max(scores))
+        return Truth(results, plain, cotangent, max(scores), counted)
 
     def _judged(
         self, cell: Cell, subject: UserAttention, inputs: Inputs, out: Tensor, truth: Truth
     ) -> CellResult:
         """What the output and the gradients of a call show."""
         limits, module = _Limits(cell, truth), subject.built.module
-        wrong = limits.mismatch("out", as_float64(out))
+        ours = torch.where(truth.counted[..., None], as_float64(out), truth.results["out"])
+        wrong = limits.mismatch("out", ours)
         if wrong is not None or not out.requires_grad or self.probed.request.no_backward:
             return CellResult(cell, mismatches=() if wrong is None else (wrong,))
         own = {} if module is None else dict(module.named_parameters())
@@ -303,6 +350,8 @@ class Comparison:
             with warnings.catch_warnings(action="ignore"), subject.computing():
                 gradients = call_user(gradients_of, out, wanted, truth.cotangent)
         except UserRaised as raised:
+            if cell.variant.is_between:  # torch says that numbers were overwritten
+                return CellResult(cell, str(raised))
             return CellResult(cell, is_differentiable=True, raised=raised)
         finally:
             built.stage(f"examining {built.name}", limited=False)
@@ -328,7 +377,8 @@ class _Limits:
     def __init__(self, cell: Cell, truth: Truth) -> None:
         self.truth, self.dtype = truth, cell.computed
         self.eps = torch.finfo(self.dtype).eps
-        self.has_norm_limit = cell.computed in NARROW and not cell.is_sharp and cell.shape.k_len > 1
+        is_mild = not cell.variant.is_sharp and cell.shape.k_len > 1
+        self.has_norm_limit = cell.computed in NARROW and is_mild
         # models compute rotations and norms in float32 in any dtype
         step = TOLERANCE if cell.computed == torch.float64 else 2 * self.eps
         self.rounding = step * (1 + truth.largest_score)
@@ -398,7 +448,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
         plain = (each for each in results if each.is_differentiable and each.raised is None)
         if (first := next(plain, None)) is not None and not found.findings:
             own = comparison.own_gradients(first)
-            found.findings += own.findings
+            found.findings += own.findings or comparison.behind_a_cache(results)
             found.notes += own.notes
     except OutOfTime as over:
         found.over = over
@@ -409,7 +459,7 @@ def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     refused = {
         (each.cell.dtype, each.refusal): each.cell
         for each in reversed(results)
-        if each.refusal and not each.cell.shape.is_unusual
+        if each.refusal and not each.cell.shape.is_unusual and not each.cell.variant.is_strided
     }
     found.notes += [
         f"not compared: {cell.words}: {refusal[:_MOST_LETTERS]}"
@@ -471,7 +521,8 @@ def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found:
     """Whether outputs differ only because tokens see a window or their chunk, or a causal mask
     starts at the first key, which the first calls are too short to show.
     """
-    shapes, layer = [each.cell.shape for each in results if each.differs], comparison.layer
+    plain = [each for each in results if each.cell.variant == PLAIN]
+    shapes, layer = [each.cell.shape for each in plain if each.differs], comparison.layer
     is_from_last = layer.causal and not layer.top_left and comparison.probed.subject.is_function
     if shapes and is_from_last and all(shape.q_len < shape.k_len for shape in shapes):
         comparison.layer = replace(layer, top_left=True)  # the first calls may have equal lengths
@@ -531,7 +582,7 @@ def _lacks_backward(raised: UserRaised | None) -> bool:
 
 def _cut(differentiable: Sequence[CellResult]) -> list[str]:
     """The gradients that no call has: one that some have is wrong where it is 0."""
-    plain = [each for each in differentiable if not each.cell.is_sharp]
+    plain = [each for each in differentiable if each.cell.variant == PLAIN]
     missing = dict.fromkeys(name for each in plain for name in each.missing)
     return [name for name in missing if all(name in each.missing for each in plain)]
 
@@ -570,6 +621,11 @@ def _compared(results: Sequence[CellResult], probed: ProbedAttention) -> Compare
     longest = max((shape.k_len for shape in shapes), default=0)
     # a dtype counts as compared where the longest call ran in it
     dtypes = {dtype_name(each.cell.dtype): 0 for each in ran if each.cell.shape.k_len == longest}
+    variants = [each.cell.variant for each in ran]
+    given = [each.words for each in variants if each.form is not None or each.given]
+    if (subject := probed.subject).is_turned:
+        switches = [each.name for each in signature_of(subject.built.call, "causal")]
+        given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]
     raised = {str(each.raised) for each in ran if each.raised is not None}
     reason = None
     if probed.request.no_backward:
@@ -584,5 +640,6 @@ def _compared(results: Sequence[CellResult], probed: ProbedAttention) -> Compare
         dtypes=tuple(dtypes),
         attention=bool(ran),
         backward=Backward(compared=reason is None, reason=reason),
+        arguments=tuple(dict.fromkeys(given)),
         interpreted=probed.subject.built.is_interpreted,
     )

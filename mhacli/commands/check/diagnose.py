@@ -35,6 +35,7 @@ from .layer_sites import LayerSites, sites_in
 from .probes import (
     InputCase,
     ProbedAttention,
+    counted_rows,
     is_same_unmasked,
     large_case,
     make_case,
@@ -260,7 +261,7 @@ def error_of(
                 out, keep = run_stages(stages, layer, case.inputs)
             if out.shape != case.output.shape:
                 return math.inf
-            counted = case.counted(out, keep)
+            counted = counted_rows(case.inputs, out, keep)
         except (NotPossible, *NO_ANSWER):  # in this layer, or a norm of the module fails
             return math.inf
         compared = out[counted]

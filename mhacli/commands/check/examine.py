@@ -24,12 +24,13 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
+from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
-from mhacli.usercode.roles import role_of
+from mhacli.usercode.roles import role_of, signature_of
 from mhacli.usercode.target import Choice, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
@@ -50,6 +51,7 @@ from .layer_sites import sites_in
 from .passes import Passes
 from .probes import (
     ProbedAttention,
+    arguments_changed,
     arguments_without_effect,
     differing,
     influence_in,
@@ -159,12 +161,13 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     model = of_ids()
     if model is None:
         try:
-            subjects = find_modes(built, request.target_request)
+            modes = find_modes(built, request.target_request)
         except MhaError:
             model = of_ids(has_table=False)
             if model is None:
                 raise
         else:
+            subjects = (each for mode in modes for each in (mode, *_switched(mode, request)))
             return combined([_with_behaviour(subject, request) for subject in subjects])
     _leave(_begun(model.attention, request), built.stage)
     claim = request.states_causal
@@ -176,6 +179,22 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
     return replace(report, arguments=arguments_of(built))
+
+
+def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAttention]:
+    """The attention with its causal switch turned, if it has one and nothing states how it is
+    meant.
+    """
+    is_stated = request.states_causal is not None or subject.example is not None
+    for switch in signature_of(subject.built.call, "causal"):
+        name, default = switch.name, switch.default
+        is_known = "causal" in name.lower() and isinstance(default, bool)
+        kept = is_stated or subject.mode == "cross" or name in (*subject.others, *subject.unread)
+        if is_known and not kept:
+            turned = replace(subject, others={**subject.others, name: not default})
+            with suppress(*NO_ANSWER):  # it needs a mask
+                turned(random_inputs(turned), seed=0)
+                yield replace(turned, mode="full" if default else "causal")
 
 
 def _n_parameters(module: nn.Module | None) -> int:
@@ -198,7 +217,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
         inside=tester.inside,
-        compared=tester.compared,
+        compared=tester.compared or Compared.of_all(()),
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
         not_examined=tuple(tester.omitted),
     )
@@ -314,6 +333,8 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     if beyond.over is not None:
         untried = (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
+    if beyond.compared is not None:
+        passed += tuple(text.partition("=")[0] for text in beyond.compared.arguments)
     report = replace(
         report,
         verdict="wrong" if findings else "right",
@@ -329,7 +350,12 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         not_examined=tuple(
             name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed
         ),
-        notes=(*arguments_without_effect(subject), *diagnosis.notes, *beyond.notes),
+        notes=(
+            *arguments_without_effect(subject),
+            *arguments_changed(subject, request.seed),
+            *diagnosis.notes,
+            *beyond.notes,
+        ),
         behaviour=() if diagnosis.cache is None else (diagnosis.cache,),
     )
     if not findings and untried:
@@ -569,7 +595,7 @@ def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
                 )
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
-    if probed.expects_causal and not probed.request.causal:
+    if probed.expects_causal and not probed.request.causal and not probed.subject.is_turned:
         causal_by = probed.subject.causal_by
         source = "its name" if causal_by is None else f"its argument {causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
@@ -641,6 +667,7 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     worst = replace(worst, not_examined=tuple(dict.fromkeys([*common, *untried])))
     if len(every) == 1:
         return worst
+    plain = [each.examination for each in reports if not each.subject.is_turned]
     findings: dict[str, Finding] = {}
     for subject, report, _ in reports:
         for finding in report.findings:
@@ -651,7 +678,7 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
             )
     return replace(
         worst,
-        called="; ".join(report.called for report in every),
+        called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),
         compared=Compared.of_all([report.compared for report in every]),
         findings=tuple(sorted(findings.values(), key=lambda finding: not finding.proven)),
         choices=tuple(dict.fromkeys(choice for report in every for choice in report.choices)),

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, ReferenceLayer
+from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.roles import signature_of
 from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
@@ -27,6 +29,8 @@ SHARP = 10.0
 """Inputs times this make scores a hundred times as large."""
 _SHARP_FROM = 60
 """The fewest keys of a call that is also tried with sharp scores."""
+_SCALE = 0.3
+"""The scale that is given to a function that takes one."""
 _TILE = 64
 _BLOCKS = (16, 32, 64, 128)
 """The usual tiles of a kernel, in keys."""
@@ -65,14 +69,35 @@ class Shape(NamedTuple):
         return " ".join(f"{letter}={n}" for letter, n in zip(letters, self, strict=True) if n)
 
 
+class Variant(NamedTuple):
+    """What a call has besides its sizes and its dtype, in `words`: sharp scores; inputs and an
+    output that are views of larger tensors; another call before its backward pass; a mask of a
+    form; or an argument that is `given`, for which scores have another `scale`.
+    """
+
+    words: str = ""
+    is_sharp: bool = False
+    is_strided: bool = False
+    is_between: bool = False
+    form: MaskForm | None = None
+    given: tuple[tuple[str, float], ...] = ()
+    scale: float | None = None
+
+
+PLAIN = Variant()
+_SHARP = Variant("sharp scores", is_sharp=True)
+_STRIDED = Variant("strided inputs", is_strided=True)
+_BETWEEN = Variant("another call before the backward pass", is_between=True)
+
+
 class Cell(NamedTuple):
-    """A call of the grid: its sizes, its dtype, whether its scores are sharp, and the dtype in
-    which the code computes inside, None for the same.
+    """A call of the grid: its sizes, its dtype, what else it has, and the dtype in which the code
+    computes inside, None for the same.
     """
 
     shape: Shape
     dtype: torch.dtype
-    is_sharp: bool = False
+    variant: Variant = PLAIN
     inner: torch.dtype | None = None
 
     @property
@@ -82,9 +107,9 @@ class Cell(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The sizes and the dtype."""
-        sharp = ", sharp scores" if self.is_sharp else ""
-        return f"{self.shape.words}, {dtype_name(self.dtype)}{sharp}"
+        """The sizes, the dtype and what else it has."""
+        words = (self.shape.words, dtype_name(self.dtype), self.variant.words)
+        return ", ".join(filter(None, words))
 
 
 # ------------------------------------------------------------------------------------------- sizes
@@ -193,23 +218,51 @@ def in_tiles(shape: Shape) -> Shape:
     return shape._replace(q_len=q_len, k_len=k_len, d_head=width, d_v=width)
 
 
+def variants_of(subject: UserAttention, forms: Iterable[MaskForm]) -> list[Variant]:
+    """What one call is tried with besides, where masks of some forms act."""
+    variants = [_BETWEEN, *(Variant(f"{form.parameter}=…", form=form) for form in forms)]
+    if subject.is_function:
+        variants.append(_STRIDED)
+    if subject.is_function and subject.example is None:
+        variants += [
+            Variant(f"{p.name}={_SCALE}", given=((p.name, _SCALE),), scale=_SCALE)
+            for p in signature_of(subject.built.call, "scale")
+            if p.default is None and p.name not in subject.others
+        ]
+    return variants
+
+
 def cells_of(
-    shapes: Sequence[Shape], dtype: torch.dtype, *, is_narrower: bool = False
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    variants: Iterable[Variant],
+    *,
+    is_narrower: bool = False,
 ) -> list[Cell]:
-    """The calls of some shapes in a dtype. In one narrower than the first, sharp scores show an
-    overflow, for which the shortest call is enough.
+    """The calls of some shapes in a dtype: the shortest and the longest of many keys with sharp
+    scores too, and that of several texts with several heads with each variant. In a dtype narrower
+    than the first, sharp scores show an overflow, for which the shortest call is enough, and of the
+    variants only masks may act otherwise.
     """
     long = [shape for shape in shapes if shape.k_len >= _SHARP_FROM]
+    long = sorted(long, key=attrgetter("k_len"))
+    long = long[:1] if is_narrower or not long[1:] else [long[0], long[-1]]
     if is_narrower:
-        long = sorted(long, key=attrgetter("k_len"))[:1]
+        variants = [variant for variant in variants if variant.form is not None]
+    several = [shape for shape in shapes if shape.batch > 1 and shape.q_len == shape.k_len]
+    several.sort(key=lambda shape: (min(shape.n_heads, 2), shape.k_len))
     return [
         *(Cell(shape, dtype) for shape in shapes),
-        *(Cell(shape, dtype, is_sharp=True) for shape in long),
+        *(Cell(shape, dtype, _SHARP) for shape in long),
+        *(Cell(shape, dtype, variant) for shape in several[-1:] for variant in variants),
     ]
 
 
 def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
-    """Random inputs of a call in float64, rounded to its dtype."""
+    """Random inputs of a call in float64, rounded to its dtype; under a mask each query sees its
+    own key, and the first key of each text is real.
+    """
+    drawer, form = subject.drawer(seed), cell.variant.form
     if subject.is_function:
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (
@@ -218,10 +271,13 @@ def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
         inputs = Inputs(q, k, v)
     else:
         batch, q_len, k_len, *_ = cell.shape
-        inputs = subject.drawer(seed).inputs(
-            with_context=q_len != k_len, q_len=q_len, k_len=k_len, batch=batch
-        )
-    if cell.is_sharp:
+        inputs = drawer.inputs(with_context=q_len != k_len, q_len=q_len, k_len=k_len, batch=batch)
+    if form is not None and form.is_padding:
+        inputs = inputs._replace(real=drawer.real(inputs))
+    elif form is not None:
+        own = torch.eye(cell.shape.q_len, dtype=torch.bool)
+        inputs = inputs._replace(allowed=form.repeated(drawer.allowed(inputs) | own))
+    if cell.variant.is_sharp:
         keys = None if inputs.keys is None else inputs.keys * SHARP
         inputs = inputs._replace(queries=inputs.queries * SHARP, keys=keys)
     return inputs.map(lambda rows: rows.to(cell.dtype).double())
@@ -241,13 +297,15 @@ class Separation(NamedTuple):
 
 def separation_of(failing: Sequence[Cell], passing: Sequence[Cell]) -> Separation:
     """What tells the calls that differ from those that do not; the first of them where nothing
-    does. Sharp scores, which hide small differences, count only where all others pass.
+    does. Calls with sharp scores, which hide small differences, or with anything else besides count
+    only where all others pass.
     """
-    plain = [cell for cell in failing if not cell.is_sharp]
+    plain = [cell for cell in failing if cell.variant == PLAIN]
     if not plain:
-        return Separation("only with sharp scores")
+        besides = dict.fromkeys(cell.variant.words for cell in failing)
+        return Separation(f"only with {' and '.join(besides)}")
     differing = [cell.shape for cell in plain]
-    others = [cell.shape for cell in passing if not cell.is_sharp]
+    others = [cell.shape for cell in passing if cell.variant == PLAIN]
     if not others:
         return Separation("at every shape")
     for name, size in _SIZES.items():

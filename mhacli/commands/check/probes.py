@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -29,7 +30,7 @@ from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.roles import called_function, role_of, signature_of
-from mhacli.usercode.user_attention import InputDrawer, UserAttention
+from mhacli.usercode.user_attention import Changed, InputDrawer, UserAttention
 
 from .result import CheckRequest, ProbeResult
 
@@ -79,7 +80,8 @@ class ProbedAttention:
         For cross-attention only an argument counts, because the context has its own positions.
         """
         subject, request = self.subject, self.request
-        is_off = any(not each.default for each in signature_of(subject.built.call, "causal"))
+        switches = signature_of(subject.built.call, "causal")
+        is_off = any(not subject.others.get(each.name, each.default) for each in switches)
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
         name = getattr(subject.built.thing, "__name__", type(subject.built.thing).__name__)
@@ -369,20 +371,21 @@ class InputCase:
         finite = self.output[self.output.isfinite()]
         return max(finite.abs().max().item() if finite.numel() else 1.0, 1e-30) * self.rounding
 
-    def counted(self, out: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The compared rows of an output, bool `[batch, query]`, or with heads for a function:
-        padded queries, and those that may `keep` no key, have no right output. Raises `NotPossible`
-        if the cells to keep are of another shape.
-        """
-        counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), self.inputs.real
-        if real is not None and real.shape == (len(out), out.shape[-2]):
-            counted &= real if out.ndim == 3 else real[:, None]
-        if keep is not None:
-            has_key = keep.any(dim=-1)  # [batch, head, query]
-            has_key = has_key.all(dim=1) if out.ndim == 3 else has_key
-            require(all(n in (1, of) for n, of in zip(has_key.shape, counted.shape, strict=True)))
-            counted &= has_key
-        return counted
+
+def counted_rows(inputs: Inputs, out: Tensor, keep: Tensor | None = None) -> Bool[Tensor, "..."]:
+    """The rows of an output that count, `[batch, query]`, or with heads for a function: padded
+    queries, and those that may `keep` no key, have no right output. Raises `NotPossible` if the
+    cells to keep are of another shape.
+    """
+    counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), inputs.real
+    if real is not None and real.shape == (len(out), out.shape[-2]):
+        counted &= real if out.ndim == 3 else real[:, None]
+    if keep is not None:
+        has_key = keep.any(dim=-1)  # [batch, head, query]
+        has_key = has_key.all(dim=1) if out.ndim == 3 else has_key
+        require(all(n in (1, of) for n, of in zip(has_key.shape, counted.shape, strict=True)))
+        counted &= has_key
+    return counted
 
 
 def make_case(
@@ -419,6 +422,23 @@ def arguments_without_effect(subject: UserAttention) -> tuple[str, ...]:
     )
 
 
+def arguments_changed(subject: UserAttention, seed: int) -> tuple[str, ...]:
+    """A sentence about the arguments that a call changes in place."""
+    passed = dict[str, tuple[Tensor, Tensor]]()
+
+    def kept(arguments: dict[str, Any]) -> dict[str, Any]:
+        tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
+        passed.update({name: (each, each.clone()) for name, each in tensors.items()})
+        return arguments
+
+    with suppress(*NO_ANSWER):
+        subject.with_call(Changed(copied(subject.built.call), kept))(
+            subject.drawer(seed).inputs(with_context=subject.takes_context), seed=0
+        )
+    names = [name for name, (after, before) in passed.items() if not torch.equal(after, before)]
+    return (f"it changes {', '.join(names)} of its caller in place",) if names else ()
+
+
 def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
     """Inputs without masks by name: self-attention, and separate inputs for each argument."""
     drawer = subject.drawer(seed)
@@ -443,8 +463,7 @@ def masked_cases(
         drawer.real(inputs),
     )
     for form in forms:
-        n_masks = len(allowed) // form.n_shared if "batch" in form.axes else 1
-        masked = inputs._replace(allowed=allowed[:n_masks].repeat(form.n_shared, 1, 1, 1))
+        masked = inputs._replace(allowed=form.repeated(allowed))
         if form.is_padding:
             masked = inputs._replace(real=right if form.kind == "lengths" else holes)
         mark = "True" if form.kind == "bool" else "1"

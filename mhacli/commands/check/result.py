@@ -274,7 +274,8 @@ class Backward(Struct, frozen=True):
 
 class Compared(Struct, frozen=True):
     """What a verdict covers: the lengths, the shapes and the dtypes in which attention was compared
-    with the reference, `attention`: whether it was in any, and whether Triton's interpreter ran it.
+    with the reference, `attention`: whether it was in any, the arguments that some calls were given
+    besides, such as `causal=True`, and whether Triton's interpreter ran it.
     """
 
     lengths: tuple[int, ...]
@@ -282,6 +283,7 @@ class Compared(Struct, frozen=True):
     dtypes: tuple[str, ...]
     attention: bool
     backward: Backward
+    arguments: tuple[str, ...] = ()
     interpreted: bool = False
 
     @staticmethod
@@ -303,6 +305,8 @@ class Compared(Struct, frozen=True):
             common("dtypes"),
             all(part.attention for part in every) and bool(common("lengths")),
             next((p.backward for p in every if not p.backward.compared), first.backward),
+            tuple(dict.fromkeys(name for part in every for name in part.arguments)),
+            any(part.interpreted for part in every),
         )
 
     def words(self, other: str) -> str:
@@ -312,6 +316,7 @@ class Compared(Struct, frozen=True):
         return (
             f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
             f" {', '.join(self.dtypes)} ({n} shape{'s' * (n != 1)})"
+            + (f", also with {', '.join(self.arguments)}" if self.arguments else "")
             + (", in Triton's interpreter" if self.interpreted else "")
             + (f"; no gradients: {why}" if why else "")
         )
@@ -424,18 +429,24 @@ class Examination(Shown):
         if self.comparison is None:
             inside = f"{self.attention_inside}: {covered}" if covered else self.attention_inside
             return f"{inside}; the rest by behaviour: {held}"
-        if covered:
-            return covered
         n = self.comparison.n_inputs
-        return (
+        covered = covered or (
             f"on {n} input{'s' * (n != 1)} it gives the same output as {other} with the same"
             " weights"
         )
+        return "; ".join([covered, *self._missing])
+
+    @property
+    def _missing(self) -> tuple[str, ...]:
+        return (f"not examined: {', '.join(self.not_examined)}",) if self.not_examined else ()
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What the verdict does not cover, and facts that may surprise."""
-        missing = [f"not examined: {', '.join(self.not_examined)}"] if self.not_examined else []
+        """What the verdict does not cover, where its sentence does not say it, and facts that may
+        surprise.
+        """
+        is_said = self.verdict == "right" and self.comparison is not None
+        missing = () if is_said else self._missing
         return (*missing, *(f"note: {note}" for note in self.notes))
 
     @property

@@ -83,6 +83,17 @@ def read_in_steps(probed: ProbedAttention, form: MaskForm | None) -> Steps | Non
     return first
 
 
+def steps_of(convention: StepConvention, length: int, ends: tuple[int, ...], seed: int) -> Steps:
+    """A text of random tokens that is read in steps that end at `ends`. Raises `UserRaised` or
+    `Unreadable`.
+    """
+    attention, mask = convention.attention, convention.mask
+    rows = attention.drawer(seed).rows(length).to(attention.dtype)
+    inputs, apart = causal_inputs(rows, 0, length, mask), replace(attention, is_copied=True)
+    case = InputCase("", Inputs(as_float64(rows), ends=ends), convention(rows, ends))
+    return Steps(convention, [case], as_float64(apart(inputs, mask=mask)))
+
+
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:
     """The cases of a prefill with single steps, of single tokens, and of longer steps where they
     are accepted; none if the first raises, or if what is read later does not depend on what was

@@ -46,7 +46,10 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
         title = Text(visible(finding.code), style="bold red")
         if finding.together_with:
             title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
-        title.append("  proven" if finding.proven else "  measured", style="dim not bold default")
+        found = "  proven" if finding.proven else "  measured"
+        if finding.modes:
+            found += f" in {' and '.join(finding.modes)} attention"
+        title.append(found, style="dim not bold default")
         blocks += [title, _grid(_finding(finding), on), Text("")]
         if on.verbose and finding.reproduce:  # lines that can be copied
             blocks.append(Text(finding.reproduce, no_wrap=True, overflow="ignore"))

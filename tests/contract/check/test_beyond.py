@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CASES = Path(__file__).with_name("cases")
 FORMS = user_code.load(CASES / "forms.py")
+VARIANTS = user_code.load(CASES / "variants.py")
 COMMON = ("last block dropped", "dq without scale", "dk of the first head")
 
 
@@ -248,3 +249,58 @@ def test_positions_end_the_lengths_and_a_longer_one_is_refused_with_the_longest(
     with pytest.raises(mhacli.MhaError, match="100 tokens") as refused:
         user_code.check(Masked(63), length=100)
     assert "--length 63 " in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "where"),
+    [
+        ("strides_of_queries", "differs-beyond", "only with strided inputs"),
+        ("strides_of_gradient", "gradient-differs", "only with strided inputs"),
+        ("scale_not_used", "differs-beyond", "only with scale=0.3"),
+        ("scale_of_gradient", "gradient-differs", "only with softmax_scale=0.3"),
+        ("mask_of_gradient", "gradient-differs", "only with attn_mask=…"),
+        ("shared_workspace", "gradient-differs", "only with another call before"),
+        ("MaskOfGradient", "gradient-differs", "only with attn_mask=…"),
+        ("CacheOf40", "differs-beyond", "behind a cache of 256 tokens"),
+    ],
+)
+def test_what_a_plain_call_does_not_show_is_tried(name: str, code: str, where: str) -> None:
+    examination = user_code.check(built(name))
+    assert [finding.code for finding in examination.findings] == [code]
+    assert where in examination.findings[0].where
+
+
+def built(name: str) -> Any:
+    thing = getattr(VARIANTS, name)
+    return thing() if isinstance(thing, type) else thing
+
+
+@pytest.mark.parametrize(
+    "name", ["right_by_hand", "right_views_only", "right_divides", "right_switch"]
+)
+def test_a_right_one_is_right_in_every_variant(name: str) -> None:
+    examination = user_code.check(built(name))
+    assert examination.verdict == "right"
+    assert examination.not_examined == ()
+
+
+def test_the_sentence_says_which_arguments_kept_their_values() -> None:
+    examination = user_code.check(VARIANTS.unexamined_reach)
+    assert examination.sentence.endswith("; not examined: reach")
+    assert examination.limits == ()
+
+
+def test_a_causal_switch_is_tried_both_ways() -> None:
+    examination = user_code.check(VARIANTS.sees_later_if_causal)
+    assert [finding.modes for finding in examination.findings] == [("causal",)]
+    assert "causal=True" in examination.called
+    (finding,) = user_code.check(VARIANTS.gradient_if_not_causal).findings
+    assert (finding.code, finding.modes) == ("gradient-cut", ("full",))
+    stated = user_code.check(VARIANTS.gradient_if_not_causal, causal=True)
+    assert stated.verdict == "right"
+
+
+def test_an_argument_that_is_changed_in_place_is_a_note() -> None:
+    examination = user_code.check(VARIANTS.in_place)
+    assert examination.verdict == "right"
+    assert examination.notes == ("it changes q of its caller in place",)
