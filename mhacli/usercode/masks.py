@@ -1,5 +1,6 @@
 """The forms in which a call may take a mask, and a mask in each of them."""
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Literal, NamedTuple
 
@@ -37,6 +38,14 @@ class MaskForm(NamedTuple):
     def described(self) -> str:
         """The form in words, with the meaning of True."""
         return f"{self.parameter} [{', '.join(self.axes)}] as {self.kind} ({self.true_means})"
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether 1 hides in the `attention_mask` of tokens, in which every tokenizer marks the
+        real ones.
+        """
+        is_of_tokens = self.axes == ("batch", "key") and self.parameter == "attention_mask"
+        return is_of_tokens and self.true_means == "hide"
 
     def repeated(self, allowed: Tensor) -> Tensor:
         """Of masks `[batch, 1, query, key]` those that a call can be given, as its texts share
@@ -78,6 +87,17 @@ def forms_of(parameter: CallParameter) -> list[MaskForm]:
         and (kind == "additive" or role != "bias")
         and (not isinstance(default, Tensor) or default.ndim == len(axes))
     ]
+
+
+def as_tokenizers_mean(forms: Iterable[MaskForm]) -> list[MaskForm]:
+    """The accepted forms of an argument; of an `attention_mask` of tokens that hides those which it
+    marks with 1, the same form with the meaning that tokenizers give it.
+    """
+    every = [*forms]
+    turned = [form for form in every if form.is_turned and form.hides]
+    if turned:
+        return [turned[0]._replace(true_means="keep", hides=False)]
+    return [form for form in every if not form.is_turned]
 
 
 def mask_in(

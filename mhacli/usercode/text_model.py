@@ -3,7 +3,7 @@ behind a cache.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,37 +22,50 @@ from .build import Built
 from .door import NO_ANSWER, Unreadable
 from .find_call import plain_call
 from .id_calls import BATCH, LENGTH, first_call_of_ids, is_of_padding
-from .masks import MaskForm, forms_of, made_mask
+from .masks import MaskForm, as_tokenizers_mean, forms_of, made_mask
+from .own_padding import OwnPadding, own_padding, stated_pads
 from .roles import MASKS, CallParameter, call_role, signature_of
 from .steps import StepConvention, step_conventions
 from .target import TargetRequest
-from .user_attention import NO_CONTEXT, UserAttention, watching
+from .user_attention import NO_CONTEXT, NOTHING, UserAttention, watching
 
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
 
 
+_NONE_KNOWN = OwnPadding()
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
-    Of token ids, `n_ids` is the number; 0 for vectors. `has_source`: it is an encoder with a
-    decoder, whose ids these are. `masks` say which tokens are real, several if it is unknown what
-    True means in them; `hides_padding`: they are surely meant for it. `positions` takes the numbers
-    of positions, of which the first is `first_position`. `cached` reads texts in steps, None if it
-    takes no cache.
+    Of token ids, `n_ids` is the number; 0 for vectors. `source` takes the ids of an encoder, beside
+    which these are those of a decoder. `masks` say which tokens are real, several if it is unknown
+    what True means in them; `hides_padding`: they are surely meant for it. Where it takes no mask,
+    `own_padding` is what is known of the padding among its ids. `table` reads the ids, in which
+    `pad` stands for padding if that `is_stated`. `positions` takes the numbers of positions, of
+    which the first is `first_position`. `cached` reads texts in steps, None if it takes no cache.
     """
 
     attention: UserAttention
     n_ids: int = 0
     pad: int = 0
-    has_source: bool = False
+    is_stated: bool = False
+    table: nn.Embedding | None = None
+    source: str | None = None
+    own_padding: OwnPadding = _NONE_KNOWN
     masks: tuple[MaskForm, ...] = ()
     hides_padding: bool = True
     positions: str | None = None
     first_position: int = 0
     cached: StepConvention | None = None
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it is an encoder with a decoder."""
+        return self.source is not None
 
     @property
     def mask(self) -> MaskForm | None:
@@ -71,16 +84,20 @@ class TextModel:
         mask: MaskForm | None = None,
         side: PaddingSide = "right",
         note: tuple[int, PartCalls] | None = None,
+        given: Mapping[str, Any] = NOTHING,
+        filled_by: Tensor | None = None,
         **how: Any,
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded
         on a side, and what a model that returns nothing for each token gives for the whole text,
         except logits of one token. `note` receives what the parts of the model compute for one of
-        the texts.
+        the texts. `given` are further arguments. The padding is `filled_by` the tokens of a text.
         """
         attention = self.attention
         rows, real = self.padded(texts, side)
-        given: dict[str, Any] = {}
+        if filled_by is not None:
+            rows = torch.where(real[..., None], rows, filled_by[: rows.shape[1]].to(rows))
+        given = dict(given)
         if side == "left" and mask is not None and self.positions is not None:
             given[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
         inputs = Inputs(rows, real=None if mask is None else real)
@@ -153,10 +170,13 @@ def text_model_of_vectors(attention: UserAttention) -> TextModel | None:
     if attention.is_function:
         return None
     masks = _likeliest(attention.padding_forms)
-    # beside a memory, one mask alone leaves padding in the other rows
-    hides_padding = (
-        attention.n_rows == 1 and bool(masks) and call_role(masks[0].parameter) == "padding"
+    # a mask that one answer for a text is given can be of nothing else
+    is_named = attention.is_pooled or any(
+        call_role(each.parameter) == "padding" or each.parameter == "attention_mask"
+        for each in masks
     )
+    # beside a memory, one mask alone leaves padding in the other rows
+    hides_padding = attention.n_rows == 1 and is_named
     return TextModel(attention=attention, masks=masks, hides_padding=hides_padding)
 
 
@@ -210,41 +230,53 @@ def text_model_of_ids(
     table = None if found is None else _table_of(found)
     if found is None or (table is None and has_table):
         return None
-    return _of_found(found, table, others, decoder, means)
+    return _of_found(found, table, parameters, decoder, means)
 
 
 def _of_found(
     found: UserAttention,
     table: nn.Embedding | None,
-    others: Sequence[CallParameter],
+    parameters: Sequence[CallParameter],
     decoder: str | None,
     means: str | None,
 ) -> TextModel:
     """The function of texts of a call that works, with its masks, padding, positions and cache."""
+    source = None if decoder is None else parameters[0].name
     module = found.built.module
     n_ids = _n_ids(found) if table is None else table.num_embeddings
-    of_config = getattr(getattr(module, "config", None), "pad_token_id", None)
-    stated = (of_config, getattr(table, "padding_idx", None))
-    pads = [i for i in stated if isinstance(i, int) and 0 <= i < n_ids]
+    stated = stated_pads(module, table)
     attention = with_independent_rows(found)
     masks = _likeliest(_forms_of_padding(attention, decoder, means))
+    own = _NONE_KNOWN if masks else own_padding(attention, stated, source)
+    pads = [i for i in (own.pad, *stated) if i is not None and i < n_ids]
     given = dict(attention.others)
     if masks and masks[0].parameter in given:
-        given[masks[0].parameter] = made_mask(masks[0])
+        given[masks[0].parameter] = made_mask(_that_works(masks[0]))
     ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=found.device)
     attention = replace(attention, ids=ordinary, others=given)
-    named = {p.role: p.name for p in reversed(others)}
+    named = {p.role: p.name for p in reversed(parameters[1:])}
     steps = (each for each in step_conventions(attention) if each.caches or "offset" in named)
     return TextModel(
         attention=attention,
         n_ids=n_ids,
         pad=next(iter(pads), 0),
-        has_source=decoder is not None,
+        is_stated=bool(pads),
+        table=table,
+        source=source,
+        own_padding=own,
         masks=masks,
         positions=named.get("positions") if decoder is None else None,
         first_position=_first_position(module),
         cached=next(steps, None),
     )
+
+
+def _that_works(form: MaskForm) -> MaskForm:
+    """The form with the meaning that the code gives it: of a tokenizer's mask that it reads in the
+    opposite meaning one of real tokens would hide all.
+    """
+    turned = form._replace(true_means="hide")
+    return turned if turned.is_turned and not form.hides else form
 
 
 def _table_of(attention: UserAttention) -> nn.Embedding | None:
@@ -301,4 +333,5 @@ def _forms_of_padding(
             forms = [form for form in forms_of(parameter) if form.is_padding]
             forms = [form for form in forms if means in (None, form.true_means)]
             forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
-            yield from accepted_forms(attention, forms)
+            accepted = accepted_forms(attention, forms)
+            yield from as_tokenizers_mean(accepted) if means is None else accepted

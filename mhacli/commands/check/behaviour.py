@@ -7,7 +7,7 @@ returns what it observed. `BehaviourTester` asks them in turn, and makes the fin
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
-from mhacli.errors import MhaError
-from mhacli.io.data import finite
 from mhacli.models.layer_names import config_of, is_attention
 from mhacli.settings import PaddingSide
 from mhacli.usercode.build import WithoutDropout
 from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.target import source_file
 
+from . import padding
+from .memory import memory
+from .observed import Answers, Intent, Observed, Test, compared, not_tried, reason_of, seen
 from .passes import (
     PassDifference,
     Passes,
@@ -66,6 +66,8 @@ CODES: Mapping[str, str] = {
     "finite": "outputs-not-finite",
     "right-padding": "padding-leak",
     "left-padding": "padding-leak",
+    "padding-content": "padding-leak",
+    "memory": "memory-misread",
     "cache": "cache-differs",
     "dtype": "",
     "training": "",
@@ -79,6 +81,8 @@ checkpoints."""
 _IMPLIED_BY = {
     "left-padding": ("causality", "batch", "right-padding"),
     "right-padding": ("causality", "batch"),
+    "padding-content": ("causality", "batch", "right-padding", "left-padding"),
+    "memory": ("batch",),
     "cache": ("causality", "prefix"),
     "row-sums": ("eager",),
 }
@@ -123,105 +127,7 @@ def is_claimed_causal(module: object) -> bool | None:
     return None if telling is None else not _BIDIRECTIONAL.search(telling)
 
 
-# ----------------------------------------------------------------------------------- what was seen
-
-
-class Intent(NamedTuple):
-    """What is known of a model: whether outputs may depend on earlier tokens alone, as stated or
-    claimed, None where nothing says it; and whether, then, its attention hides later tokens.
-    """
-
-    is_causal: bool | None
-    hides_later: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """What a test of a behaviour observed: the fields of a `Behaviour`, and `difference`, that of
-    the first passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
-    meant to. `caution` says what to do beside a note. `inside` are the attentions that were
-    compared. `over`: its time was.
-    """
-
-    ok: bool | None
-    reason: str
-    tolerance: float
-    largest: float | None = None
-    tried: Tried | None = None
-    at: Place | None = None
-    difference: PassDifference | None = None
-    is_bidirectional: bool = False
-    caution: str = ""
-    inside: tuple[AttentionInside, ...] = ()
-    over: OutOfTime | None = None
-
-    def named(self, name: str) -> Behaviour:
-        """The answer for the behaviour of this name."""
-        return Behaviour(
-            name=name,
-            ok=self.ok,
-            reason=self.reason,
-            largest=self.largest,
-            at=self.at,
-            tolerance=self.tolerance,
-            tried=self.tried,
-        )
-
-
-Answers = Mapping[str, Behaviour]
-"""The behaviours that were tested before, by name."""
-Test = Callable[[Passes, Intent, Answers], Observed]
-
-
-def seen(
-    passes: Passes,
-    ok: bool | None,
-    reason: str,
-    largest: float | None = None,
-    *,
-    draws: int = 1,
-    **fields: Any,
-) -> Observed:
-    """What was seen in texts; `ok` is None where it is no matter of right and wrong."""
-    fields = {
-        "tolerance": passes.tolerance,
-        "tried": Tried(passes.length, draws) if draws else None,
-        **fields,
-    }
-    return Observed(ok=ok, reason=reason, largest=finite(largest), **fields)
-
-
-def not_tried(passes: Passes, reason: str, **fields: Any) -> Observed:
-    """A behaviour that was not tried, for a reason; `fields` are others of what was observed."""
-    return seen(passes, None, f"not tried: {reason}", draws=0, **fields)
-
-
-def compared(
-    passes: Passes,
-    differences: Sequence[PassDifference],
-    agrees: str,
-    differs: str,
-    cut: int | None = None,
-) -> Observed:
-    """The answer for outputs that must agree; where they differ, with the first difference."""
-    largest = max(difference.largest for difference in differences)
-    if largest > passes.tolerance:
-        first = next(each for each in differences if each.largest > passes.tolerance)
-        return seen(passes, False, differs, largest, at=Place(cut), difference=first)
-    if largest > 0 and passes.too_coarse:
-        return seen(passes, None, passes.too_coarse, largest, draws=0)
-    return seen(passes, True, agrees, largest, draws=len(differences))
-
-
-def reason_of(failure: UserRaised | MhaError) -> str:
-    """Why a failure left something untried; one for lack of memory is raised again."""
-    if isinstance(failure, MhaError):
-        if failure.code == "out-of-memory":
-            raise failure
-        return failure.message
-    if isinstance(failure.fault, MemoryError | torch.OutOfMemoryError):
-        raise failure
-    return f"the code raised {failure!s:.200}"
+# ---------------------------------------------------------------------------------- the questions
 
 
 @dataclass
@@ -279,7 +185,7 @@ class BehaviourTester:
         """Keeps what was observed, with a finding if it failed."""
         behaviour = observed.named(name)
         if behaviour.ok is False:
-            behaviour, finding = located(self.passes, behaviour, observed.difference)
+            behaviour, finding = located(self.passes, behaviour, observed)
             self.findings.append(finding)
         self.results[name] = behaviour
         self.is_bidirectional = self.is_bidirectional or observed.is_bidirectional
@@ -306,18 +212,18 @@ class BehaviourTester:
 # ------------------------------------------------------------------------- the place of a failure
 
 
-def located(
-    passes: Passes, behaviour: Behaviour, difference: PassDifference | None
-) -> tuple[Behaviour, Finding]:
+def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[Behaviour, Finding]:
     """A behaviour that fails and its finding: where passes differ with the first position, and with
     the first part whose outputs differ while its inputs agree.
     """
-    code, message = CODES[behaviour.name], behaviour.reason
+    code, message, difference = CODES[behaviour.name], behaviour.reason, observed.difference
     if difference is None:
         seen = (
             "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
         )
-        evidence = f"{seen} in a check where at most {behaviour.tolerance:g} is right"
+        evidence = observed.evidence or (
+            f"{seen} in a check where at most {behaviour.tolerance:g} is right"
+        )
         fix = words_of_code(code).advice
         return behaviour, finding_of(code, evidence, message=message, fix=fix)
     cut = None if behaviour.at is None else behaviour.at.cut
@@ -603,62 +509,6 @@ def batch(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     return compared(passes, differences, agrees, differs)
 
 
-def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers) -> Observed:
-    """Whether texts padded on a side give the same outputs as each alone, with a mask of the real
-    tokens. Padding on the left must change nothing where positions are given, and in causal models
-    of transformers.
-    """
-    model, lengths = passes.model, [len(text) for text in passes.texts]
-    if model.mask is None:
-        return not_tried(passes, "it takes no mask of padding by a known name")
-    if side == "left" and (model.has_source or model.mask.kind == "lengths"):
-        kind = "an encoder-decoder model" if model.has_source else "lengths"
-        return not_tried(passes, f"{kind}, for texts that are padded on the right")
-    if min(lengths) == max(lengths):
-        return not_tried(passes, "needs texts of different lengths")
-    tried = [(_padded(passes, form, side), form) for form in model.masks]
-    differences, mask = min(
-        tried, key=lambda each: max(difference.largest for difference in each[0])
-    )
-    if reason := _read_at_another_end(passes, differences, mask, side):
-        return seen(passes, None, reason, max(each.whole for each in differences))
-    is_claimed = intent.is_causal is True and config_of(passes.module) is not None
-    knows_start = side == "right" or model.positions is not None or is_claimed
-    by = "" if knows_start else ", as where positions count from the first token of a batch"
-    n_padding = max(lengths) - min(lengths)
-    subject = f"with up to {n_padding} padding tokens on the {side}, a text gives"
-    meaning = "" if mask.kind == "lengths" else f", in which True {mask.true_means}s"
-    agrees = f"{subject} the same outputs as alone ({mask.parameter}{meaning})"
-    differs = f"{subject} other outputs than alone{by}"
-    observed = compared(passes, differences, agrees, differs)
-    if observed.ok is False and not (knows_start and model.hides_padding):
-        return replace(observed, ok=None, at=None, difference=None)
-    return observed
-
-
-def _read_at_another_end(
-    passes: Passes, differences: Sequence[PassDifference], mask: MaskForm, side: PaddingSide
-) -> str:
-    """Why the answer for a whole text differs, though those of its tokens do not and padding on the
-    other side changes nothing; empty where that is not so.
-    """
-    tokens = max(each.by_token.max().item() for each in differences)
-    whole = max(each.whole for each in differences)
-    if mask.kind == "lengths" or not tokens <= passes.tolerance < whole:
-        return ""
-    other: PaddingSide = "left" if side == "right" else "right"
-    if max(each.whole for each in _padded(passes, mask, other)) > passes.tolerance:
-        return ""
-    end = "last" if side == "right" else "first"
-    return f"the answer for a text is read at its {end} token: pad texts on the {other}"
-
-
-def _padded(passes: Passes, mask: MaskForm, side: PaddingSide) -> list[PassDifference]:
-    """The texts padded on a side, each against the text alone."""
-    padded = passes.run_pass(*passes.texts, mask=mask, side=side)
-    return [*map(difference_of, padded, passes.single_passes)]
-
-
 def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether tokens that are read behind a cache, one by one and together, give the outputs of one
     call.
@@ -712,8 +562,10 @@ TESTS: Mapping[str, Test] = {
     "causality": causality,
     "prefix": prefix,
     "batch": batch,
-    "right-padding": partial(padding, "right"),
-    "left-padding": partial(padding, "left"),
+    "right-padding": partial(padding.padding, "right"),
+    "left-padding": partial(padding.padding, "left"),
+    "padding-content": padding.content,
+    "memory": memory,
     "cache": cache,
     "dtype": dtype,
     "training": training,

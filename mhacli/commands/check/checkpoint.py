@@ -33,19 +33,8 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import text_model_of_ids
 
-from .behaviour import (
-    CODES,
-    NARROW,
-    Answers,
-    BehaviourTester,
-    Intent,
-    Observed,
-    Test,
-    compared,
-    is_claimed_causal,
-    not_tried,
-    seen,
-)
+from .behaviour import CODES, NARROW, BehaviourTester, is_claimed_causal
+from .observed import Answers, Intent, Observed, Test, compared, not_tried, seen
 from .passes import Passes, difference_of
 from .result import (
     AttentionInside,

@@ -25,7 +25,7 @@ from mhacli.io.data import finite
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall
 from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.masks import MaskForm, as_tokenizers_mean
 from mhacli.usercode.names import is_read_only_with
 from mhacli.usercode.roles import call_role, called_function
 from mhacli.usercode.target import Choice
@@ -344,6 +344,8 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
             fits = form.kind != "additive" and form.true_means == means
         if fits:
             by_name.setdefault(form.parameter, []).append(form)
+    if means is None:
+        return {name: as_tokenizers_mean(each) for name, each in by_name.items()}
     return by_name
 
 

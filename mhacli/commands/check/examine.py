@@ -36,18 +36,13 @@ from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
 
 from .against import compare
-from .behaviour import (
-    TESTS,
-    BehaviourTester,
-    Intent,
-    is_claimed_causal,
-    reason_of,
-)
+from .behaviour import TESTS, BehaviourTester, is_claimed_causal
 from .beyond import GRID, Beyond, compare_beyond
 from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
+from .observed import Intent, reason_of
 from .passes import Passes
 from .probes import (
     ProbedAttention,

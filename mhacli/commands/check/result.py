@@ -239,6 +239,11 @@ class Behaviour:
     tolerance: float | None = None
     tried: Tried | None = None
 
+    @property
+    def was_omitted(self) -> bool:
+        """Whether no pass was made for it."""
+        return self.ok is None and self.reason.startswith("not tried: ")
+
 
 @dataclass(frozen=True)
 class ProbeResult:

@@ -53,7 +53,8 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
         blocks += [title, _grid(_finding(finding), on), Text("")]
         if on.verbose and finding.reproduce:  # lines that can be copied
             blocks.append(Text(finding.reproduce, no_wrap=True, overflow="ignore"))
-    rest = [*_building(examination), *_answers(examination), *_measured(examination)]
+    answers = _answers(examination, is_verbose=on.verbose)
+    rest = [*_building(examination), *answers, *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
     target, (words, style) = (
@@ -112,11 +113,18 @@ def _building(examination: Examination) -> Iterator[Line]:
         yield "choices", _text("\n".join(choice.message for choice in examination.choices))
 
 
-def _answers(examination: Examination) -> Iterator[Line]:
-    """Each behaviour with what was seen or why it was not tried, and the probes."""
+def _answers(examination: Examination, *, is_verbose: bool) -> Iterator[Line]:
+    """Each behaviour with what was seen, and the probes. Those that were not tried share a line,
+    without their reasons unless it `is_verbose`.
+    """
     answers = [
-        ("behaves", one.ok, one.name, one.reason, one.tried) for one in examination.behaviour
+        ("behaves", one.ok, one.name, one.reason, one.tried)
+        for one in examination.behaviour
+        if is_verbose or not one.was_omitted
     ]
+    omitted = [one.name for one in examination.behaviour if one.was_omitted]
+    if omitted and not is_verbose:
+        answers.append(("behaves", None, "not tried", ", ".join(omitted), None))
     answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
     before, length = "", None
     for label, ok, name, text, tried in answers:

@@ -1,0 +1,104 @@
+"""Padding that a model marks itself, the meaning of `attention_mask`, what stands in the places of
+padding, and the memory of a decoder. Plain passes in these files show which ones are right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import some, user_code
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MODELS = user_code.load(Path(__file__).with_name("cases") / "padding.py")
+
+RIGHT_PADDING: dict[str, bool | None] = {
+    "Encoder": True,
+    "AlongQueries": False,
+    "UpsideDown": False,
+    "NotHandedOn": False,
+    "AboveZero": True,
+    "AboveZeroNotHandedOn": False,
+    "Pooled": True,
+    "PooledWithPadding": False,
+    "MeanOverAll": None,
+    "EndOfText": None,
+    "ByMask": True,
+    "ByMaskTurned": False,
+    "Translator": True,
+    "SourceSeesPadding": False,
+    "DecoderSeesPadding": False,
+}
+
+
+def examined(name: str, **how: Any) -> Any:
+    return user_code.check(getattr(MODELS, name)(), length=64, **how)
+
+
+def answers(report: Any) -> dict[str, bool | None]:
+    return {behaviour.name: behaviour.ok for behaviour in report.behaviour}
+
+
+@pytest.mark.parametrize(
+    "name", some(RIGHT_PADDING, default=("Encoder", "AlongQueries", "MeanOverAll", "ByMaskTurned"))
+)
+def test_a_text_gives_the_same_padded_as_alone(name: str) -> None:
+    report = examined(name)
+    expected = RIGHT_PADDING[name]
+    assert answers(report)["right-padding"] is expected
+    assert [each.code for each in report.findings] == ["padding-leak"] * (expected is False)
+
+
+def test_a_meaning_that_is_stated_counts() -> None:
+    assert examined("ByMaskTurned", mask_means="hide").verdict != "wrong"
+    assert answers(examined("ByMask", mask_means="hide"))["right-padding"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LayerByMask", True),
+        ("LayerWithoutMask", False),
+        pytest.param("CausalByMask", True, marks=pytest.mark.real),
+        ("CausalFromTheLeft", False),
+    ],
+)
+def test_what_stands_in_the_places_of_padding_changes_nothing(name: str, expected: bool) -> None:
+    report = examined(name)
+    assert ("padding-leak" in {each.code for each in report.findings}) is not expected
+    if expected:
+        assert answers(report)["padding-content"] is True
+
+
+MEMORY: dict[str, bool] = {
+    "Translator": True,
+    "NeverRead": False,
+    "OfAnother": False,
+    "DecoderLayer": True,
+    "ValuesOfTarget": False,
+    "RowsOfMemory": False,
+    "MemoryNeverRead": False,
+    "MemoryOfAnother": False,
+    "SameLengthOnly": True,
+}
+
+
+@pytest.mark.parametrize(
+    "name", some(MEMORY, default=("Translator", "OfAnother", "ValuesOfTarget", "SameLengthOnly"))
+)
+def test_each_text_reads_its_own_memory(name: str) -> None:
+    report = examined(name)
+    codes = {each.code for each in report.findings}
+    if MEMORY[name]:
+        assert answers(report)["memory"] is True
+        assert not codes
+    else:
+        assert codes & {"memory-misread", "batch-leak"}
+
+
+def test_models_without_a_mask_and_a_memory_pay_no_pass() -> None:
+    asked = {each.name: each for each in examined("EndOfText").behaviour}
+    for name in ("right-padding", "padding-content", "memory"):
+        assert asked[name].was_omitted
