@@ -195,7 +195,8 @@ def _refilled(passes: Passes, texts: Sequence[Tensor], **how: Any) -> list[PassD
     logits of its id.
     """
     model = passes.model
-    if model.table is None or not model.is_stated:
+    # what an encoder reads may have the id too
+    if model.table is None or not model.is_stated or model.has_source:
         fillings = (model.draw(passes.seed + seed, len(texts[0])) for seed in (2, 3))
         before, after = (passes.run_pass(*texts, filled_by=each, **how) for each in fillings)
         return [*map(difference_of, after, before)]
