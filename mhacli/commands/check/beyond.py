@@ -58,7 +58,7 @@ from .layer_sites import LayerSites
 from .patterns import pattern_of
 from .probes import TOLERANCE, ProbedAttention, counted_rows, influence_in
 from .reproduce import script_of
-from .result import Backward, Compared, Finding, finding_of
+from .result import Backward, CheckRequest, Compared, Finding, finding_of
 from .steps import steps_of
 
 GRID = "further lengths, dtypes and gradients"
@@ -621,25 +621,35 @@ def _compared(results: Sequence[CellResult], probed: ProbedAttention) -> Compare
     longest = max((shape.k_len for shape in shapes), default=0)
     # a dtype counts as compared where the longest call ran in it
     dtypes = {dtype_name(each.cell.dtype): 0 for each in ran if each.cell.shape.k_len == longest}
-    variants = [each.cell.variant for each in ran]
-    given = [each.words for each in variants if each.form is not None or each.given]
-    if (subject := probed.subject).is_turned:
-        switches = [each.name for each in signature_of(subject.built.call, "causal")]
-        given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]
-    raised = {str(each.raised) for each in ran if each.raised is not None}
-    reason = None
-    if probed.request.no_backward:
-        reason = "not asked for"
-    elif raised:
-        reason = f"the backward pass raises {min(raised)}"
-    elif not any(each.is_differentiable for each in ran):
-        reason = "it gives none"
     return Compared(
         lengths=tuple(sorted({max(shape.q_len, shape.k_len) for shape in shapes})),
         shapes=tuple(shape.words for shape in shapes),
         dtypes=tuple(dtypes),
         attention=bool(ran),
-        backward=Backward(compared=reason is None, reason=reason),
-        arguments=tuple(dict.fromkeys(given)),
+        backward=_backward(ran, probed.request),
+        arguments=_passed(ran, probed.subject),
         interpreted=probed.subject.built.is_interpreted,
     )
+
+
+def _backward(ran: Sequence[CellResult], request: CheckRequest) -> Backward:
+    """Whether gradients were compared, and why not."""
+    raised = {str(each.raised) for each in ran if each.raised is not None}
+    reason = None
+    if request.no_backward:
+        reason = "not asked for"
+    elif raised:
+        reason = f"the backward pass raises {min(raised)}"
+    elif not any(each.is_differentiable for each in ran):
+        reason = "it gives none"
+    return Backward(compared=reason is None, reason=reason)
+
+
+def _passed(ran: Sequence[CellResult], subject: UserAttention) -> tuple[str, ...]:
+    """The arguments that some calls were given besides, as code."""
+    variants = [each.cell.variant for each in ran]
+    given = [each.words for each in variants if each.form is not None or each.given]
+    if subject.is_turned:
+        switches = [each.name for each in signature_of(subject.built.call, "causal")]
+        given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]
+    return tuple(dict.fromkeys(given))
