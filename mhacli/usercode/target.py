@@ -164,6 +164,11 @@ def naming(thing: Any) -> Iterator[str]:
         del _objects[name]
 
 
+def named_object(name: str) -> Any:
+    """The object that `naming` gives this name; None without one."""
+    return _objects.get(name)
+
+
 def find_target(target: str) -> Any:
     """The class, function or instance that `target` names. Importing its file runs the file's code.
 

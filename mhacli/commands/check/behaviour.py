@@ -38,6 +38,7 @@ from .passes import (
 from .result import (
     AttentionInside,
     Behaviour,
+    CheckRequest,
     Compared,
     Finding,
     Place,
@@ -45,6 +46,7 @@ from .result import (
     finding_of,
     words_of_code,
 )
+from .sees import Seeing, Statement, who_sees
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""
@@ -59,6 +61,7 @@ NARROW = ("float16", "bfloat16")
 """The dtypes in which rounding hides faults."""
 
 CODES: Mapping[str, str] = {
+    "sees": "sees-unstated",
     "causality": "sees-the-future",
     "prefix": "prefix-differs",
     "batch": "batch-leak",
@@ -79,6 +82,7 @@ checkpoints."""
 _IMPLIED_BY = {
     "left-padding": ("causality", "batch", "right-padding"),
     "right-padding": ("causality", "batch"),
+    "causality": ("sees",),
     "cache": ("causality", "prefix"),
     "row-sums": ("eager",),
 }
@@ -140,7 +144,7 @@ class Observed:
     """What a test of a behaviour observed: the fields of a `Behaviour`, and `difference`, that of
     the first passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
     meant to. `caution` says what to do beside a note. `inside` are the attentions that were
-    compared. `over`: its time was.
+    compared, `seeing` what is seen beside what is stated. `over`: its time was.
     """
 
     ok: bool | None
@@ -153,6 +157,7 @@ class Observed:
     is_bidirectional: bool = False
     caution: str = ""
     inside: tuple[AttentionInside, ...] = ()
+    seeing: Seeing | None = None
     over: OutOfTime | None = None
 
     def named(self, name: str) -> Behaviour:
@@ -240,6 +245,7 @@ class BehaviourTester:
     is_bidirectional: bool = False
     inside: tuple[AttentionInside, ...] = ()
     compared: Compared | None = None
+    seeing: Seeing | None = None
     omitted: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
 
@@ -278,7 +284,10 @@ class BehaviourTester:
     def _keep(self, name: str, observed: Observed) -> None:
         """Keeps what was observed, with a finding if it failed."""
         behaviour = observed.named(name)
-        if behaviour.ok is False:
+        if observed.seeing is not None:
+            self.seeing = observed.seeing
+            self.findings += observed.seeing.findings
+        elif behaviour.ok is False:
             behaviour, finding = located(self.passes, behaviour, observed.difference)
             self.findings.append(finding)
         self.results[name] = behaviour
@@ -458,6 +467,25 @@ def repeat(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         "two passes over one text differ in evaluation mode",
     )
     return compared(passes, [passes.difference(seed=1)], agrees, differs)
+
+
+def as_stated(request: CheckRequest, statement: Statement) -> Test:
+    """The test of whether tokens see whom they are stated to see."""
+
+    def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+        model, longest = passes.model, min(passes.length, request.length or statement.length)
+        if model.attention.is_pooled:
+            return not_tried(passes, "its output is of a whole text, not of each token")
+        found = who_sees(
+            model.attention, statement, request, longest=longest, tolerance=passes.tolerance
+        )
+        if found is None:
+            return not_tried(passes, "no token can be replaced alone")
+        is_right = not found.findings
+        tried = Tried(found.length, 1)
+        return seen(passes, is_right, found.words, tried=tried, seeing=found)
+
+    return test
 
 
 _LEAK = "an output depends on later tokens"

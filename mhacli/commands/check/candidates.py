@@ -38,6 +38,7 @@ from mhacli.usercode.user_attention import UserAttention
 from .patterns import pattern_of
 from .probes import TOLERANCE, ProbedAttention, make_case, recorded_case
 from .result import CheckRequest
+from .sees import statement_of
 
 _READ = "read from the run"
 """The ending of a choice that a call showed."""
@@ -215,10 +216,14 @@ FROM_FIRST_KEY = Choice(
 
 def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """With its own causal mask and without, the expected one first; only one where its behaviour
-    shows which. Then with a rule of its own that the probes show; where it is meant to be causal,
-    one that shows the future does not count.
+    shows which; before them what is stated, where the probes show it. Then with a rule of its own
+    that the probes show; where it is meant to be causal, one that shows the future does not count.
     """
     expected, influence = probed.expects_causal, probed.influence
+    if influence is not None and (statement := statement_of(probed.request)) is not None:
+        n_heads = next(iter(counts_of(probed.subject.built, "n_heads")), 1)
+        for cells in statement.that_give(influence, probed.subject.sizes.n_heads or n_heads):
+            yield _chosen("as-stated", "tokens see others as --sees states", visible_cells=cells)
     if expected and probed.visible == "full":
         yield DesignChoice({"causal": not probed.subject.mask_forms})
         return

@@ -26,6 +26,7 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
     "mha check model.py:GPT --arg vocab_size=65 --causal",
+    "mha check model.py:GPT --sees 'q >= k and q - k < 8'",
     "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
@@ -42,6 +43,7 @@ def check(
             require_readable(target.target)
     if request.model is not None:
         local_checkpoint(ModelSettings(path=request.model))
+    _ = request.condition  # which raises where it cannot be read
     leave_deleted_folder()
     from .run import examine_in_child
 

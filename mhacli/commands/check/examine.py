@@ -40,6 +40,8 @@ from .behaviour import (
     TESTS,
     BehaviourTester,
     Intent,
+    Test,
+    as_stated,
     is_claimed_causal,
     reason_of,
 )
@@ -59,13 +61,16 @@ from .probes import (
 )
 from .result import (
     AttentionInside,
+    Behaviour,
     CheckRequest,
     Compared,
     Examination,
     Finding,
     OutputComparison,
+    Tried,
     Verdict,
 )
+from .sees import statement_of, who_sees
 
 _MOST_PARTS = 4
 _SMALL = 5_000_000
@@ -110,6 +115,9 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     takes token ids; else probes, compares and diagnoses the attention in each of its modes.
     """
     timed = TimedStage(stage, request.max_time_s)
+    statement = statement_of(request)
+    if statement is not None:
+        request = replace(request, causal=statement.is_triangle)
     if request.against is not None:
         with one_thread():
             return compare(request, timed)
@@ -170,11 +178,11 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
             subjects = (each for mode in modes for each in (mode, *_switched(mode, request)))
             return combined([_with_behaviour(subject, request) for subject in subjects])
     _leave(_begun(model.attention, request), built.stage)
-    claim = request.states_causal
+    claim = stated_causal(request)
     if model.has_source and claim is None:
         claim = True
     passes = Passes(model, request.seed, requested=request.length)
-    tester = BehaviourTester(passes, Intent(claim))
+    tester = BehaviourTester(passes, Intent(claim), more=tests_stated(request))
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
@@ -185,7 +193,7 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
     """The attention with its causal switch turned, if it has one and nothing states how it is
     meant.
     """
-    is_stated = request.states_causal is not None or subject.example is not None
+    is_stated = stated_causal(request) is not None or subject.example is not None
     for switch in signature_of(subject.built.call, "causal"):
         name, default = switch.name, switch.default
         is_known = "causal" in name.lower() and isinstance(default, bool)
@@ -216,6 +224,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
+        sees=() if tester.seeing is None else tester.seeing.cells,
         inside=tester.inside,
         compared=tester.compared or Compared.of_all(()),
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
@@ -237,7 +246,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     """
     stage = subject.built.stage
     _leave(_begun(subject, request), stage)
-    compared = _compared(subject, request)
+    compared = with_seeing(_compared(subject, request), request)
     report = compared.examination
     _leave(report, stage)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
@@ -245,7 +254,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         return compared
     try:
         passes = Passes(text_model, request.seed, requested=request.length)
-        tester = BehaviourTester(passes, Intent(_intended_causal(report, request)))
+        claim = stated_causal(request)
+        claim = _intended_causal(report, request) if claim is None else claim
+        tester = BehaviourTester(passes, Intent(claim))
     except OutOfTime as over:
         reason = report.reason or f"not tried: {over}"
         undecided = replace(report, verdict="unknown", reason=reason)
@@ -262,11 +273,57 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     if tester.inside or subject.is_pooled:
         behaved = _of_behaviour(tester, report.target)
         report = replace(
-            behaved, called=report.called, arguments=report.arguments, example=report.example
+            behaved,
+            called=report.called,
+            arguments=report.arguments,
+            example=report.example,
+            sees=report.sees,
         )
     else:
         report = _joined(report, tester)
     return ModeReport(subject, report, (*compared.untried, *tester.omitted))
+
+
+def stated_causal(request: CheckRequest) -> bool | None:
+    """Whether tokens see only earlier ones, as stated; None where nothing is."""
+    statement = statement_of(request)
+    return request.states_causal if statement is None else statement.hides_later
+
+
+def tests_stated(request: CheckRequest) -> Mapping[str, Test]:
+    """The further test of a model for which it is stated who may see whom."""
+    statement = statement_of(request)
+    return {} if statement is None else {"sees": as_stated(request, statement)}
+
+
+def with_seeing(report: ModeReport, request: CheckRequest) -> ModeReport:
+    """The report on a mode with the comparison of its cells with what is stated."""
+    statement, (subject, examination, untried) = statement_of(request), report
+    if statement is None or subject.is_pooled or subject.mode == "cross":
+        return report
+    subject.built.stage(f"comparing who sees whom in {subject.built.name}", limited=False)
+    try:
+        found = who_sees(subject, statement, request)
+    except OutOfTime as over:
+        reason = f"{over} before it was compared who sees whom"
+        if examination.verdict != "wrong":
+            examination = replace(examination, verdict="unknown", reason=reason)
+        return ModeReport(subject, examination, (*untried, "sees"))
+    if found is None:
+        note = "not compared: who sees whom, because no token can be replaced alone"
+        return ModeReport(subject, replace(examination, notes=(*examination.notes, note)), untried)
+    observed = Behaviour(
+        name="sees", ok=not found.findings, reason=found.words, tried=Tried(found.length, 1)
+    )
+    examination = replace(
+        examination,
+        behaviour=(observed, *examination.behaviour),
+        findings=(*found.findings, *examination.findings),
+        sees=found.cells,
+        verdict="wrong" if found.findings else examination.verdict,
+        reason=None if found.findings else examination.reason,
+    )
+    return ModeReport(subject, examination, untried)
 
 
 def _intended_causal(report: Examination, request: CheckRequest) -> bool | None:
