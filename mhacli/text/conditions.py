@@ -137,10 +137,11 @@ class Condition:
             for part in parts
             if not (isinstance(part, ast.Constant) and isinstance(part.value, str))
         ]
+        places = dict.fromkeys(names_in(self.body), position)
         return max(
             [
                 position,
-                *(int(number_of(part, _BOUNDS, dict.fromkeys("qk", position))) for part in numbers),
+                *(int(number_of(part, _BOUNDS, places)) for part in numbers),
             ]
         )
 

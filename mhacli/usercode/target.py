@@ -187,7 +187,7 @@ def find_target(target: str) -> Any:
             raise
         problem = f"{location} has no {name}"
     else:
-        if not (callable(thing) or hasattr(thing, "forward")):
+        if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"

@@ -2,8 +2,9 @@
 lines.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
 from .result import CheckRequest
+
+if TYPE_CHECKING:
+    from mhacli.render.figures.svg import Piece
 
 _VERBOSE = "Print a script that shows each difference, where there is one."
 _CSV = "Print CSV: a line per finding, behaviour and probe."
@@ -51,11 +55,18 @@ def check(
         examination = replace(
             examine_in_child(request, on_stage=on_stage), command=record_command()
         )
+
+    def figures() -> "Sequence[Piece]":
+        from .pictures import pictures
+
+        return pictures(examination)
+
     print_report(
         output,
         view=lambda on: examination.view(replace(on, verbose=options.verbose)),
         json=examination.to_dict,
         csv=examination.rows,
+        figures=figures,
     )
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

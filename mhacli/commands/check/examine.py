@@ -50,6 +50,7 @@ from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
+from .masks_as_targets import examine_mask, is_mask, mask_of_target
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -125,8 +126,27 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         return _of_checkpoint(
             ModelSettings(path=request.model, device=request.device), request, stage
         )
+    mask = mask_of_target(request, timed)
+    if is_mask(mask):
+        return examine_mask(mask, request, statement, timed)
+    try:
+        return _of_target(request, timed, stage)
+    except MhaError as refusal:
+        if mask is None or refusal.code == "out-of-memory":
+            raise
+        with suppress(OutOfTime, *NO_ANSWER):
+            return examine_mask(mask, request, statement, timed)
+        raise
+
+
+def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examination:
+    """The report on code that attends, or that contains attention, or makes a function of
+    FlexAttention.
+    """
     built = load_built(request.target_request, timed)
     module = built.module
+    if is_mask(built.call):
+        return examine_mask(built.call, request, statement_of(request), timed)
     if module is not None and config_of(module) is not None:
         return _of_checkpoint(module, request, stage)
     if module is not None:

@@ -268,6 +268,12 @@ class SeenCells(Struct, frozen=True):
     stated: tuple[str, ...]
     measured: tuple[str, ...]
 
+    @property
+    def words(self) -> str:
+        """The layer and the head."""
+        numbers = (("layer", self.layer), ("head", self.head))
+        return ", ".join(f"{name} {number}" for name, number in numbers if number is not None)
+
 
 @dataclass(frozen=True)
 class ProbeResult:
@@ -388,7 +394,7 @@ class Examination(Shown):
     is always empty. `inside` are the classes of attention inside a whole model. `attempts` are the
     calls, masks and other variants that were tried and did not work. `compared` is what the
     comparison with the reference covers beyond its first calls. `sees` are the cells that were
-    compared with what is stated.
+    compared with what is stated. `mask` says what was compared of a target that is a mask itself.
     """
 
     verdict: Verdict
@@ -419,6 +425,7 @@ class Examination(Shown):
     attempts: tuple[FailedAttempt, ...] = ()
     compared: Compared | None = None
     sees: tuple[SeenCells, ...] = ()
+    mask: str = ""
 
     @property
     def ok(self) -> bool:
@@ -449,6 +456,8 @@ class Examination(Shown):
         """What was found, in a sentence: the mistakes, the agreement, or why nothing is decided."""
         if self.verdict == "wrong":
             return "; ".join(dict.fromkeys(finding.message for finding in self.findings[:3]))
+        if self.mask:
+            return self.mask
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"

@@ -148,7 +148,7 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    if not (callable(thing) or hasattr(thing, "forward")):
+    if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         try:

@@ -46,6 +46,8 @@ _SMALL = 0.1
 _MOST_GROUPS, _MOST_KEPT = 6, 32
 """The most groups of wrong cells in a sentence, and the most matrices in a document."""
 _MOST_HEADS, _MOST_LAYERS = 64, 64
+_LONGEST_DRAWN = 512
+"""The longest text whose matrices are kept."""
 
 
 # ------------------------------------------------------------------------------------ the statement
@@ -267,7 +269,8 @@ def _distances(ours: Tensor, theirs: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Compared:
     """The stated and the measured cells of a layer, or of a whole model, `[head, query, key]`.
-    Queries that may see no key do not count: they have no right output.
+    Queries that may see no key do not count, because they have no right output, unless a mask
+    itself `counts_all`.
     """
 
     where: str
@@ -275,11 +278,13 @@ class Compared:
     stated: Cells
     measured: Cells
     first: int = 0
+    counts_all: bool = False
 
     @property
     def unstated(self) -> Cells:
         """What is seen and should not be."""
-        return self.measured & ~self.stated & self.stated.any(dim=-1, keepdim=True)
+        counted = self.stated.any(dim=-1, keepdim=True) | self.counts_all
+        return self.measured & ~self.stated & counted
 
     @property
     def missing(self) -> Cells:
@@ -293,9 +298,11 @@ class Compared:
 
     def documents(self) -> Iterator[SeenCells]:
         """The matrices, one for all heads where they agree."""
-        stated, measured = torch.broadcast_tensors(self.stated, self.measured)
+        n_heads = max(len(self.stated), len(self.measured))
+        stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
         is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
-        for head in range(1 if is_alike else len(stated)):
+        is_long = measured.shape[-1] > _LONGEST_DRAWN
+        for head in range(0 if is_long else 1 if is_alike else n_heads):
             yield SeenCells(
                 self.layer, None if is_alike else head, _rows(stated[head]), _rows(measured[head])
             )
@@ -325,7 +332,7 @@ def seeing_of(every: Sequence[Compared], words: str, **more: object) -> Seeing:
         ("misses-stated", "missing", "does not see"),
     ):
         wrong = {each: getattr(each, kind) for each in every}
-        parts = [_words(each, cells, verb) for each, cells in wrong.items() if cells.any()]
+        parts = [words_of_cells(each, cells, verb) for each, cells in wrong.items() if cells.any()]
         if parts:
             findings.append(finding_of(code, "; ".join(parts), **more))
     ordered = sorted(every, key=lambda each: not each.differs)
@@ -334,7 +341,7 @@ def seeing_of(every: Sequence[Compared], words: str, **more: object) -> Seeing:
     return Seeing(tuple(findings), kept, words, max(each.stated.shape[-1] for each in every))
 
 
-def _words(compared: Compared, cells: Cells, verb: str) -> str:
+def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
     """Wrong cells in words: the first, how many, and which, by head where heads differ."""
     n_heads = len(cells)
     is_alike = torch.equal(cells, cells[:1].expand_as(cells))
