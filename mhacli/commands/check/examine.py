@@ -266,7 +266,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     """
     stage = subject.built.stage
     _leave(_begun(subject, request), stage)
-    compared = with_seeing(_compared(subject, request), request)
+    compared = _seen_and_compared(subject, request)
     report = compared.examination
     _leave(report, stage)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
@@ -316,34 +316,39 @@ def tests_stated(request: CheckRequest) -> Mapping[str, Test]:
     return {} if statement is None else {"sees": as_stated(request, statement)}
 
 
-def with_seeing(report: ModeReport, request: CheckRequest) -> ModeReport:
-    """The report on a mode with the comparison of its cells with what is stated."""
-    statement, (subject, examination, untried) = statement_of(request), report
+def _seen_and_compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
+    """The report on one mode: who sees whom beside what is stated, and the comparison with the
+    reference. Of attention that sees others than it should only mistakes in its triangle are
+    looked for.
+    """
+    statement = statement_of(request)
     if statement is None or subject.is_pooled or subject.mode == "cross":
-        return report
+        return _compared(subject, request)
     subject.built.stage(f"comparing who sees whom in {subject.built.name}", limited=False)
     try:
         found = who_sees(subject, statement, request)
     except OutOfTime as over:
         reason = f"{over} before it was compared who sees whom"
-        if examination.verdict != "wrong":
-            examination = replace(examination, verdict="unknown", reason=reason)
-        return ModeReport(subject, examination, (*untried, "sees"))
+        return ModeReport(subject, replace(_begun(subject, request), reason=reason), ("sees",))
     if found is None:
+        report = _compared(subject, request)
         note = "not compared: who sees whom, because no token can be replaced alone"
-        return ModeReport(subject, replace(examination, notes=(*examination.notes, note)), untried)
-    observed = Behaviour(
-        name="sees", ok=not found.findings, reason=found.words, tried=Tried(found.length, 1)
-    )
-    examination = replace(
-        examination,
-        behaviour=(observed, *examination.behaviour),
-        findings=(*found.findings, *examination.findings),
-        sees=found.cells,
-        verdict="wrong" if found.findings else examination.verdict,
-        reason=None if found.findings else examination.reason,
-    )
-    return ModeReport(subject, examination, untried)
+        noted = replace(report.examination, notes=(*report.examination.notes, note))
+        return report._replace(examination=noted)
+    is_right = not found.findings
+    report = ModeReport(subject, _begun(subject, request))
+    if is_right or request.causal:
+        report = _compared(subject, request)
+    examination = report.examination
+    if not is_right:
+        proven = (finding for finding in examination.findings if finding.proven)
+        examination = replace(
+            examination, verdict="wrong", reason=None, findings=(*found.findings, *proven)
+        )
+    seen = Behaviour(name="sees", ok=is_right, reason=found.words, tried=Tried(found.length, 1))
+    behaviour = (seen, *examination.behaviour)
+    examination = replace(examination, behaviour=behaviour, sees=found.cells)
+    return report._replace(examination=examination)
 
 
 def _intended_causal(report: Examination, request: CheckRequest) -> bool | None:

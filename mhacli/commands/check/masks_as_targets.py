@@ -87,7 +87,7 @@ def _is_block_mask(thing: object) -> bool:
     return hasattr(thing, "mask_mod") and hasattr(thing, "kv_num_blocks")
 
 
-def _n_of_function(thing: object) -> int:
+def _n_of_function(thing: Any) -> int:
     """How many arguments a function of FlexAttention takes: 4 of a mask, 5 of scores; else 0."""
     if not inspect.isroutine(thing) and not hasattr(thing, "func"):
         return 0

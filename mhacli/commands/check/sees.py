@@ -234,7 +234,7 @@ def _replaced(base: Inputs, keys: Tensor, drawer: InputDrawer, size: float) -> I
     n, ids = len(keys), drawer.attention.ids
 
     def change(rows: Tensor, *, context: bool) -> Tensor:
-        copies = rows.repeat(n + 1, *[1] * (rows.ndim - 1))
+        copies: Tensor = rows.repeat(n + 1, *[1] * (rows.ndim - 1))
         texts = torch.arange(1, n + 1)
         if ids is None:
             other = size * drawer.rows(1, context=context, batch=n)[..., 0, :]
@@ -324,7 +324,7 @@ class Seeing:
     length: int
 
 
-def seeing_of(every: Sequence[Compared], words: str, **more: object) -> Seeing:
+def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
     """What compared cells show, the wrong ones first."""
     findings = list[Finding]()
     for code, kind, verb in (
@@ -334,7 +334,7 @@ def seeing_of(every: Sequence[Compared], words: str, **more: object) -> Seeing:
         wrong = {each: getattr(each, kind) for each in every}
         parts = [words_of_cells(each, cells, verb) for each, cells in wrong.items() if cells.any()]
         if parts:
-            findings.append(finding_of(code, "; ".join(parts), **more))
+            findings.append(finding_of(code, "; ".join(parts)))
     ordered = sorted(every, key=lambda each: not each.differs)
     matrices = (matrix for each in ordered for matrix in each.documents())
     kept = tuple(matrix for matrix, _ in zip(matrices, range(_MOST_KEPT), strict=False))
