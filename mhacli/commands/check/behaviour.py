@@ -67,6 +67,7 @@ CODES: Mapping[str, str] = {
     "right-padding": "padding-leak",
     "left-padding": "padding-leak",
     "cache": "cache-differs",
+    "packing": "documents-leak",
     "dtype": "",
     "training": "",
     "eager": "implementations-differ",
@@ -80,6 +81,7 @@ _IMPLIED_BY = {
     "left-padding": ("causality", "batch", "right-padding"),
     "right-padding": ("causality", "batch"),
     "cache": ("causality", "prefix"),
+    "packing": ("batch",),
     "row-sums": ("eager",),
 }
 """The failures, besides those of `finite` and `repeat`, that imply that of a behaviour."""
@@ -128,11 +130,13 @@ def is_claimed_causal(module: object) -> bool | None:
 
 class Intent(NamedTuple):
     """What is known of a model: whether outputs may depend on earlier tokens alone, as stated or
-    claimed, None where nothing says it; and whether, then, its attention hides later tokens.
+    claimed, None where nothing says it; whether, then, its attention hides later tokens; and
+    whether it is stated that rows hold several documents.
     """
 
     is_causal: bool | None
     hides_later: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +304,7 @@ class BehaviourTester:
         """Whether the behaviours that decide were tried, and all hold."""
         ok = {name: answer.ok for name, answer in self.results.items()}
         is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
+        is_right = is_right and (ok.get("packing") is True or not self.intent.packed)
         return is_right and (ok["causality"] is True or self.is_bidirectional)
 
 
@@ -323,7 +328,11 @@ def located(
     cut = None if behaviour.at is None else behaviour.at.cut
     positions = (difference.by_token > passes.tolerance).nonzero().flatten()
     position = next(iter(positions.tolist()), None)
-    before = f"with other tokens from position {cut} on, " if behaviour.name == "causality" else ""
+    befores = {
+        "causality": f"with other tokens from position {cut} on, ",
+        "packing": f"in the document that starts at position {cut}, ",
+    }
+    before = befores.get(behaviour.name, "")
     sizes = (
         f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
     )

@@ -46,6 +46,7 @@ from .behaviour import (
     not_tried,
     seen,
 )
+from .packing import PACKING
 from .passes import Passes, difference_of
 from .result import (
     AttentionInside,
@@ -87,9 +88,10 @@ def checkpoint_behaviour(
     more: dict[str, Test] = {
         "eager": eager,
         "row-sums": row_sums,
+        **PACKING,
         "bos": partial(doubled_beginning, loaded.tokenizer),
     }
-    tester = BehaviourTester(passes, Intent(claim), more)
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):

@@ -48,6 +48,7 @@ from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
+from .packing import PACKING
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -134,7 +135,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
                 arguments=arguments_of(built),
                 reason=f"{over} before anything was compared",
                 n_parameters=_n_parameters(module),
-                not_examined=(REFERENCE, *TESTS),
+                not_examined=(REFERENCE, *TESTS, *PACKING),
             )
 
 
@@ -174,7 +175,7 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     if model.has_source and claim is None:
         claim = True
     passes = Passes(model, request.seed, requested=request.length)
-    tester = BehaviourTester(passes, Intent(claim))
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), PACKING)
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
@@ -207,7 +208,10 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
     if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"
-    first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
+    answers = [b for b in tester.behaviours if b.ok is None]
+    if tester.intent.packed:  # what is stated comes first
+        answers.sort(key=lambda b: b.name != "packing")
+    first_open = next((f"{b.name}: {b.reason}" for b in answers), "")
     return Examination(
         verdict=verdict,
         target=target,
@@ -245,11 +249,12 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         return compared
     try:
         passes = Passes(text_model, request.seed, requested=request.length)
-        tester = BehaviourTester(passes, Intent(_intended_causal(report, request)))
+        intent = Intent(_intended_causal(report, request), packed=request.packed)
+        tester = BehaviourTester(passes, intent, PACKING)
     except OutOfTime as over:
         reason = report.reason or f"not tried: {over}"
         undecided = replace(report, verdict="unknown", reason=reason)
-        return ModeReport(subject, undecided, (*compared.untried, *TESTS))
+        return ModeReport(subject, undecided, (*compared.untried, *TESTS, *PACKING))
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
@@ -282,8 +287,11 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     """A report of a comparison that is not wrong, with the behaviour."""
     verdict: Verdict = "wrong" if tester.findings else report.verdict
     reason = report.reason
+    packing = tester.results["packing"]
     if tester.omitted and verdict == "right":
         verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
+    elif tester.intent.packed and packing.ok is None and verdict == "right":
+        verdict, reason = "unknown", f"packing: {packing.reason}"
     return replace(
         report,
         verdict=verdict,
@@ -437,7 +445,9 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
         is_decoder = hides_somewhere and not hides_everywhere
-        tester.intent = Intent(True if is_decoder else claimed, hides_somewhere)
+        tester.intent = tester.intent._replace(
+            is_causal=True if is_decoder else claimed, hides_later=hides_somewhere
+        )
     tester.test()
     return None if any("" in named for named in found.values()) else found
 

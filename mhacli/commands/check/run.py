@@ -34,6 +34,7 @@ def check(
     against_arguments: Mapping[str, object] = _NONE,
     against_call_arguments: Mapping[str, object] | None = None,
     causal: bool | None = None,
+    packed: bool = False,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
@@ -57,7 +58,8 @@ def check(
     the constructor, `call_arguments` to each call; or `example` makes the call, as a function
     of the target and a length. `against` is another implementation to compare with, instead of
     the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention
-    where the code does not show it. Gradients are compared where there are any: with
+    where the code does not show it; with `packed=True`, rows hold several documents, which must
+    not see each other. Gradients are compared where there are any: with
     `backward=True` there must be some, with `backward=False` none are compared. Raises
     `MhaError` if the target cannot be imported, built or called.
     """
@@ -74,6 +76,7 @@ def check(
             else _words(against_call_arguments),
             causal=causal is True,
             not_causal=causal is False,
+            packed=packed,
             mask_means=mask_means,
             rope=rope,
             scale=scale,
