@@ -593,6 +593,8 @@ def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if passes.model.has_source and passes.model.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
         return not_tried(passes, reason)
+    if intent.packed and passes.model.attention.example is not None:
+        return not_tried(passes, "in the example documents may change with the length")
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
     differs = f"the first {n} tokens alone give other outputs than in a text of {passes.length}"
