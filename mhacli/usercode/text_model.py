@@ -3,7 +3,7 @@ behind a cache.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from .masks import MaskForm, forms_of, made_mask
 from .roles import MASKS, CallParameter, call_role, signature_of
 from .steps import StepConvention, step_conventions
 from .target import TargetRequest
-from .user_attention import NO_CONTEXT, UserAttention, watching
+from .user_attention import NO_CONTEXT, NOTHING, UserAttention, watching
 
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
@@ -71,21 +71,22 @@ class TextModel:
         mask: MaskForm | None = None,
         side: PaddingSide = "right",
         note: tuple[int, PartCalls] | None = None,
+        given: Mapping[str, Any] = NOTHING,
         **how: Any,
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded
         on a side, and what a model that returns nothing for each token gives for the whole text,
         except logits of one token. `note` receives what the parts of the model compute for one of
-        the texts.
+        the texts. `given` are arguments in place of the usual ones.
         """
         attention = self.attention
         rows, real = self.padded(texts, side)
-        given: dict[str, Any] = {}
+        passed = tree_map_only(Tensor, attention.here, dict(given))
         if side == "left" and mask is not None and self.positions is not None:
-            given[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
+            passed[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
         inputs = Inputs(rows, real=None if mask is None else real)
         with NO_CONTEXT if note is None else self._noting(*note, real):
-            result = attention.result(inputs, mask=mask, given=given, **how)
+            result = attention.result(inputs, mask=mask, given=passed, **how)
         out = attention.read(result, attention.sizes_of(inputs))
         wholes = self._of_whole_texts(result, len(texts))
         if out.shape[:2] != (len(texts), 1 if attention.is_pooled else real.shape[1]):

@@ -38,7 +38,6 @@ from .passes import (
 from .result import (
     AttentionInside,
     Behaviour,
-    CheckRequest,
     Compared,
     Finding,
     Place,
@@ -46,7 +45,7 @@ from .result import (
     finding_of,
     words_of_code,
 )
-from .sees import Seeing, Statement, who_sees
+from .sees import Seeing
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""
@@ -70,6 +69,7 @@ CODES: Mapping[str, str] = {
     "right-padding": "padding-leak",
     "left-padding": "padding-leak",
     "cache": "cache-differs",
+    "packing": "documents-leak",
     "dtype": "",
     "training": "",
     "eager": "implementations-differ",
@@ -84,6 +84,7 @@ _IMPLIED_BY = {
     "right-padding": ("causality", "batch"),
     "causality": ("sees",),
     "cache": ("causality", "prefix"),
+    "packing": ("batch",),
     "row-sums": ("eager",),
 }
 """The failures, besides those of `finite` and `repeat`, that imply that of a behaviour."""
@@ -132,11 +133,13 @@ def is_claimed_causal(module: object) -> bool | None:
 
 class Intent(NamedTuple):
     """What is known of a model: whether outputs may depend on earlier tokens alone, as stated or
-    claimed, None where nothing says it; and whether, then, its attention hides later tokens.
+    claimed, None where nothing says it; whether, then, its attention hides later tokens; and
+    whether it is stated that rows hold several documents.
     """
 
     is_causal: bool | None
     hides_later: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +312,7 @@ class BehaviourTester:
         """Whether the behaviours that decide were tried, and all hold."""
         ok = {name: answer.ok for name, answer in self.results.items()}
         is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
+        is_right = is_right and (ok.get("packing") is True or not self.intent.packed)
         return is_right and (ok["causality"] is True or self.is_bidirectional)
 
 
@@ -332,7 +336,11 @@ def located(
     cut = None if behaviour.at is None else behaviour.at.cut
     positions = (difference.by_token > passes.tolerance).nonzero().flatten()
     position = next(iter(positions.tolist()), None)
-    before = f"with other tokens from position {cut} on, " if behaviour.name == "causality" else ""
+    befores = {
+        "causality": f"with other tokens from position {cut} on, ",
+        "packing": f"in the document that starts at position {cut}, ",
+    }
+    before = befores.get(behaviour.name, "")
     sizes = (
         f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
     )
@@ -469,25 +477,6 @@ def repeat(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     return compared(passes, [passes.difference(seed=1)], agrees, differs)
 
 
-def as_stated(request: CheckRequest, statement: Statement) -> Test:
-    """The test of whether tokens see whom they are stated to see."""
-
-    def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
-        model, longest = passes.model, min(passes.length, request.length or statement.length)
-        if model.attention.is_pooled:
-            return not_tried(passes, "its output is of a whole text, not of each token")
-        found = who_sees(
-            model.attention, statement, request, longest=longest, tolerance=passes.tolerance
-        )
-        if found is None:
-            return not_tried(passes, "no token can be replaced alone")
-        is_right = not found.findings
-        tried = Tried(found.length, 1)
-        return seen(passes, is_right, found.words, tried=tried, seeing=found)
-
-    return test
-
-
 _LEAK = "an output depends on later tokens"
 
 
@@ -612,6 +601,8 @@ def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if passes.model.has_source and passes.model.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
         return not_tried(passes, reason)
+    if intent.packed and passes.model.attention.example is not None:
+        return not_tried(passes, "in the example documents may change with the length")
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
     differs = f"the first {n} tokens alone give other outputs than in a text of {passes.length}"

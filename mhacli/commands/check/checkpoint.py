@@ -41,12 +41,12 @@ from .behaviour import (
     Intent,
     Observed,
     Test,
-    as_stated,
     compared,
     is_claimed_causal,
     not_tried,
     seen,
 )
+from .packing import PACKING
 from .passes import Passes, difference_of
 from .result import (
     AttentionInside,
@@ -55,6 +55,7 @@ from .result import (
     Tried,
 )
 from .sees import statement_of
+from .stated import as_stated
 
 
 @torch.no_grad()
@@ -91,11 +92,12 @@ def checkpoint_behaviour(
     more: dict[str, Test] = {
         "eager": eager,
         "row-sums": row_sums,
+        **PACKING,
         "bos": partial(doubled_beginning, loaded.tokenizer),
     }
     if statement is not None:
         more["sees"] = as_stated(request, statement)
-    tester = BehaviourTester(passes, Intent(claim), more)
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):

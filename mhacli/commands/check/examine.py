@@ -41,7 +41,6 @@ from .behaviour import (
     BehaviourTester,
     Intent,
     Test,
-    as_stated,
     is_claimed_causal,
     reason_of,
 )
@@ -51,6 +50,7 @@ from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
 from .masks_as_targets import examine_mask, is_mask, mask_of_target
+from .packing import PACKING
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -71,7 +71,8 @@ from .result import (
     Tried,
     Verdict,
 )
-from .sees import statement_of, who_sees
+from .sees import statement_of
+from .stated import as_stated, seeing_in
 
 _MOST_PARTS = 4
 _SMALL = 5_000_000
@@ -162,7 +163,7 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
                 arguments=arguments_of(built),
                 reason=f"{over} before anything was compared",
                 n_parameters=_n_parameters(module),
-                not_examined=(REFERENCE, *TESTS),
+                not_examined=(REFERENCE, *TESTS, *PACKING),
             )
 
 
@@ -202,7 +203,8 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     if model.has_source and claim is None:
         claim = True
     passes = Passes(model, request.seed, requested=request.length)
-    tester = BehaviourTester(passes, Intent(claim), more=tests_stated(request))
+    more = {**PACKING, **tests_stated(request)}
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
@@ -235,7 +237,10 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
     if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"
-    first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
+    answers = [b for b in tester.behaviours if b.ok is None]
+    if tester.intent.packed:  # what is stated comes first
+        answers.sort(key=lambda b: b.name != "packing")
+    first_open = next((f"{b.name}: {b.reason}" for b in answers), "")
     return Examination(
         verdict=verdict,
         target=target,
@@ -276,11 +281,11 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         passes = Passes(text_model, request.seed, requested=request.length)
         claim = stated_causal(request)
         claim = _intended_causal(report, request) if claim is None else claim
-        tester = BehaviourTester(passes, Intent(claim))
+        tester = BehaviourTester(passes, Intent(claim, packed=request.packed), PACKING)
     except OutOfTime as over:
         reason = report.reason or f"not tried: {over}"
         undecided = replace(report, verdict="unknown", reason=reason)
-        return ModeReport(subject, undecided, (*compared.untried, *TESTS))
+        return ModeReport(subject, undecided, (*compared.untried, *TESTS, *PACKING))
     except NO_ANSWER as failure:  # no text works alone
         reason_of(failure)  # raises it again where memory lacks
         if request.length is not None:
@@ -326,7 +331,7 @@ def _seen_and_compared(subject: UserAttention, request: CheckRequest) -> ModeRep
         return _compared(subject, request)
     subject.built.stage(f"comparing who sees whom in {subject.built.name}", limited=False)
     try:
-        found = who_sees(subject, statement, request)
+        found = seeing_in(subject, text_model_of_vectors(subject), statement, request)
     except OutOfTime as over:
         reason = f"{over} before it was compared who sees whom"
         return ModeReport(subject, replace(_begun(subject, request), reason=reason), ("sees",))
@@ -364,8 +369,11 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     """A report of a comparison that is not wrong, with the behaviour."""
     verdict: Verdict = "wrong" if tester.findings else report.verdict
     reason = report.reason
+    packing = tester.results["packing"]
     if tester.omitted and verdict == "right":
         verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
+    elif tester.intent.packed and packing.ok is None and verdict == "right":
+        verdict, reason = "unknown", f"packing: {packing.reason}"
     return replace(
         report,
         verdict=verdict,
@@ -519,7 +527,9 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
         is_decoder = hides_somewhere and not hides_everywhere
-        tester.intent = Intent(True if is_decoder else claimed, hides_somewhere)
+        tester.intent = tester.intent._replace(
+            is_causal=True if is_decoder else claimed, hides_later=hides_somewhere
+        )
     tester.test()
     return None if any("" in named for named in found.values()) else found
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.core import four_axes
+from mhacli.errors import UsageError
 from mhacli.models.capture import FORBIDDING
 from mhacli.usercode.build import parse_value
 from mhacli.usercode.door import Attempt, Unreadable, call_user, first_that_works
@@ -66,6 +67,9 @@ def examine_mask(
     """The report on a mask, or on what a function makes. Raises `UserRaised`, and `MhaError` if it
     is none.
     """
+    if statement is not None and statement.has_documents:
+        message = "--sees: doc[…] has no meaning for a mask, whose documents are its own"
+        raise UsageError(message, hint="state them by places, such as q // 16 == k // 16")
     stage(f"calling {request.target_request.target}")
     tried = list[Attempt]()
     length = request.length or (_DRAWN if statement is None else statement.length)

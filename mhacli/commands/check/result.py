@@ -38,6 +38,7 @@ _AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
 _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
 _AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
+_PACKED = "State that rows hold several documents, which must not see each other."
 _MASK = "What True in a mask means."
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
 _NOWHERE = SourceLine()
@@ -87,6 +88,7 @@ class CheckRequest:
     sees: str | None = setting(
         None, _MEANT, _SEES, metavar="CONDITION", excludes=("causal", "not_causal", "other")
     )
+    packed: bool = setting(False, _MEANT, _PACKED, excludes=("other",))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
@@ -135,7 +137,7 @@ class CheckRequest:
         if self.sees is None or named_object(self.sees) is not None:
             return None
         condition = parse_condition(self.sees, SEES)
-        if SEES.rows in names_in(condition.body):
+        if SEES.rows in names_in(condition.body) and not self.packed:
             message = "--sees: doc[…] needs documents in one row, and nothing says which there are"
             raise UsageError(message, hint="add --packed")
         return condition
@@ -461,6 +463,8 @@ class Examination(Shown):
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
+        packing = [b.reason for b in self.behaviour if b.name == "packing" and b.ok]
+        held = "; ".join([held, *packing])
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
         other, covered = self.against or "the reference", ""

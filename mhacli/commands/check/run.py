@@ -35,6 +35,7 @@ def check(
     against_call_arguments: Mapping[str, object] | None = None,
     causal: bool | None = None,
     sees: str | Callable[..., object] | None = None,
+    packed: bool = False,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
@@ -57,10 +58,11 @@ def check(
     model's positions. Attention is compared over up to `length` tokens: 257. `arguments` go to
     the constructor, `call_arguments` to each call; or `example` makes the call, as a function
     of the target and a length. `against` is another implementation to compare with, instead of
-    the reference. `sees` states who may see whom: a text such as
-    `"q >= k and q - k < 8"`, or a predicate `allowed(q_idx, k_idx)` that gives a bool tensor
-    `[query, key]`. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention
-    where the code does not show it. Gradients are compared where there are any: with
+    the reference. `sees` states who may see whom: a text such as `"q >= k and q - k < 8"`, or a
+    predicate `allowed(q_idx, k_idx)` that gives a bool tensor `[query, key]`. `causal`,
+    `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show
+    it; with `packed=True`, rows hold several documents, which must not see each other.
+    Gradients are compared where there are any: with
     `backward=True` there must be some, with `backward=False` none are compared. Raises
     `MhaError` if the target cannot be imported, built or called.
     """
@@ -85,6 +87,7 @@ def check(
             causal=causal is True,
             not_causal=causal is False,
             sees=seen,
+            packed=packed,
             mask_means=mask_means,
             rope=rope,
             scale=scale,

@@ -5,11 +5,11 @@ besides, layer by layer and head by head, because what a model as a whole lets t
 of what its layers do.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -23,7 +23,7 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import is_attention
 from mhacli.models.masking import as_attention
 from mhacli.record.checks import TOLERANCES
-from mhacli.text.conditions import Condition, names_in
+from mhacli.text.conditions import SEES, Condition, names_in
 from mhacli.usercode.door import NO_ANSWER, UserRaised, call_user
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.target import named_object
@@ -53,12 +53,34 @@ _LONGEST_DRAWN = 512
 # ------------------------------------------------------------------------------------ the statement
 
 
+class Documents(NamedTuple):
+    """Documents in one row: the number of that at each place of a text of a length, the arguments
+    of a call for a number of such texts, and whether they fit one text alone.
+    """
+
+    numbers: Callable[[int], Tensor]
+    arguments: Callable[[int, int], Mapping[str, Any]]
+    of_one_row: bool = False
+
+
 @dataclass(frozen=True)
 class Statement:
-    """Who may see whom: by a condition, or by a `predicate` of places, as `attend` takes it."""
+    """Who may see whom: by a condition, or by a `predicate` of places, as `attend` takes it.
+    Without `documents` a text is one document.
+    """
 
     condition: Condition | None
     predicate: Callable[..., object] | None = None
+    documents: Documents | None = None
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it tells documents apart."""
+        return self.condition is not None and SEES.rows in names_in(self.condition.body)
+
+    def with_documents(self, documents: Documents) -> "Statement":
+        """The same for a row of several documents."""
+        return replace(self, documents=documents)
 
     def cells(self, q_len: int, k_len: int, *, n_heads: int = 1, layer: int = 0) -> Cells:
         """The cells that are stated for a layer; the queries are the last of the keys. Raises
@@ -76,7 +98,9 @@ class Statement:
                 "head": torch.arange(n_heads)[:, None, None],
             }
             places = {name: number.double() for name, number in numbers.items()}
-            cells = four_axes(evaluated(self.condition.body, places, {}, {}))
+            row = torch.zeros(k_len) if self.documents is None else self.documents.numbers(k_len)
+            row = torch.nn.functional.pad(row.double(), (1, 1), value=torch.nan)
+            cells = four_axes(evaluated(self.condition.body, places, {"q": row, "k": row}, {}))
         return cells[0].expand(-1, q_len, k_len)
 
     def _of_predicate(self, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -167,6 +191,7 @@ class Text:
     form: MaskForm | None = None
     allowed: Tensor | None = None
     tolerance: float | None = None
+    documents: Documents | None = None
 
     def reach(self) -> Reach:
         """What is reached by tokens among random ones, and, for vectors, among equal small ones: a
@@ -202,7 +227,13 @@ class Text:
 
     def call(self, inputs: Inputs) -> Tensor:
         """The output for inputs, `[text, head, query, width]`, with one head for vectors."""
-        out = self.subject(inputs, seed=self.seed, mask=self.form)
+        n, rows = len(inputs.queries), [inputs]
+        run = partial(self.subject, seed=self.seed, mask=self.form)
+        if self.documents is not None:
+            if self.documents.of_one_row:
+                rows = [inputs.map(lambda each, i=i: each[i : i + 1]) for i in range(n)]
+            run = partial(run, given=self.documents.arguments(self.k_len, n // len(rows)))
+        out = torch.cat([run(each) for each in rows])
         return out if out.ndim == 4 else out[:, None]
 
     def _tolerance(self, out: Tensor) -> float:
@@ -408,7 +439,14 @@ def who_sees(
         lengths = [subject.sizes.q_len]
     lengths += [length for length in (32, 16, 8, subject.sizes.q_len) if length < lengths[0]]
     for length in lengths:
-        text = Text(subject, request.seed, length, length, tolerance=tolerance)
+        text = Text(
+            subject,
+            request.seed,
+            length,
+            length,
+            tolerance=tolerance,
+            documents=statement.documents,
+        )
         with suppress(*NO_ANSWER):
             every, words = _compared(text, statement)
             every += _behind_others(text, statement)
@@ -524,7 +562,12 @@ def _behind_others(text: Text, statement: Statement) -> list[Compared]:
     """The cells of a function, or of an attention over a context, with fewer queries than keys,
     which are the last of them.
     """
-    if not text.subject.takes_context or text.subject.mode == "cross" or text.k_len < 4:
+    if (
+        text.documents
+        or not text.subject.takes_context
+        or text.subject.mode == "cross"
+        or text.k_len < 4
+    ):
         return []
     shorter = Text(text.subject, text.seed, text.k_len // 2, text.k_len)
     with suppress(*NO_ANSWER):
