@@ -254,8 +254,8 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
         if found.is_bool and request.mask_means is None and not turned.differs:
             compared = turned
             choices.append(Choice("mask-means-hide", "True hides a cell"))
-        words = f"{size} are as stated"
-        findings = (*found.findings, *seeing_of([compared], words).findings)
+        seeing = seeing_of([compared], "")
+        words, findings = f"{size}: {seeing.words}", (*found.findings, *seeing.findings)
     verdict: Verdict = "wrong" if findings else "consistent" if statement is None else "right"
     return Examination(
         verdict=verdict,

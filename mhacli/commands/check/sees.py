@@ -356,7 +356,7 @@ class Seeing:
 
 
 def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
-    """What compared cells show, the wrong ones first."""
+    """What compared cells show, the wrong ones first; `words` say how a model was compared."""
     findings = list[Finding]()
     for code, kind, verb in (
         ("sees-unstated", "unstated", "sees"),
@@ -366,6 +366,7 @@ def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
         parts = [words_of_cells(each, cells, verb) for each, cells in wrong.items() if cells.any()]
         if parts:
             findings.append(finding_of(code, "; ".join(parts)))
+    words = f"who sees whom is {'not ' if findings else ''}as stated{words}"
     ordered = sorted(every, key=lambda each: not each.differs)
     matrices = (matrix for each in ordered for matrix in each.documents())
     kept = tuple(matrix for matrix, _ in zip(matrices, range(_MOST_KEPT), strict=False))
@@ -462,7 +463,7 @@ def _compared(text: Text, statement: Statement) -> tuple[list[Compared], str]:
         text, reach = given, given.reach()
     shown = text.shown()
     if text.subject.ids is None and len(shown) < 2 and len(_unseen(text, shown)) < 2:
-        return [_of_attention(text, statement, reach, shown)], f"{length} tokens"
+        return [_of_attention(text, statement, reach, shown)], ""
     stated = {
         n: statement.cells(length, length, n_heads=len(cells), layer=n) for _, n, cells in shown
     }
@@ -478,7 +479,7 @@ def _compared(text: Text, statement: Statement) -> tuple[list[Compared], str]:
     else:
         seen = seen | expected
     every.append(Compared("as a whole ", None, expected[None], seen))
-    return every, f"{length} tokens, {how}"
+    return every, f", {how}"
 
 
 def _of_attention(
