@@ -4,7 +4,7 @@ that make a mask. Their cells are compared with what is stated, or drawn.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -73,14 +73,16 @@ def examine_mask(
     stage(f"calling {request.target_request.target}")
     tried = list[Attempt]()
     length = request.length or (_DRAWN if statement is None else statement.length)
-    lengths = [length, *(each for each in _SHORTER if each < length)]
+    lengths = (length, *(each for each in _SHORTER if each < length))
+    calls = ((n, values) for n in lengths for values in _arguments(thing, request, n))
 
-    def at(length: int) -> MaskCells:
-        return _read(_made(thing, request, length), request, length)
+    def at(call: tuple[int, dict[str, Any] | None]) -> MaskCells:
+        n, values = call
+        return _read(thing if values is None else call_user(thing, **values), request, n)
 
-    found = first_that_works(lengths, at, tried)
+    found = first_that_works(calls, at, tried)
     if found is None:
-        raise tried[0].failure
+        raise tried[0].failure if tried else Unreadable("it makes no mask")
     return _report(found, request, statement)
 
 
@@ -102,32 +104,15 @@ def _n_of_function(thing: Any) -> int:
     return len(names) if is_known and _HEAD.fullmatch(of_places[1]) else 0
 
 
-def _made(thing: Any, request: CheckRequest, length: int) -> Any:
-    """What a function makes for a text of a length; a mask itself is given back. Raises
-    `Unreadable`, and what the code raises.
+def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[str, Any] | None]:
+    """The arguments of a function that makes a mask: lengths, or in the first place token ids, or
+    vectors; None for a mask itself.
     """
     if is_mask(thing):
-        return thing
+        yield None
+        return
     target = request.target_request
     given = {name: parse_value(text) for name, text in target.arguments + target.call_arguments}
-
-    def make(values: Mapping[str, Any]) -> Any:
-        made = call_user(thing, **values)
-        _read(made, request, length)  # raises where it is no mask
-        return made
-
-    made = first_that_works([*_arguments(thing, given, request, length)], make, [])
-    if made is None:
-        raise Unreadable("it makes no mask")
-    return made
-
-
-def _arguments(
-    thing: Any, given: Mapping[str, Any], request: CheckRequest, length: int
-) -> Iterator[dict[str, Any]]:
-    """The arguments of a function that makes a mask: lengths, or in the first place token ids, or
-    vectors.
-    """
     values, names = dict(given), list[str]()
     for each in signature(thing).parameters.values():
         is_open = each.default is each.empty and each.kind not in (

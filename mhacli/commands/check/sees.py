@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -231,7 +232,7 @@ class Text:
         run = partial(self.subject, seed=self.seed, mask=self.form)
         if self.documents is not None:
             if self.documents.of_one_row:
-                rows = [inputs.map(lambda each, i=i: each[i : i + 1]) for i in range(n)]
+                rows = [inputs.map(itemgetter(slice(i, i + 1))) for i in range(n)]
             run = partial(run, given=self.documents.arguments(self.k_len, n // len(rows)))
         out = torch.cat([run(each) for each in rows])
         return out if out.ndim == 4 else out[:, None]
@@ -291,7 +292,8 @@ def _distances(ours: Tensor, theirs: Tensor) -> Tensor:
     both = (a.isnan() & b.isnan()) | (a == b)
     apart = torch.where(both, 0.0, (a - b).nan_to_num(nan=torch.inf)).norm(dim=-1)
     size = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).norm(dim=-1).square().mean().sqrt()
-    return apart / size.clamp(min=torch.finfo(torch.float32).tiny)
+    relative: Tensor = apart / size.clamp(min=torch.finfo(torch.float32).tiny)
+    return relative
 
 
 # ------------------------------------------------------------------------- what is stated and seen
@@ -392,32 +394,17 @@ def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
     return f"{compared.where}{who} {verb} key {key}" + (every if n_cells > 1 else "")
 
 
-def _groups(cells: Tensor, first: int) -> list[str]:
-    """The rows with wrong cells, successive equal ones together: `queries 4–7: keys 0–3, 9`."""
-    found = list[tuple[list[int], list[int]]]()
+def _groups(cells: Cells, first: int) -> Iterator[str]:
+    """The rows with wrong cells: `query 4: keys 0–3, 9`."""
     for query in cells.any(dim=1).nonzero().flatten().tolist():
-        keys = cells[query].nonzero().flatten().tolist()
-        if found and found[-1][1] == keys and found[-1][0][-1] == query - 1:
-            found[-1][0].append(query)
-        else:
-            found.append(([query], keys))
-    return [
-        f"{_ranges('quer', 'y', 'ies', [query + first for query in queries])}:"
-        f" {_ranges('key', '', 's', keys)}"
-        for queries, keys in found
-    ]
-
-
-def _ranges(word: str, one: str, many: str, numbers: Sequence[int]) -> str:
-    """Numbers in words, successive ones as a range."""
-    runs = list[list[int]]()
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-    return f"{word}{one if len(numbers) == 1 else many} {', '.join(texts)}"
+        runs = list[list[int]]()
+        for key in cells[query].nonzero().flatten().tolist():
+            if runs and runs[-1][-1] == key - 1:
+                runs[-1].append(key)
+            else:
+                runs.append([key])
+        keys = (str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+        yield f"query {query + first}: keys {', '.join(keys)}"
 
 
 # ------------------------------------------------------------------------------- the comparison

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,11 +91,7 @@ def _documents(
     ]
     for way in ways:
         if way.name == ways[0].name:
-            yield Documents(
-                lambda length: _numbers(document_lengths(length)),
-                lambda length, n_rows, way=way: way.arguments(document_lengths(length), n_rows),
-                way.of_one_row,
-            )
+            yield Documents(_numbers_at, partial(_arguments_at, way), way.of_one_row)
 
 
 def _is_left_out(way: Way, model: TextModel) -> bool:
@@ -103,6 +100,16 @@ def _is_left_out(way: Way, model: TextModel) -> bool:
     """
     is_family = config_of(model.attention.built.module) is not None
     return way.mask == "ones" or (is_family and bool(way.cache) and "False" not in way.cache)
+
+
+def _numbers_at(length: int) -> Tensor:
+    """The numbers of documents in a text of a length."""
+    return _numbers(document_lengths(length))
+
+
+def _arguments_at(way: Way, length: int, n_rows: int) -> dict[str, Any]:
+    """The arguments that tell them apart."""
+    return way.arguments(document_lengths(length), n_rows)
 
 
 def _numbers(lengths: Sequence[int]) -> Tensor:
