@@ -62,7 +62,7 @@ def mask_of_target(request: CheckRequest, stage: Stage) -> object:
 
 
 def examine_mask(
-    thing: object, request: CheckRequest, statement: Statement | None, stage: Stage
+    thing: Any, request: CheckRequest, statement: Statement | None, stage: Stage
 ) -> Examination:
     """The report on a mask, or on what a function makes. Raises `UserRaised`, and `MhaError` if it
     is none.

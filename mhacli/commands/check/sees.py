@@ -513,7 +513,8 @@ def _unseen(text: Text, shown: Sequence[tuple[str, int, Cells]]) -> list[str]:
             f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.")
             for other in (*names, *found)
         )
-        if is_attention(name, part) and not is_known and any(True for _ in part.parameters()):
+        projects = any(each.ndim > 1 for each in part.parameters())  # a norm does not
+        if is_attention(name, part) and not is_known and projects:
             found.append(name)
     return found
 
