@@ -198,7 +198,7 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
             "k": k_idx[None, :] - axes.keys.first(sequence),
         }
         places = {name: place.to(dtype) for name, place in places.items()}
-        return _evaluated(pattern.body, places, texts, ids).expand(len(q_idx), len(k_idx))
+        return evaluated(pattern.body, places, texts, ids).expand(len(q_idx), len(k_idx))
 
     return matches
 
@@ -240,7 +240,7 @@ def _joined(
     return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
-def _evaluated(
+def evaluated(
     node: ast.expr,
     places: Mapping[str, Tensor],
     texts: Mapping[str, Tensor],
@@ -251,7 +251,7 @@ def _evaluated(
     """
 
     def of(part: ast.expr) -> Tensor:
-        return _evaluated(part, places, texts, ids)
+        return evaluated(part, places, texts, ids)
 
     match node:
         case ast.BoolOp():

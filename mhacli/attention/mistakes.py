@@ -431,6 +431,7 @@ def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep
 def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores with the planes of the mask in the order head, batch."""
     batch, n_heads, q_len, k_len = scores.shape
+    require(keep.shape[1] == 1)
     planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
     return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
 

@@ -443,6 +443,7 @@ def _attended(
         layer_rule = stages["causal_rule"](layer, *lengths)
     elif layer.visible_cells is not None:
         layer_rule = layer.visible_cells(*lengths)
+        require(layer_rule.ndim < 3 or len(layer_rule) in (1, queries.shape[1]))
     caller_mask = None if rows.allowed is None else stages["mask_rule"](layer, rows.allowed)
     padding = None if rows.real is None else stages["padding_rule"](layer, rows.real)
     visible = stages["all_rules"](layer, (layer_rule, caller_mask, padding))

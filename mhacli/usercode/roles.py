@@ -39,8 +39,9 @@ _OF_CALLS = {
     "positions": "positions positionids posids cacheposition",
     "segments": (
         "seg segs segids segment segments segmentids segmentinfo segmentlabel types typeids "
-        "tokentypes tokentypeids"
+        "tokentypes tokentypeids sequenceids seqids"
     ),
+    "documents": "documentids documentid docids docid sampleids sampleid seqidx",
     "offset": "offset start startpos pos position cachelen pastlen seqoffset npast cacheoffset",
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",

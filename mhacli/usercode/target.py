@@ -164,6 +164,11 @@ def naming(thing: Any) -> Iterator[str]:
         del _objects[name]
 
 
+def named_object(name: str) -> Any:
+    """The object that `naming` gives this name; None without one."""
+    return _objects.get(name)
+
+
 def find_target(target: str) -> Any:
     """The class, function or instance that `target` names. Importing its file runs the file's code.
 
@@ -182,7 +187,7 @@ def find_target(target: str) -> Any:
             raise
         problem = f"{location} has no {name}"
     else:
-        if not (callable(thing) or hasattr(thing, "forward")):
+        if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"

@@ -91,18 +91,19 @@ class TextModel:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded
         on a side, and what a model that returns nothing for each token gives for the whole text,
         except logits of one token. `note` receives what the parts of the model compute for one of
-        the texts. `given` are further arguments. The padding is `filled_by` the tokens of a text.
+        the texts. `given` are arguments in place of the usual ones. The padding is `filled_by` the
+        tokens of a text.
         """
         attention = self.attention
         rows, real = self.padded(texts, side)
         if filled_by is not None:
             rows = torch.where(real[..., None], rows, filled_by[: rows.shape[1]].to(rows))
-        given = dict(given)
+        passed = tree_map_only(Tensor, attention.here, dict(given))
         if side == "left" and mask is not None and self.positions is not None:
-            given[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
+            passed[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
         inputs = Inputs(rows, real=None if mask is None else real)
         with NO_CONTEXT if note is None else self._noting(*note, real):
-            result = attention.result(inputs, mask=mask, given=given, **how)
+            result = attention.result(inputs, mask=mask, given=passed, **how)
         out = attention.read(result, attention.sizes_of(inputs))
         wholes = self._of_whole_texts(result, len(texts))
         if out.shape[:2] != (len(texts), 1 if attention.is_pooled else real.shape[1]):

@@ -295,7 +295,7 @@ class UserAttention:
         passed = {**others, **self._rows(inputs)}
         if mask is not None and (inputs.allowed is not None or inputs.real is not None):
             passed[mask.parameter] = mask_in(mask, inputs.allowed, inputs.real, sizes)
-        arguments = {**tree_map_only(Tensor, self._here, passed), **given}
+        arguments = {**tree_map_only(Tensor, self.here, passed), **given}
         if self.is_strided:
             names = [slot.name for slot in self.slots if slot.name in arguments]
             arguments |= {name: strided(arguments[name]) for name in names}
@@ -332,7 +332,7 @@ class UserAttention:
             state = torch.get_rng_state()
 
             def fitted(tensor: Tensor) -> Tensor:
-                return self._here(for_each_text(tensor, self.sizes.batch, sizes))
+                return self.here(for_each_text(tensor, self.sizes.batch, sizes))
 
             def given(theirs: dict[str, Any]) -> dict[str, Any]:
                 torch.set_rng_state(state)
@@ -396,7 +396,7 @@ class UserAttention:
                 rows[slot.name] = laid_out(given, self.canonical, self.axes)
         return rows
 
-    def _here(self, tensor: Tensor) -> Tensor:
+    def here(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor on this device, in this dtype."""
         return tensor.to(self.device, cast_dtype(tensor, self.dtype), copy=True).contiguous()
 

@@ -239,7 +239,10 @@ def usual_arguments(
         "training": MadeForSizes(attrgetter("training")),
         # made for each call, because a number may be of a width
         "window": MadeForSizes(lambda _: _WINDOW),
-        **{role: made_place(role, shape) for role in ("offset", "positions", "segments")},
+        **{
+            role: made_place(role, shape)
+            for role in ("offset", "positions", "segments", "documents")
+        },
     }
     others = dict[str, Any]()
     for name, role, required, _, _ in parameters:
@@ -259,15 +262,16 @@ def usual_arguments(
 
 
 def made_place(role: str, shape: PositionShape) -> MadeForSizes:
-    """Where the tokens of a call stand, by a role: the number of tokens before it, or the segment
-    or the position of each.
+    """Where the tokens of a call stand, by a role: the number of tokens before it, or the segment,
+    the document or the position of each.
     """
 
     def make(sizes: CallSizes) -> Any:
         if role == "offset":
             return sizes.start if shape == "batched" else torch.tensor(sizes.start)
-        if role == "segments":
-            return torch.zeros(sizes.batch, sizes.q_len, dtype=torch.long)
+        if role in ("segments", "documents"):
+            number = int(role == "documents")  # of documents, 0 may stand for padding
+            return torch.full((sizes.batch, sizes.q_len), number)
         q_idx = torch.arange(sizes.start, sizes.start + sizes.q_len)
         match shape:
             case "batched":

@@ -28,6 +28,7 @@ from mhacli.usercode.target import source_file
 from . import padding
 from .memory import memory
 from .observed import Answers, Intent, Observed, Test, compared, not_tried, reason_of, seen
+from .packing import packing
 from .passes import (
     PassDifference,
     Passes,
@@ -45,6 +46,7 @@ from .result import (
     finding_of,
     words_of_code,
 )
+from .sees import Seeing
 
 _DRAWS = 8
 """Other texts that are drawn where attention is so sharp that one reaches few outputs."""
@@ -59,6 +61,7 @@ NARROW = ("float16", "bfloat16")
 """The dtypes in which rounding hides faults."""
 
 CODES: Mapping[str, str] = {
+    "sees": "sees-unstated",
     "causality": "sees-the-future",
     "prefix": "prefix-differs",
     "batch": "batch-leak",
@@ -69,6 +72,7 @@ CODES: Mapping[str, str] = {
     "padding-content": "padding-leak",
     "memory": "memory-misread",
     "cache": "cache-differs",
+    "packing": "documents-leak",
     "dtype": "",
     "training": "",
     "eager": "implementations-differ",
@@ -83,7 +87,9 @@ _IMPLIED_BY = {
     "right-padding": ("causality", "batch"),
     "padding-content": ("causality", "batch", "right-padding", "left-padding"),
     "memory": ("batch",),
+    "causality": ("sees",),
     "cache": ("causality", "prefix"),
+    "packing": ("batch",),
     "row-sums": ("eager",),
 }
 """The failures, besides those of `finite` and `repeat`, that imply that of a behaviour."""
@@ -146,6 +152,7 @@ class BehaviourTester:
     is_bidirectional: bool = False
     inside: tuple[AttentionInside, ...] = ()
     compared: Compared | None = None
+    seeing: Seeing | None = None
     omitted: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
 
@@ -184,7 +191,10 @@ class BehaviourTester:
     def _keep(self, name: str, observed: Observed) -> None:
         """Keeps what was observed, with a finding if it failed."""
         behaviour = observed.named(name)
-        if behaviour.ok is False:
+        if observed.seeing is not None:
+            self.seeing = observed.seeing
+            self.findings += observed.seeing.findings
+        elif behaviour.ok is False:
             behaviour, finding = located(self.passes, behaviour, observed)
             self.findings.append(finding)
         self.results[name] = behaviour
@@ -206,6 +216,7 @@ class BehaviourTester:
         """Whether the behaviours that decide were tried, and all hold."""
         ok = {name: answer.ok for name, answer in self.results.items()}
         is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
+        is_right = is_right and (ok.get("packing") is True or not self.intent.packed)
         return is_right and (ok["causality"] is True or self.is_bidirectional)
 
 
@@ -229,7 +240,11 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     cut = None if behaviour.at is None else behaviour.at.cut
     positions = (difference.by_token > passes.tolerance).nonzero().flatten()
     position = next(iter(positions.tolist()), None)
-    before = f"with other tokens from position {cut} on, " if behaviour.name == "causality" else ""
+    befores = {
+        "causality": f"with other tokens from position {cut} on, ",
+        "packing": f"in the document that starts at position {cut}, ",
+    }
+    before = befores.get(behaviour.name, "")
     sizes = (
         f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
     )
@@ -490,6 +505,8 @@ def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if passes.model.has_source and passes.model.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
         return not_tried(passes, reason)
+    if intent.packed and passes.model.attention.example is not None:
+        return not_tried(passes, "in the example documents may change with the length")
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
     differs = f"the first {n} tokens alone give other outputs than in a text of {passes.length}"
@@ -567,6 +584,7 @@ TESTS: Mapping[str, Test] = {
     "padding-content": padding.content,
     "memory": memory,
     "cache": cache,
+    "packing": packing,
     "dtype": dtype,
     "training": training,
 }

@@ -160,7 +160,8 @@ class Comparison:
         forms = (case.form for case in diagnosis.cases if case.form is not None)
         self.variants = variants_of(probed.subject, dict.fromkeys(forms))
         self.layer, seen, self.length = candidate.layer, probed.influence, None
-        if self.layer.visible_cells and seen is not None and pattern_of(seen).is_of_length:
+        is_own = any(choice.name == "own-pattern" for choice in candidate.choices)
+        if is_own and seen is not None and pattern_of(seen).is_of_length:
             self.length = len(seen)
         self.module, self.projections = probed.module, set[str]()
         if candidate.reading is not None:

@@ -36,8 +36,9 @@ from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
 from .patterns import pattern_of
-from .probes import TOLERANCE, ProbedAttention, make_case, recorded_case
+from .probes import TOLERANCE, ProbedAttention, influence_in, make_case, recorded_case
 from .result import CheckRequest
+from .sees import LENGTHS, statement_of
 
 _READ = "read from the run"
 """The ending of a choice that a call showed."""
@@ -215,10 +216,21 @@ FROM_FIRST_KEY = Choice(
 
 def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """With its own causal mask and without, the expected one first; only one where its behaviour
-    shows which. Then with a rule of its own that the probes show; where it is meant to be causal,
-    one that shows the future does not count.
+    shows which; what is stated alone, where the probes show it. Then with a rule of its own
+    that the probes show; where it is meant to be causal, one that shows the future does not count.
     """
     expected, influence = probed.expects_causal, probed.influence
+    if influence is not None and (statement := statement_of(probed.request)) is not None:
+        n_heads = next(iter(counts_of(probed.subject.built, "n_heads")), 1)
+        n_heads = probed.subject.sizes.n_heads or n_heads
+        stated = [*statement.that_give(influence, n_heads)]
+        if len(stated) > 1:  # layers that differ further away
+            further = influence_in(probed, LENGTHS[0])
+            stated = stated if further is None else [*statement.that_give(further, n_heads)]
+        for cells in stated:
+            yield _chosen("as-stated", "tokens see others as --sees states", visible_cells=cells)
+        if stated:
+            return
     if expected and probed.visible == "full":
         yield DesignChoice({"causal": not probed.subject.mask_forms})
         return

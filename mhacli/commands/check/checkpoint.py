@@ -42,6 +42,8 @@ from .result import (
     Place,
     Tried,
 )
+from .sees import statement_of
+from .stated import as_stated
 
 
 @torch.no_grad()
@@ -71,14 +73,18 @@ def checkpoint_behaviour(
         notes.append("there is no tokenizer: the texts are random token ids")
     elif texts:
         read = _texts(loaded, texts, notes)
-    claim = is_claimed_causal(model) if request.states_causal is None else request.states_causal
+    statement, claim = statement_of(request), request.states_causal
+    if claim is None:
+        claim = is_claimed_causal(model) if statement is None else statement.hides_later
     passes = Passes(text_model, request.seed, read, request.length)
     more: dict[str, Test] = {
         "eager": eager,
         "row-sums": row_sums,
         "bos": partial(doubled_beginning, loaded.tokenizer),
     }
-    tester = BehaviourTester(passes, Intent(claim), more)
+    if statement is not None:
+        more["sees"] = as_stated(request, statement)
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):

@@ -2,8 +2,9 @@
 lines.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ from mhacli.usercode.target import require_readable
 
 from .result import CheckRequest
 
+if TYPE_CHECKING:
+    from mhacli.render.figures.svg import Piece
+
 _VERBOSE = "Print a script that shows each difference, where there is one."
 _CSV = "Print CSV: a line per finding, behaviour and probe."
 
@@ -26,6 +30,7 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
     "mha check model.py:GPT --arg vocab_size=65 --causal",
+    "mha check model.py:GPT --sees 'q >= k and q - k < 8'",
     "mha check --model MiniLM",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
@@ -42,6 +47,7 @@ def check(
             require_readable(target.target)
     if request.model is not None:
         local_checkpoint(ModelSettings(path=request.model))
+    _ = request.condition  # which raises where it cannot be read
     leave_deleted_folder()
     from .run import examine_in_child
 
@@ -49,11 +55,18 @@ def check(
         examination = replace(
             examine_in_child(request, on_stage=on_stage), command=record_command()
         )
+
+    def figures() -> "Sequence[Piece]":
+        from .pictures import pictures
+
+        return pictures(examination)
+
     print_report(
         output,
         view=lambda on: examination.view(replace(on, verbose=options.verbose)),
         json=examination.to_dict,
         csv=examination.rows,
+        figures=figures,
     )
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

@@ -195,7 +195,8 @@ class Diagnosis:
             for each in (*MISTAKES, *numbers)
             if each.shown_by != "steps" and facts.issuperset(each.needs)
         ]
-        if probed.request.not_causal:
+        request = probed.request
+        if request.not_causal or (request.sees is not None and not request.causal):
             pool = [each for each in pool if each.stage != "causal_rule"]
         return Trial(candidate, cases, call, pool)
 

@@ -42,7 +42,8 @@ from .diagnose import REFERENCE, Diagnosis, diagnose, error_of
 from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
-from .observed import Intent, reason_of
+from .masks_as_targets import examine_mask, is_mask, mask_of_target
+from .observed import Intent, Test, reason_of
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -54,13 +55,17 @@ from .probes import (
 )
 from .result import (
     AttentionInside,
+    Behaviour,
     CheckRequest,
     Compared,
     Examination,
     Finding,
     OutputComparison,
+    Tried,
     Verdict,
 )
+from .sees import statement_of
+from .stated import as_stated, seeing_in
 
 _MOST_PARTS = 4
 _SMALL = 5_000_000
@@ -105,6 +110,9 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
     takes token ids; else probes, compares and diagnoses the attention in each of its modes.
     """
     timed = TimedStage(stage, request.max_time_s)
+    statement = statement_of(request)
+    if statement is not None:
+        request = replace(request, causal=statement.is_triangle)
     if request.against is not None:
         with one_thread():
             return compare(request, timed)
@@ -112,8 +120,27 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         return _of_checkpoint(
             ModelSettings(path=request.model, device=request.device), request, stage
         )
+    mask = mask_of_target(request, timed)
+    if is_mask(mask):
+        return examine_mask(mask, request, statement, timed)
+    try:
+        return _of_target(request, timed, stage)
+    except MhaError as refusal:
+        if mask is None or refusal.code == "out-of-memory":
+            raise
+        with suppress(OutOfTime, *NO_ANSWER):
+            return examine_mask(mask, request, statement, timed)
+        raise
+
+
+def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examination:
+    """The report on code that attends, or that contains attention, or makes a function of
+    FlexAttention.
+    """
     built = load_built(request.target_request, timed)
     module = built.module
+    if is_mask(built.call):
+        return examine_mask(built.call, request, statement_of(request), timed)
     if module is not None and config_of(module) is not None:
         return _of_checkpoint(module, request, stage)
     if module is not None:
@@ -165,11 +192,12 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
             subjects = (each for mode in modes for each in (mode, *_switched(mode, request)))
             return combined([_with_behaviour(subject, request) for subject in subjects])
     _leave(_begun(model.attention, request), built.stage)
-    claim = request.states_causal
+    claim = stated_causal(request)
     if model.has_source and claim is None:
         claim = True
     passes = Passes(model, request.seed, requested=request.length)
-    tester = BehaviourTester(passes, Intent(claim))
+    more = tests_stated(request)
+    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
@@ -180,7 +208,7 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
     """The attention with its causal switch turned, if it has one and nothing states how it is
     meant.
     """
-    is_stated = request.states_causal is not None or subject.example is not None
+    is_stated = stated_causal(request) is not None or subject.example is not None
     for switch in signature_of(subject.built.call, "causal"):
         name, default = switch.name, switch.default
         is_known = "causal" in name.lower() and isinstance(default, bool)
@@ -202,7 +230,10 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
     if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"
-    first_open = next((f"{b.name}: {b.reason}" for b in tester.behaviours if b.ok is None), "")
+    answers = [b for b in tester.behaviours if b.ok is None]
+    if tester.intent.packed:  # what is stated comes first
+        answers.sort(key=lambda b: b.name != "packing")
+    first_open = next((f"{b.name}: {b.reason}" for b in answers), "")
     return Examination(
         verdict=verdict,
         target=target,
@@ -211,6 +242,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
+        sees=() if tester.seeing is None else tester.seeing.cells,
         inside=tester.inside,
         compared=tester.compared or Compared.of_all(()),
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
@@ -232,7 +264,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     """
     stage = subject.built.stage
     _leave(_begun(subject, request), stage)
-    compared = _compared(subject, request)
+    compared = _seen_and_compared(subject, request)
     report = compared.examination
     _leave(report, stage)
     text_model = None if subject.mode == "cross" else text_model_of_vectors(subject)
@@ -240,7 +272,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         return compared
     try:
         passes = Passes(text_model, request.seed, requested=request.length)
-        tester = BehaviourTester(passes, Intent(_intended_causal(report, request)))
+        claim = stated_causal(request)
+        claim = _intended_causal(report, request) if claim is None else claim
+        tester = BehaviourTester(passes, Intent(claim, packed=request.packed))
     except OutOfTime as over:
         reason = report.reason or f"not tried: {over}"
         undecided = replace(report, verdict="unknown", reason=reason)
@@ -257,11 +291,62 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     if tester.inside or subject.is_pooled:
         behaved = _of_behaviour(tester, report.target)
         report = replace(
-            behaved, called=report.called, arguments=report.arguments, example=report.example
+            behaved,
+            called=report.called,
+            arguments=report.arguments,
+            example=report.example,
+            sees=report.sees,
         )
     else:
         report = _joined(report, tester)
     return ModeReport(subject, report, (*compared.untried, *tester.omitted))
+
+
+def stated_causal(request: CheckRequest) -> bool | None:
+    """Whether tokens see only earlier ones, as stated; None where nothing is."""
+    statement = statement_of(request)
+    return request.states_causal if statement is None else statement.hides_later
+
+
+def tests_stated(request: CheckRequest) -> Mapping[str, Test]:
+    """The further test of a model for which it is stated who may see whom."""
+    statement = statement_of(request)
+    return {} if statement is None else {"sees": as_stated(request, statement)}
+
+
+def _seen_and_compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
+    """The report on one mode: who sees whom beside what is stated, and the comparison with the
+    reference. Of attention that sees others than it should only mistakes in its triangle are
+    looked for.
+    """
+    statement = statement_of(request)
+    if statement is None or subject.is_pooled or subject.mode == "cross":
+        return _compared(subject, request)
+    subject.built.stage(f"comparing who sees whom in {subject.built.name}", limited=False)
+    try:
+        found = seeing_in(subject, text_model_of_vectors(subject), statement, request)
+    except OutOfTime as over:
+        reason = f"{over} before it was compared who sees whom"
+        return ModeReport(subject, replace(_begun(subject, request), reason=reason), ("sees",))
+    if found is None:
+        report = _compared(subject, request)
+        note = "not compared: who sees whom, because no token can be replaced alone"
+        noted = replace(report.examination, notes=(*report.examination.notes, note))
+        return report._replace(examination=noted)
+    is_right = not found.findings
+    report = ModeReport(subject, _begun(subject, request))
+    if is_right or request.causal:
+        report = _compared(subject, request)
+    examination = report.examination
+    if not is_right:
+        proven = (finding for finding in examination.findings if finding.proven)
+        examination = replace(
+            examination, verdict="wrong", reason=None, findings=(*found.findings, *proven)
+        )
+    seen = Behaviour(name="sees", ok=is_right, reason=found.words, tried=Tried(found.length, 1))
+    behaviour = (seen, *examination.behaviour)
+    examination = replace(examination, behaviour=behaviour, sees=found.cells)
+    return report._replace(examination=examination)
 
 
 def _intended_causal(report: Examination, request: CheckRequest) -> bool | None:
@@ -277,8 +362,11 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     """A report of a comparison that is not wrong, with the behaviour."""
     verdict: Verdict = "wrong" if tester.findings else report.verdict
     reason = report.reason
+    packing = tester.results["packing"]
     if tester.omitted and verdict == "right":
         verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
+    elif tester.intent.packed and packing.ok is None and verdict == "right":
+        verdict, reason = "unknown", f"packing: {packing.reason}"
     return replace(
         report,
         verdict=verdict,
@@ -432,7 +520,9 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
         is_decoder = hides_somewhere and not hides_everywhere
-        tester.intent = Intent(True if is_decoder else claimed, hides_somewhere)
+        tester.intent = tester.intent._replace(
+            is_causal=True if is_decoder else claimed, hides_later=hides_somewhere
+        )
     tester.test()
     return None if any("" in named for named in found.values()) else found
 
@@ -465,6 +555,8 @@ def _compare_inside(
     tester.inside = tuple(each.inside for each in reports)
     tester.compared = Compared.of_all([each.compared for each in reports])
     mistakes = [finding for each in reports for finding in each.findings]
+    if tester.seeing is not None and tester.seeing.findings:  # which longer calls show too
+        mistakes = [finding for finding in mistakes if finding.proven]
     tester.findings = [*mistakes, *tester.findings]
 
 

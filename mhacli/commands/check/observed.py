@@ -13,15 +13,18 @@ from mhacli.usercode.limits import OutOfTime
 
 from .passes import PassDifference, Passes
 from .result import AttentionInside, Behaviour, Place, Tried
+from .sees import Seeing
 
 
 class Intent(NamedTuple):
     """What is known of a model: whether outputs may depend on earlier tokens alone, as stated or
-    claimed, None where nothing says it; and whether, then, its attention hides later tokens.
+    claimed, None where nothing says it; whether, then, its attention hides later tokens; and
+    whether it is stated that rows hold several documents.
     """
 
     is_causal: bool | None
     hides_later: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class Observed:
     """What a test of a behaviour observed: the fields of a `Behaviour`, and `difference`, that of
     the first passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
     meant to. `evidence` is that of a failure without a difference. `caution` says what to do beside
-    a note. `inside` are the attentions that were
-    compared. `over`: its time was.
+    a note. `inside` are the attentions that were compared, `seeing` what is seen beside what is
+    stated. `over`: its time was.
     """
 
     ok: bool | None
@@ -44,6 +47,7 @@ class Observed:
     evidence: str = ""
     caution: str = ""
     inside: tuple[AttentionInside, ...] = ()
+    seeing: Seeing | None = None
     over: OutOfTime | None = None
 
     def named(self, name: str) -> Behaviour:

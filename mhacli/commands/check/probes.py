@@ -80,6 +80,8 @@ class ProbedAttention:
         For cross-attention only an argument counts, because the context has its own positions.
         """
         subject, request = self.subject, self.request
+        if request.sees is not None and not request.causal:
+            return False
         switches = signature_of(subject.built.call, "causal")
         is_off = any(not subject.others.get(each.name, each.default) for each in switches)
         if subject.causal_by is not None or subject.mode == "cross":

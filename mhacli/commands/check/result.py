@@ -13,10 +13,11 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
 from mhacli.settings import MAX_SECONDS, MODEL, Config, OwnCode, like, pairs, setting
+from mhacli.text.conditions import SEES, Condition, names_in, parse_condition
 from mhacli.usercode.door import FailedAttempt
 from mhacli.usercode.faults import SourceLine, shown_path
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
-from mhacli.usercode.target import Choice, Mode, TargetRequest
+from mhacli.usercode.target import Choice, Mode, TargetRequest, named_object
 
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
@@ -26,6 +27,7 @@ _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
     " of q, k and v. mha imports and runs it."
 )
+_SEES = "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'."
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _BACKWARD = "Code that gives no gradients is wrong."
 _NO_BACKWARD = "Compare no gradients: the code is for inference alone."
@@ -36,6 +38,7 @@ _AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
 _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
 _AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
+_PACKED = "State that rows hold several documents, which must not see each other."
 _MASK = "What True in a mask means."
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
 _NOWHERE = SourceLine()
@@ -82,6 +85,10 @@ class CheckRequest:
         help="State that tokens must not see later ones.",
     )
     not_causal: bool = setting(False, _MEANT, _NOT_CAUSAL, "--no-causal", excludes=("causal",))
+    sees: str | None = setting(
+        None, _MEANT, _SEES, metavar="CONDITION", excludes=("causal", "not_causal", "other")
+    )
+    packed: bool = setting(False, _MEANT, _PACKED, excludes=("other",))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
     scale: float | None = like(Config, "scale", _MEANT, default="")
@@ -121,6 +128,19 @@ class CheckRequest:
         return TargetRequest(
             self.target, arguments, calls, self.causal, device, self.seed, self.example
         )
+
+    @cached_property
+    def condition(self) -> Condition | None:
+        """Who may see whom, as a text states it; None where nothing does, or a predicate. Raises
+        `UsageError` that quotes the faulty part.
+        """
+        if self.sees is None or named_object(self.sees) is not None:
+            return None
+        condition = parse_condition(self.sees, SEES)
+        if SEES.rows in names_in(condition.body) and not self.packed:
+            message = "--sees: doc[…] needs documents in one row, and nothing says which there are"
+            raise UsageError(message, hint="add --packed")
+        return condition
 
     @property
     def states_causal(self) -> bool | None:
@@ -245,6 +265,23 @@ class Behaviour:
         return self.ok is None and self.reason.startswith("not tried: ")
 
 
+class SeenCells(Struct, frozen=True):
+    """Who may see whom and who does: a word of 0 and 1 for each query, with a sign for each key.
+    `layer` and `head` are None for a whole model and for all heads.
+    """
+
+    layer: int | None
+    head: int | None
+    stated: tuple[str, ...]
+    measured: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """The layer and the head."""
+        numbers = (("layer", self.layer), ("head", self.head))
+        return ", ".join(f"{name} {number}" for name, number in numbers if number is not None)
+
+
 @dataclass(frozen=True)
 class ProbeResult:
     """What was measured without the reference, in words and as a number; `ok` is None, because it
@@ -363,7 +400,8 @@ class Examination(Shown):
     attention with two modes it is the report on the worse one, with the findings of both. `modes`
     is always empty. `inside` are the classes of attention inside a whole model. `attempts` are the
     calls, masks and other variants that were tried and did not work. `compared` is what the
-    comparison with the reference covers beyond its first calls.
+    comparison with the reference covers beyond its first calls. `sees` are the cells that were
+    compared with what is stated. `mask` says what was compared of a target that is a mask itself.
     """
 
     verdict: Verdict
@@ -393,6 +431,8 @@ class Examination(Shown):
     inside: tuple[AttentionInside, ...] = ()
     attempts: tuple[FailedAttempt, ...] = ()
     compared: Compared | None = None
+    sees: tuple[SeenCells, ...] = ()
+    mask: str = ""
 
     @property
     def ok(self) -> bool:
@@ -423,9 +463,13 @@ class Examination(Shown):
         """What was found, in a sentence: the mistakes, the agreement, or why nothing is decided."""
         if self.verdict == "wrong":
             return "; ".join(dict.fromkeys(finding.message for finding in self.findings[:3]))
+        if self.mask:
+            return self.mask
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         held = f"{', '.join(behaviour.name for behaviour in self.behaviour if behaviour.ok)} hold"
+        packing = [b.reason for b in self.behaviour if b.name == "packing" and b.ok]
+        held = "; ".join([held, *packing])
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
         other, covered = self.against or "the reference", ""

@@ -34,6 +34,8 @@ def check(
     against_arguments: Mapping[str, object] = _NONE,
     against_call_arguments: Mapping[str, object] | None = None,
     causal: bool | None = None,
+    sees: str | Callable[..., object] | None = None,
+    packed: bool = False,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
@@ -56,12 +58,22 @@ def check(
     model's positions. Attention is compared over up to `length` tokens: 257. `arguments` go to
     the constructor, `call_arguments` to each call; or `example` makes the call, as a function
     of the target and a length. `against` is another implementation to compare with, instead of
-    the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention
-    where the code does not show it. Gradients are compared where there are any: with
+    the reference. `sees` states who may see whom: a text such as `"q >= k and q - k < 8"`, or a
+    predicate `allowed(q_idx, k_idx)` that gives a bool tensor `[query, key]`. `causal`,
+    `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show
+    it; with `packed=True`, rows hold several documents, which must not see each other.
+    Gradients are compared where there are any: with
     `backward=True` there must be some, with `backward=False` none are compared. Raises
     `MhaError` if the target cannot be imported, built or called.
     """
-    with _named(target) as name, _named(against) as other, _named(example) as call:
+    if sees is not None and causal is not None:
+        raise UsageError("sees and causal exclude each other")
+    with (
+        _named(target) as name,
+        _named(against) as other,
+        _named(example) as call,
+        _named(sees) as seen,
+    ):
         request = CheckRequest(
             target=name,
             arg=_words(arguments),
@@ -74,6 +86,8 @@ def check(
             else _words(against_call_arguments),
             causal=causal is True,
             not_causal=causal is False,
+            sees=seen,
+            packed=packed,
             mask_means=mask_means,
             rope=rope,
             scale=scale,
@@ -87,7 +101,8 @@ def check(
             max_time_s=max_time_s,
         )
         if all(
-            isinstance(name_or_object, str | None) for name_or_object in (target, against, example)
+            isinstance(name_or_object, str | None)
+            for name_or_object in (target, against, example, sees)
         ):
             return examine_in_child(request)
         from .examine import examination_of, examine_request, suits_a_fork
@@ -136,7 +151,7 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    if not (callable(thing) or hasattr(thing, "forward")):
+    if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         try:

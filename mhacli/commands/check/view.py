@@ -24,6 +24,7 @@ from .result import (
 )
 
 _LABEL, _MOST_PRINTED = 9, 3
+_MOST_CELLS, _MOST_MASKS = 32, 4
 _VERDICTS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
@@ -139,6 +140,8 @@ def _measured(examination: Examination) -> Iterator[Line]:
     other = examination.against or "the reference"
     if examination.comparison is not None:
         yield "compared", _text(_comparison(examination, examination.comparison, other))
+    if examination.mask:
+        yield from _cells(examination)
     if examination.departure is not None:
         yield from _difference(examination, examination.departure, other)
     printed = [line for line in examination.printed.splitlines() if line.strip()]
@@ -150,6 +153,16 @@ def _measured(examination: Examination) -> Iterator[Line]:
     facts = _facts(examination)
     if facts:
         yield "", _text(" · ".join(facts), "dim")
+
+
+def _cells(examination: Examination) -> Iterator[Line]:
+    """The cells of a mask of which nothing is stated as 0 and 1, of each head."""
+    drawn = [seen for seen in examination.sees if not seen.stated]
+    for seen in drawn[:_MOST_MASKS]:
+        n = len(seen.measured)
+        rows = [row[:_MOST_CELLS] for row in seen.measured[:_MOST_CELLS]]
+        cut = [] if n <= _MOST_CELLS else [f"the first {_MOST_CELLS} of {n}; --html draws all"]
+        yield "sees", _text("\n".join([*([seen.words] if seen.words else []), *rows, *cut]))
 
 
 def _comparison(examination: Examination, comparison: OutputComparison, other: str) -> str:

@@ -1,0 +1,397 @@
+"""Several documents in one row: how a call tells them apart, and whether one sees another.
+
+`ways_of` gives the ways in which a model takes packed documents. `packing` is the behaviour.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, islice, pairwise, product
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.models.layer_names import config_of
+from mhacli.usercode.accepted import accepted_forms
+from mhacli.usercode.axes import PATTERN_AXES, CallSizes
+from mhacli.usercode.door import Attempt, Unreadable, those_that_work
+from mhacli.usercode.example_call import arguments_of_example
+from mhacli.usercode.masks import MaskForm, forms_of, mask_in
+from mhacli.usercode.roles import signature_of
+from mhacli.usercode.text_model import PartCalls, TextModel
+from mhacli.usercode.user_attention import UserAttention
+
+from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
+from .passes import PassDifference, Passes, PassOutput, difference_of
+from .result import Tried
+
+_LENGTH = 48
+"""The tokens of a row of documents."""
+_FEWEST = 6
+"""The fewest tokens that can be three documents."""
+_TELLING = ("documents", "starts", "mask", "bias")
+"""The roles of arguments under which documents should not see each other."""
+_WEAK = ("positions", "segments")
+"""The roles of arguments that are also given where they may."""
+_CONFIGURED = " as configured"
+WithMask = Literal["none", "ones", "block"]
+_MASKS: Mapping[WithMask, str] = {
+    "none": "without a mask",
+    "ones": "with a mask of ones",
+    "block": "with a mask in four dimensions",
+}
+Maker = Callable[[Sequence[int], int], Any]
+"""An argument for documents of these lengths, in a number of equal rows."""
+
+
+class Way(NamedTuple):
+    """A way to give a model several documents in one row: the `made` arguments by name. `name` is
+    what tells documents apart. `promises`: none should see another one. `restarts`: positions start
+    again at each. `cache` says how caching is switched, empty where nothing switches it.
+    `of_one_row`: the arguments fit one row alone.
+    """
+
+    name: str
+    made: Mapping[str, Maker]
+    promises: bool
+    restarts: bool
+    mask: WithMask = "none"
+    cache: str = ""
+    of_one_row: bool = False
+
+    def arguments(self, lengths: Sequence[int], n_rows: int = 1) -> dict[str, Any]:
+        """The arguments for documents of these lengths, in a number of equal rows."""
+        return {name: make(lengths, n_rows) for name, make in self.made.items()}
+
+
+def document_lengths(length: int) -> tuple[int, ...]:
+    """The lengths of three documents that fill a row; none is a usual size."""
+    first, second = length * 17 // 48, length * 22 // 48
+    return first, second, length - first - second
+
+
+# ----------------------------------------------------------------------------- the ways of a call
+
+
+def ways_of(model: TextModel, *, causal: bool, packed: bool = False) -> list[Way]:
+    """The ways in which a model takes packed documents, the likeliest first; none if it takes none.
+    `causal`: a mask also hides later tokens. Segments, and in bidirectional models positions, tell
+    documents apart only where it is stated that they are `packed`. Of several ways with one name,
+    mask and cache, which differ in the form of an argument, the one that isolates is meant.
+    """
+    if model.has_source:
+        return []
+    attention, named = model.attention, dict[str, list[str]]()
+    for p in signature_of(attention.built.call):
+        if not (p.role in _WEAK and (p.name.startswith("cache") or p.name in attention.unread)):
+            named.setdefault(p.role, []).append(p.name)
+    places: Maker = partial(_places, model.first_position)
+    positions = {name: places for name in named.get("positions", [])[:1]}
+    ways = [*_telling(model, named, positions, packed=packed)]
+    if not ways and (packed or (causal and model.n_ids)):
+        ways = [Way(name, positions, False, True) for name in positions]
+    has_positions_alone = [way.made for way in ways] == [positions]
+    for form in _block_forms(attention) if model.n_ids else ():
+        name = f"{form.parameter} in four dimensions"
+        made: dict[str, Maker] = {form.parameter: partial(_block, form, causal), **positions}
+        name = ways[0].name if has_positions_alone else name
+        ways.append(Way(name, made, True, bool(positions), "block"))
+    return [*_with_cache(model, [*ways, *_with_ones(model, ways)])]
+
+
+def _telling(
+    model: TextModel,
+    named: Mapping[str, Sequence[str]],
+    positions: Mapping[str, Maker],
+    *,
+    packed: bool,
+) -> Iterator[Way]:
+    """The ways of a call that takes a number for each token's document, or where documents start.
+    Numbers are from 1 on, because 0 may stand for padding, or from 0.
+    """
+    restarts = bool(positions)
+    for name, first in product(named.get("documents", ()), (1, 0)):
+        yield Way(name, {name: partial(_numbers, first), **positions}, True, restarts)
+    if "starts" in named:
+        is_behind = "token" in model.attention.axes  # another text of one token
+        ends: Maker = partial(_ends, is_behind)
+        made = dict.fromkeys(named["starts"], ends)
+        made |= dict.fromkeys(named.get("longest", ()), _longest)
+        name = named["starts"][0]
+        yield Way(name, {**made, **positions}, True, restarts, of_one_row=True)
+    is_family = config_of(model.attention.built.module) is not None
+    if packed and not is_family and named.keys().isdisjoint(_TELLING[:2]):
+        for name, first in product(named.get("segments", ()), (1, 0)):
+            yield Way(name, {name: partial(_numbers, first), **positions}, False, False)
+
+
+def _block_forms(attention: UserAttention) -> list[MaskForm]:
+    """The form in which a mask in four dimensions hides a key, and nothing passes it elsewhere;
+    of a model of transformers the one that each implementation of attention takes.
+    """
+    every = [form for p in signature_of(attention.built.call, "mask") for form in forms_of(p)]
+    forms = [form for form in every if form.axes == PATTERN_AXES and not form.is_padding]
+    hiding = (form for form in accepted_forms(attention, forms) if form.hides)
+    if config_of(attention.built.module) is not None:
+        hiding = (form for form in forms if form.kind == "additive")
+    return [*islice(hiding, 1)]
+
+
+def _with_ones(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
+    """The ways without a mask, with one that hides no token."""
+    form = model.mask
+    if form is not None and model.attention.others.get(form.parameter) is None:
+        made = {form.parameter: partial(_ones, form)}
+        for way in ways:
+            if way.mask == "none":
+                yield way._replace(made={**way.made, **made}, mask="ones")
+
+
+def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
+    """The ways with caching as it is by default, and without it."""
+    switches = signature_of(model.attention.built.call, "caching")
+    for switch in [p for p in switches if not p.required and p.default is not False][:1]:
+        for way, (value, words) in product(
+            ways, ((switch.default, _CONFIGURED), (False, "=False"))
+        ):
+            made: dict[str, Maker] = {**way.made, switch.name: partial(_value, value)}
+            yield way._replace(made=made, cache=f"{switch.name}{words}")
+        return
+    yield from ways
+
+
+def _numbers(first: int, lengths: Sequence[int], n_rows: int) -> Tensor:
+    numbers = torch.arange(first, first + len(lengths))
+    return numbers.repeat_interleave(torch.tensor(lengths)).expand(n_rows, -1)
+
+
+def _places(first: int, lengths: Sequence[int], n_rows: int) -> Tensor:
+    return torch.cat([torch.arange(first, first + n) for n in lengths]).expand(n_rows, -1)
+
+
+def _ends(is_behind: bool, lengths: Sequence[int], _: int) -> Tensor:
+    return torch.tensor(
+        [0, *accumulate([1, *lengths] if is_behind else lengths)], dtype=torch.int32
+    )
+
+
+def _longest(lengths: Sequence[int], _: int) -> int:
+    return max(lengths)
+
+
+def _value(value: object, _lengths: Sequence[int], _: int) -> object:
+    return value
+
+
+def _ones(form: MaskForm, lengths: Sequence[int], n_rows: int) -> Tensor:
+    n = sum(lengths)
+    return mask_in(form, None, torch.ones(n_rows, n).bool(), CallSizes(n_rows, n, n))
+
+
+def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) -> Tensor:
+    numbers, n = _numbers(0, lengths, 1), sum(lengths)
+    allowed = (numbers.mT == numbers)[None, None]
+    allowed = allowed.tril() if causal else allowed
+    return mask_in(form, allowed, None, CallSizes(n_rows, n, n))
+
+
+# ------------------------------------------------------------------------- the way of an example
+
+
+def way_of_example(
+    attention: UserAttention, length: int, *, packed: bool = False
+) -> tuple[Way, Sequence[int]]:
+    """The way in which an example packs documents at a length, and their lengths. Arguments without
+    a known name tell documents apart only where it is stated that they are `packed`. Raises
+    `Unreadable` if the example gives one document.
+    """
+    roles = {p.name: p.role for p in signature_of(attention.built.call)}
+    telling = (*_TELLING, *(("unknown",) if packed else ()), *_WEAK)
+    found = list[tuple[str, list[int]]]()
+    for name, value in arguments_of_example(attention, length).items():
+        if roles.get(name) in telling and isinstance(value, Tensor):
+            found += [(name, starts) for starts in [_starts_in(value, length)] if starts]
+    if not found:
+        raise Unreadable("in the example nothing tells documents apart")
+    name, starts = min(found, key=lambda each: telling.index(roles[each[0]]))
+    lengths = [end - start for start, end in pairwise([0, *starts, length])]
+    return Way(name, {}, roles[name] not in _WEAK, False, of_one_row=True), lengths
+
+
+def _starts_in(value: Tensor, length: int) -> list[int]:
+    """Where documents behind the first start, as an argument of a call for a text of this length
+    shows it: by a mask, their starts, or a number or a position for each token.
+    """
+    shape = value.shape
+    if shape[-2:] == (length, length):
+        cells = value.reshape(-1, length, length)[0]
+        hidden = cells != 0 if (cells < 0).any() else ~cells.bool()
+        return _cuts(~hidden) or _cuts(hidden)
+    if value.is_floating_point() or not value.ndim:
+        return []
+    row = value.reshape(-1, shape[-1])[0]
+    steps = row.diff()
+    if shape[-1] != length:
+        is_whole = row[[0, -1]].tolist() == [0, length] and bool((steps > 0).all())
+        return row[1:-1].tolist() if is_whole else []
+    usual = int((steps == 0).sum() * 2 <= length)  # positions grow
+    return ((steps != usual).nonzero().flatten() + 1).tolist()
+
+
+def _cuts(visible: Tensor) -> list[int]:
+    """Where no token sees one of the other side."""
+    cuts = range(1, len(visible))
+    return [n for n in cuts if not (visible[n:, :n].any() or visible[:n, n:].any())]
+
+
+# ------------------------------------------------------------------------------------ the behaviour
+
+
+class _Measured(NamedTuple):
+    """What a way gives, by document: the difference when all others change, and, where it was
+    asked, from the document alone.
+    """
+
+    way: Way
+    tolerance: float
+    moved: Sequence[PassDifference]
+    alone: Sequence[PassDifference] = ()
+
+    @property
+    def isolates(self) -> bool:
+        """Whether no document sees another one."""
+        return all(each.largest <= self.tolerance for each in self.moved)
+
+    def fault(self) -> tuple[int, PassDifference] | None:
+        """The number of the first document that is wrong, and its difference; None if all are
+        right. Where positions run on, only the first must be as it is alone.
+        """
+        asked = self.alone if self.way.restarts else self.alone[:1]
+        differences = [*enumerate(self.moved), *enumerate(asked)]
+        wrong = (each for each in differences if each[1].largest > self.tolerance)
+        return next(wrong, None)
+
+
+def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
+    """Whether each of several documents in one row stays as it is when all others change, and is
+    as it is alone. What nobody promises or states is a note.
+    """
+    model, attention = passes.model, passes.model.attention
+    if attention.is_pooled:
+        return not_tried(passes, "its output is of a whole text, not of each token")
+    length = min(_LENGTH, passes.length) if attention.is_resizable else passes.length
+    if length < _FEWEST:
+        return not_tried(passes, f"needs a text of {_FEWEST} tokens or more")
+    lengths: Sequence[int] = document_lengths(length)
+    if attention.example is None:
+        ways = ways_of(model, causal=answers["causality"].ok is True, packed=intent.packed)
+    else:
+        way, lengths = way_of_example(attention, length, packed=intent.packed)
+        ways = [way]
+    found, tried = dict[tuple[str, WithMask, str], _Measured](), list[Attempt]()
+    for each in those_that_work(ways, partial(_measured, passes, lengths, []), tried):
+        key = (each.way.name, each.way.mask, each.way.cache)
+        if key not in found or (each.fault() is None and found[key].fault() is not None):
+            found[key] = each
+    if not found:
+        is_refused = any(way.mask != "block" for way in ways)
+        return not_tried(passes, reason_of(tried[0].failure) if is_refused else _untold(model))
+    observed = _judged(passes, [*found.values()], lengths, packed=intent.packed)
+    return replace(observed, tried=Tried(length, len(lengths) + 1))
+
+
+def _untold(model: TextModel) -> str:
+    """Why nothing tells documents apart."""
+    if model.has_source:
+        return "an encoder-decoder model"
+    built = model.attention.built
+    for weak in signature_of(built.call, *_WEAK) if config_of(built.module) is None else ():
+        return f"--packed states that {weak.name} tells documents apart"
+    return "it takes nothing by a known name that tells documents apart"
+
+
+def _measured(
+    passes: Passes, lengths: Sequence[int], alone: list[PassOutput], way: Way
+) -> _Measured:
+    """What a way gives; `alone` keeps what documents alone give in a plain call."""
+    n, ends = sum(lengths), [*accumulate(lengths)]
+    spans = [slice(end - size, end) for end, size in zip(ends, lengths, strict=True)]
+    text, rows = passes.text[:n], [passes.text[:n]]
+    for span in spans:
+        rows.append(passes.changed(0, passes.length, 1)[:n])
+        rows[-1][span] = text[span]
+    batches = [[row] for row in rows] if way.of_one_row else [rows]
+    together, *changed = [
+        output
+        for batch in batches
+        for output in passes.run_pass(*batch, given=way.arguments(lengths, len(batch)))
+    ]
+    parts = [_part(together, span) for span in spans]
+    others = [_part(row, span) for row, span in zip(changed, spans, strict=True)]
+    measured = _Measured(way, passes.tolerance, [*map(difference_of, others, parts)])
+    if passes.model.attention.example is not None or not measured.isolates:
+        return measured
+    # such a mask may replace one of the model's, and a segment may have a vector
+    if way.mask == "block" or not (way.promises or way.restarts):
+        alone = [passes.run_pass(text[s], given=way.arguments([len(text[s])]))[0] for s in spans]
+    elif not alone:
+        alone += [passes.run_pass(text[span])[0] for span in spans]
+    return measured._replace(alone=[*map(difference_of, parts, alone)])
+
+
+def _part(output: PassOutput, span: slice) -> PassOutput:
+    """What a pass gives for a part of its text."""
+
+    def parts() -> PartCalls:
+        def cut(each: Tensor | None) -> Tensor | None:
+            return None if each is None else each[span]
+
+        return {call: (cut(read), cut(gave)) for call, (read, gave) in output.parts().items()}
+
+    return PassOutput(output.output[span], parts)
+
+
+def _judged(
+    passes: Passes, measured: Sequence[_Measured], lengths: Sequence[int], *, packed: bool
+) -> Observed:
+    """What was seen in all ways: wrong where documents must not see each other and do."""
+    is_family = config_of(passes.module) is not None
+    reason, asked = _reason(measured), list[_Measured]()
+    for each in measured:
+        mask, is_promised = each.way.mask, each.way.promises and not is_family
+        is_stated = mask == "none" and not each.way.cache.endswith(_CONFIGURED)
+        if (packed and (is_stated or not is_family)) or (is_promised and mask != "ones"):
+            asked.append(each)
+    if packed and not asked:
+        asked = [each for each in measured if each.way.mask == "block"]
+    for each in asked:
+        fault = each.fault()
+        if fault is not None:
+            n, difference = fault
+            words = "is not as it is alone" if each.isolates else "changes with the others"
+            reason += f": document {n + 1} of {len(lengths)} {words}"
+            return compared(passes, [difference], "", reason, sum(lengths[:n]))
+    isolating = [each for each in measured if each.isolates]
+    if any(one.largest > passes.tolerance for each in isolating for one in each.alone):
+        reason += "; a document is not as it is alone, as where positions run on"
+    if asked or all(each.fault() is None for each in measured):
+        return compared(passes, [one for each in isolating for one in each.moved], reason, reason)
+    return seen(passes, None, reason, max(one.largest for each in measured for one in each.moved))
+
+
+def _reason(measured: Sequence[_Measured]) -> str:
+    """What isolates documents, by what tells them apart."""
+    said = list[str]()
+    for name in dict.fromkeys(each.way.name for each in measured):
+        every, where = [each for each in measured if each.way.name == name], list[str]()
+        for mask, words in _MASKS.items():
+            of_mask = [each for each in every if each.way.mask == mask]
+            caches = [each.way.cache for each in of_mask if each.isolates]
+            if caches:
+                is_all = len(caches) == len(of_mask)
+                where.append(words if is_all else f"with {caches[0]} and {words}")
+        only = f" isolates only {', or '.join(where)}" if where else " does not isolate"
+        is_everywhere = all(each.isolates for each in every)
+        said.append(name + (" isolates documents" if is_everywhere else only))
+    return "; ".join(said)

@@ -1,0 +1,61 @@
+"""What is stated and what is seen, as pictures of cells: the difference in one colour."""
+
+import numpy as np
+
+from mhacli.io.data import Array
+from mhacli.render.base.doc import Grid
+from mhacli.render.figures.grids import GridRow, grids
+from mhacli.render.figures.svg import Piece, lines
+
+from .result import Examination, SeenCells
+
+_SIDE, _MOST = 300.0, 8
+
+
+def pictures(examination: Examination) -> list[Piece]:
+    """The cells of each layer and head, stated, measured and different; nothing without them."""
+    every = examination.sees[:_MOST]
+    if not every:
+        return []
+    words = "rows: queries; columns: keys; yellow: seen; pink: seen and not stated, or the reverse"
+    rows = [GridRow(seen.words, _panels(seen)) for seen in every]
+    return [lines([words]), grids(rows, _SIDE)]
+
+
+def _panels(seen: SeenCells) -> list[Grid]:
+    measured = _matrix(seen.measured)
+    if not seen.stated:
+        return [_grid("measured", measured, np.zeros_like(measured))]
+    stated = _matrix(seen.stated)
+    nothing, apart = np.zeros_like(stated), stated != measured
+    titled = (("stated", stated, nothing), ("measured", measured, nothing))
+    return [
+        *(_grid(*each) for each in titled),
+        _grid("difference", np.zeros_like(stated), apart),
+    ]
+
+
+def _matrix(rows: tuple[str, ...]) -> Array:
+    return np.array([[sign == "1" for sign in row] for row in rows])
+
+
+def _grid(title: str, cells: Array, apart: Array) -> Grid:
+    """A matrix of 0 and 1, with the cells that are apart from another one in a colour."""
+    n_rows, n_columns = cells.shape
+    first = n_columns - n_rows
+
+    def about(row: int, key: int) -> str:
+        word = "wrong" if apart[row, key] else "seen" if cells[row, key] else "hidden"
+        return f"query {row + first} → key {key}: {word}"
+
+    return Grid(
+        title=title,
+        values=cells.astype(float),
+        allowed=np.ones_like(cells),
+        rows=[str(first + row) for row in range(n_rows)],
+        columns=[str(key) for key in range(n_columns)],
+        top=1.0,
+        digits=0,
+        taken=apart,
+        about=about,
+    )

@@ -1,0 +1,570 @@
+"""Who may see whom, as the user states it (`--sees`), and who does: by cell, by layer and head.
+
+A token that is replaced changes the outputs that see it. Attention that shows its weights is read
+besides, layer by layer and head by head, because what a model as a whole lets through is composed
+of what its layers do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mhacli.attention.axes import evaluated
+from mhacli.attention.core import dtype_name, four_axes
+from mhacli.attention.stages import Inputs
+from mhacli.errors import UsageError
+from mhacli.models.capture import Call, captured
+from mhacli.models.layer_names import is_attention
+from mhacli.models.masking import as_attention
+from mhacli.record.checks import TOLERANCES
+from mhacli.text.conditions import SEES, Condition, names_in
+from mhacli.usercode.door import NO_ANSWER, UserRaised, call_user
+from mhacli.usercode.masks import MaskForm
+from mhacli.usercode.target import named_object
+from mhacli.usercode.user_attention import InputDrawer, UserAttention
+
+from .result import CheckRequest, Finding, SeenCells, finding_of
+
+Cells = Bool[Tensor, "head query key"]
+"""Which query sees which key; the axis of heads is 1 where all see the same."""
+LENGTHS = (64, 256)
+"""The least and the largest length of the texts whose cells are compared."""
+_BEYOND = 8
+"""How many tokens further than twice its largest number a statement is looked at."""
+_N_TEXTS = 32
+"""Texts of one call, each with another token replaced."""
+_N_DRAWS = 2
+"""How often each token is replaced: where attention is sharp, another one reaches few outputs."""
+_SMALL = 0.1
+"""The size of equal tokens, whose scores are small."""
+_MOST_GROUPS, _MOST_KEPT = 6, 32
+"""The most groups of wrong cells in a sentence, and the most matrices in a document."""
+_MOST_HEADS, _MOST_LAYERS = 64, 64
+_LONGEST_DRAWN = 512
+"""The longest text whose matrices are kept."""
+
+
+# ------------------------------------------------------------------------------------ the statement
+
+
+class Documents(NamedTuple):
+    """Documents in one row: the number of that at each place of a text of a length, the arguments
+    of a call for a number of such texts, and whether they fit one text alone.
+    """
+
+    numbers: Callable[[int], Tensor]
+    arguments: Callable[[int, int], Mapping[str, Any]]
+    of_one_row: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Who may see whom: by a condition, or by a `predicate` of places, as `attend` takes it.
+    Without `documents` a text is one document.
+    """
+
+    condition: Condition | None
+    predicate: Callable[..., object] | None = None
+    documents: Documents | None = None
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it tells documents apart."""
+        return self.condition is not None and SEES.rows in names_in(self.condition.body)
+
+    def with_documents(self, documents: Documents) -> "Statement":
+        """The same for a row of several documents."""
+        return replace(self, documents=documents)
+
+    def cells(self, q_len: int, k_len: int, *, n_heads: int = 1, layer: int = 0) -> Cells:
+        """The cells that are stated for a layer; the queries are the last of the keys. Raises
+        `UsageError` for a predicate that does not give them.
+        """
+        q_idx, k_idx = torch.arange(k_len - q_len, k_len), torch.arange(k_len)
+        if self.condition is None:
+            cells = self._of_predicate(q_idx, k_idx)
+        else:
+            numbers = {
+                "q": q_idx[:, None],
+                "k": k_idx[None],
+                "n": torch.tensor(k_len),
+                "layer": torch.tensor(layer),
+                "head": torch.arange(n_heads)[:, None, None],
+            }
+            places = {name: number.double() for name, number in numbers.items()}
+            row = torch.zeros(k_len) if self.documents is None else self.documents.numbers(k_len)
+            row = torch.nn.functional.pad(row.double(), (1, 1), value=torch.nan)
+            cells = four_axes(evaluated(self.condition.body, places, {"q": row, "k": row}, {}))
+        return cells[0].expand(-1, q_len, k_len)
+
+    def _of_predicate(self, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        assert self.predicate is not None
+        try:
+            cells = call_user(self.predicate, q_idx, k_idx)
+        except UserRaised as raised:
+            raise UsageError(f"--sees: the predicate raises {raised}") from raised.fault
+        shape = (1, _MOST_HEADS, len(q_idx), len(k_idx))
+        if isinstance(cells, Tensor) and cells.dtype == torch.bool and cells.ndim <= len(shape):
+            cells = four_axes(cells)
+            sizes = [(have, want) for have, want in zip(cells.shape, shape, strict=True)]
+            if all(have in (1, want) for have, want in (sizes[0], *sizes[2:])):
+                return cells
+        given = f"{dtype_name(cells.dtype)} {[*cells.shape]}" if isinstance(cells, Tensor) else ""
+        raise UsageError(
+            f"--sees: the predicate gives {given or type(cells).__name__}, not who may see whom",
+            hint=f"return a bool tensor [query, key], here {[len(q_idx), len(k_idx)]}",
+        )
+
+    def that_give(self, seen: Tensor, n_heads: int) -> Iterator[Callable[[int, int], Cells]]:
+        """The stated cells of any lengths, of each layer where those of this length are seen."""
+        length, known = len(seen), list[Tensor]()
+        for layer in range(self.n_layers):
+            cells = partial(self.cells, n_heads=n_heads, layer=layer)
+            stated = cells(length, length)
+            union = stated.any(dim=0)
+            rows = union.any(dim=-1)
+            is_new = not any(torch.equal(stated, other) for other in known)
+            known.append(stated)
+            if is_new and torch.equal(union[rows], seen[rows]):
+                yield cells
+
+    @property
+    def length(self) -> int:
+        """A length at which its rule shows."""
+        least, largest = LENGTHS
+        number = 0 if self.condition is None else self.condition.largest(0)
+        return max(least, min(largest, 2 * number + _BEYOND))
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers it tells apart."""
+        is_by_layer = self.condition is not None and "layer" in names_in(self.condition.body)
+        return _MOST_LAYERS if is_by_layer else 1
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether each token may see itself and all before it."""
+        cells = self.cells(LENGTHS[0], LENGTHS[0], n_heads=_MOST_HEADS)
+        return self.n_layers == 1 and torch.equal(cells, torch.ones_like(cells).tril())
+
+    @property
+    def hides_later(self) -> bool:
+        """Whether no token may see a later one, in any layer."""
+        length, numbers = LENGTHS[0], range(self.n_layers)
+        layers = (self.cells(length, length, n_heads=_MOST_HEADS, layer=n) for n in numbers)
+        return not any(bool(cells.triu(1).any()) for cells in layers)
+
+
+def statement_of(request: CheckRequest) -> Statement | None:
+    """What the user states; None for nothing. Raises `UsageError` if it cannot be read."""
+    if request.sees is None:
+        return None
+    return Statement(request.condition, named_object(request.sees))
+
+
+# ---------------------------------------------------------------------------------- who sees whom
+
+
+class Reach(NamedTuple):
+    """Which replaced tokens move which outputs: beyond rounding, and at all."""
+
+    seen: Cells
+    touched: Cells
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of an attention, or of a model, that is read again and again: its lengths, the mask
+    that each call is given, and how far an output moves by rounding, relative to its usual size.
+    """
+
+    subject: UserAttention
+    seed: int
+    q_len: int
+    k_len: int
+    form: MaskForm | None = None
+    allowed: Tensor | None = None
+    tolerance: float | None = None
+    documents: Documents | None = None
+
+    def reach(self) -> Reach:
+        """What is reached by tokens among random ones, and, for vectors, among equal small ones: a
+        token among these cannot change its output through its query.
+        """
+        drawer = self.subject.drawer(self.seed)
+        bases = [self._inputs(drawer) for _ in range(_N_DRAWS)]
+        found = [self._by_token(base, drawer, 1.0) for base in bases]
+        if self.subject.ids is None:
+            if bases[0].keys is None:
+                for each in (cells for reach in found for cells in reach):
+                    each.diagonal(dim1=-2, dim2=-1).fill_(False)
+            equal = bases[0].map(lambda rows: _SMALL * rows[..., :1, :].expand_as(rows))
+            found.append(self._by_token(equal, drawer, _SMALL))
+        return Reach(*(reduce(torch.bitwise_or, planes) for planes in zip(*found, strict=True)))
+
+    def _inputs(self, drawer: InputDrawer) -> Inputs:
+        has_context = self.q_len != self.k_len
+        inputs = drawer.inputs(
+            with_context=has_context, q_len=self.q_len, k_len=self.k_len, batch=1
+        )
+        return inputs._replace(allowed=self.allowed)
+
+    def _by_token(self, base: Inputs, drawer: InputDrawer, size: float) -> Reach:
+        """What each token reaches when it is replaced by another one of a size."""
+        seen, touched = list[Tensor](), list[Tensor]()
+        for keys in torch.arange(self.k_len).split(_N_TEXTS - 1):
+            out = self.call(_replaced(base, keys, drawer, size))
+            moved = _distances(out[1:], out[:1])
+            seen.append(moved > self._tolerance(out))
+            touched.append(moved > 0)
+        return Reach(*(torch.cat(parts).movedim(0, -1) for parts in (seen, touched)))
+
+    def call(self, inputs: Inputs) -> Tensor:
+        """The output for inputs, `[text, head, query, width]`, with one head for vectors."""
+        n, rows = len(inputs.queries), [inputs]
+        run = partial(self.subject, seed=self.seed, mask=self.form)
+        if self.documents is not None:
+            if self.documents.of_one_row:
+                rows = [inputs.map(itemgetter(slice(i, i + 1))) for i in range(n)]
+            run = partial(run, given=self.documents.arguments(self.k_len, n // len(rows)))
+        out = torch.cat([run(each) for each in rows])
+        return out if out.ndim == 4 else out[:, None]
+
+    def _tolerance(self, out: Tensor) -> float:
+        return TOLERANCES[dtype_name(out.dtype)].runs if self.tolerance is None else self.tolerance
+
+    def shown(self) -> list[tuple[str, int, Cells]]:
+        """The cells of each attention that shows its weights, with the name of its module and the
+        number of its layer.
+        """
+        found, module = list[tuple[str, int, Cells]](), self.subject.built.module
+
+        def take(call: Call) -> None:
+            lengths = call.shape[2:]
+            if lengths != (self.q_len, self.k_len) or call.kind not in ("self", "decoder"):
+                return
+            if call.unread_mask is None:
+                places = (torch.arange(n, device=call.device) for n in lengths)
+                cells = as_attention(call).visible(*places).any(dim=0).cpu()
+                found.append((call.name, call.layer, cells.expand(-1, *lengths)))
+
+        if module is not None:
+            with suppress(*NO_ANSWER), captured(module, take, anywhere=True):
+                self.call(self._inputs(self.subject.drawer(self.seed)))
+        return found
+
+
+def _replaced(base: Inputs, keys: Tensor, drawer: InputDrawer, size: float) -> Inputs:
+    """Copies of a text: first as it is, then for each key one with another token there."""
+    n, ids = len(keys), drawer.attention.ids
+
+    def change(rows: Tensor, *, context: bool) -> Tensor:
+        copies: Tensor = rows.repeat(n + 1, *[1] * (rows.ndim - 1))
+        texts = torch.arange(1, n + 1)
+        if ids is None:
+            other = size * drawer.rows(1, context=context, batch=n)[..., 0, :]
+        else:
+            steps = torch.randint(1, max(2, len(ids)), (n, 1), generator=drawer.generator)
+            numbers = torch.searchsorted(ids, copies[texts, keys].contiguous())
+            other = ids[(numbers + steps.to(ids.device)) % len(ids)]
+        copies[texts, ..., keys, :] = other
+        return copies
+
+    if base.keys is None:
+        return base._replace(queries=change(base.queries, context=False))
+    return base._replace(
+        queries=base.queries.repeat(n + 1, *[1] * (base.queries.ndim - 1)),
+        keys=change(base.keys, context=True),
+        values=None if base.values is None else change(base.values, context=True),
+    )
+
+
+def _distances(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The distance of each row of some outputs from those of one, relative to their usual size."""
+    a, b = ours.double(), theirs.double()
+    both = (a.isnan() & b.isnan()) | (a == b)
+    apart = torch.where(both, 0.0, (a - b).nan_to_num(nan=torch.inf)).norm(dim=-1)
+    size = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).norm(dim=-1).square().mean().sqrt()
+    relative: Tensor = apart / size.clamp(min=torch.finfo(torch.float32).tiny)
+    return relative
+
+
+# ------------------------------------------------------------------------- what is stated and seen
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The stated and the measured cells of a layer, or of a whole model, `[head, query, key]`.
+    Queries that may see no key do not count, because they have no right output, unless a mask
+    itself `counts_all`.
+    """
+
+    where: str
+    layer: int | None
+    stated: Cells
+    measured: Cells
+    first: int = 0
+    counts_all: bool = False
+
+    @property
+    def unstated(self) -> Cells:
+        """What is seen and should not be."""
+        counted = self.stated.any(dim=-1, keepdim=True) | self.counts_all
+        return self.measured & ~self.stated & counted
+
+    @property
+    def missing(self) -> Cells:
+        """What should be seen and is not."""
+        return self.stated & ~self.measured
+
+    @property
+    def differs(self) -> bool:
+        """Whether a cell is wrong."""
+        return bool((self.unstated | self.missing).any())
+
+    def documents(self) -> Iterator[SeenCells]:
+        """The matrices, one for all heads where they agree."""
+        n_heads = max(len(self.stated), len(self.measured))
+        stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
+        is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
+        is_long = measured.shape[-1] > _LONGEST_DRAWN
+        for head in range(0 if is_long else 1 if is_alike else n_heads):
+            yield SeenCells(
+                self.layer, None if is_alike else head, _rows(stated[head]), _rows(measured[head])
+            )
+
+
+def _rows(cells: Tensor) -> tuple[str, ...]:
+    return tuple("".join("01"[cell] for cell in row) for row in cells.int().tolist())
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """What the comparison with a statement showed: the mistakes, the matrices, the words for what
+    agrees, and the length.
+    """
+
+    findings: tuple[Finding, ...]
+    cells: tuple[SeenCells, ...]
+    words: str
+    length: int
+
+
+def seeing_of(every: Sequence[Compared], words: str) -> Seeing:
+    """What compared cells show, the wrong ones first; `words` say how a model was compared."""
+    findings = list[Finding]()
+    for code, kind, verb in (
+        ("sees-unstated", "unstated", "sees"),
+        ("misses-stated", "missing", "does not see"),
+    ):
+        wrong = {each: getattr(each, kind) for each in every}
+        parts = [words_of_cells(each, cells, verb) for each, cells in wrong.items() if cells.any()]
+        if parts:
+            findings.append(finding_of(code, "; ".join(parts)))
+    words = f"who sees whom is {'not ' if findings else ''}as stated{words}"
+    ordered = sorted(every, key=lambda each: not each.differs)
+    matrices = (matrix for each in ordered for matrix in each.documents())
+    kept = tuple(matrix for matrix, _ in zip(matrices, range(_MOST_KEPT), strict=False))
+    return Seeing(tuple(findings), kept, words, max(each.stated.shape[-1] for each in every))
+
+
+def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
+    """Wrong cells in words: the first, how many, and which, by head where heads differ."""
+    n_heads = len(cells)
+    is_alike = torch.equal(cells, cells[:1].expand_as(cells))
+    of_head = {n: cells[n] for n in range(1 if is_alike else n_heads) if cells[n].any()}
+    groups = [
+        (f"head {n}: " if not is_alike else "") + group
+        for n, each in of_head.items()
+        for group in _groups(each, compared.first)
+    ]
+    head = next(iter(of_head))
+    query, key = of_head[head].nonzero()[0].tolist()
+    who = f"query {query + compared.first}" + ("" if is_alike else f" of head {head}")
+    n_cells = sum(int(each.sum()) for each in of_head.values())
+    rest = f", and {len(groups) - _MOST_GROUPS} more rows" if len(groups) > _MOST_GROUPS else ""
+    every = f" ({n_cells} cells: {'; '.join(groups[:_MOST_GROUPS])}{rest})"
+    return f"{compared.where}{who} {verb} key {key}" + (every if n_cells > 1 else "")
+
+
+def _groups(cells: Cells, first: int) -> Iterator[str]:
+    """The rows with wrong cells: `query 4: keys 0–3, 9`."""
+    for query in cells.any(dim=1).nonzero().flatten().tolist():
+        runs = list[list[int]]()
+        for key in cells[query].nonzero().flatten().tolist():
+            if runs and runs[-1][-1] == key - 1:
+                runs[-1].append(key)
+            else:
+                runs.append([key])
+        keys = (str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+        yield f"query {query + first}: keys {', '.join(keys)}"
+
+
+# ------------------------------------------------------------------------------- the comparison
+
+
+def who_sees(
+    subject: UserAttention,
+    statement: Statement,
+    request: CheckRequest,
+    *,
+    longest: int | None = None,
+    tolerance: float | None = None,
+) -> Seeing | None:
+    """The comparison of an attention, or of a model, with what is stated, over the longest text
+    that it reads; None where nothing can be measured. Raises `OutOfTime`, and `UsageError` for a
+    predicate.
+    """
+    lengths = [longest or request.length or statement.length]
+    if not subject.is_resizable:
+        lengths = [subject.sizes.q_len]
+    lengths += [length for length in (32, 16, 8, subject.sizes.q_len) if length < lengths[0]]
+    for length in lengths:
+        text = Text(
+            subject,
+            request.seed,
+            length,
+            length,
+            tolerance=tolerance,
+            documents=statement.documents,
+        )
+        with suppress(*NO_ANSWER):
+            every, words = _compared(text, statement)
+            every += _behind_others(text, statement)
+            return seeing_of(every, words)
+    return None
+
+
+def _compared(text: Text, statement: Statement) -> tuple[list[Compared], str]:
+    """The cells of a text, those of each layer first, and what they are in words."""
+    reach, length = text.reach(), text.k_len
+    given = _with_stated_mask(text, statement, reach)
+    if given is not None:
+        text, reach = given, given.reach()
+    shown = text.shown()
+    if text.subject.ids is None and len(shown) < 2 and len(_unseen(text, shown)) < 2:
+        return [_of_attention(text, statement, reach, shown)], ""
+    stated = {
+        n: statement.cells(length, length, n_heads=len(cells), layer=n) for _, n, cells in shown
+    }
+    every = [
+        Compared(f"in layer {n} ", n, stated[n], cells & (reach.touched | stated[n]))
+        for _, n, cells in shown
+    ]
+    expected, how = _composed(text, statement, shown)
+    seen = reach.seen
+    if not shown:  # what reaches a key in one layer reaches it as a whole
+        direct = statement.cells(length, length).any(dim=0) & expected
+        seen = seen | (expected & ~(direct & ~reach.touched))
+    else:
+        seen = seen | expected
+    every.append(Compared("as a whole ", None, expected[None], seen))
+    return every, f", {how}"
+
+
+def _of_attention(
+    text: Text, statement: Statement, reach: Reach, shown: Sequence[tuple[str, int, Cells]]
+) -> Compared:
+    """The cells of one attention: by head where its weights show what replaced tokens do."""
+    measured, length = reach.seen, text.k_len
+    is_diagonal = torch.eye(length, dtype=torch.bool)
+    n_heads = len(measured)
+    if shown and text.q_len == length:
+        (_, _, cells), union = shown[0], shown[0][2].any(dim=0, keepdim=True)
+        # what stands beside the attention, such as a residual, adds the token itself
+        if torch.equal(union & ~is_diagonal, measured & ~is_diagonal):
+            measured, n_heads = cells, len(cells)
+    if n_heads == 1 and not text.subject.is_function:
+        built = text.subject.built
+        known = [value for name, value in built.arguments.items() if name.endswith("heads")]
+        n_heads = known[0] if known and isinstance(known[0], int) else 1
+    stated = statement.cells(text.q_len, length, n_heads=n_heads)
+    if len(stated) > len(measured):
+        stated = stated.any(dim=0, keepdim=True)
+    return Compared("", None, stated, measured, length - text.q_len)
+
+
+def _with_stated_mask(text: Text, statement: Statement, reach: Reach) -> Text | None:
+    """The text with the stated cells as its mask, for an attention that hides nothing without one
+    and takes a mask of queries and keys.
+    """
+    stated = statement.cells(text.q_len, text.k_len, n_heads=text.subject.sizes.n_heads or 1)
+    forms = [form for form in text.subject.mask_forms if {"query", "key"} <= {*form.axes}]
+    if not forms or not bool(reach.seen.all()) or bool(stated.all()):
+        return None
+    if len(stated) > 1 and "head" not in forms[0].axes:
+        return None
+    return Text(text.subject, text.seed, text.q_len, text.k_len, forms[0], stated[None])
+
+
+def _unseen(text: Text, shown: Sequence[tuple[str, int, Cells]]) -> list[str]:
+    """The names of the attentions of a model that show no weights, as kernels do not."""
+    module, names = text.subject.built.module, {name for name, _, _ in shown}
+    found = list[str]()
+    for name, part in [] if module is None else reversed([*module.named_modules()][1:]):
+        is_known = any(
+            f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.")
+            for other in (*names, *found)
+        )
+        projects = any(each.ndim > 1 for each in part.parameters())  # a norm does not
+        if is_attention(name, part) and not is_known and projects:
+            found.append(name)
+    return found
+
+
+def _composed(
+    text: Text, statement: Statement, shown: Sequence[tuple[str, int, Cells]]
+) -> tuple[Tensor, str]:
+    """What a model as a whole may let through: in each layer a token is what it was before and what
+    it may see, and without a known number of layers all that follows from that.
+    """
+    length, unseen = text.k_len, _unseen(text, shown)
+    numbers = [n for _, n, _ in shown] or [*range(len(unseen))]
+    is_known = bool(numbers) and not (shown and unseen)
+    heads = {n: len(cells) for _, n, cells in shown}
+    if not is_known:
+        numbers = [*range(statement.n_layers)]
+    reached = torch.eye(length, dtype=torch.bool)
+    steps = [
+        reached
+        | statement.cells(length, length, n_heads=heads.get(n, _MOST_HEADS), layer=n).any(dim=0)
+        for n in numbers
+    ]
+    if not is_known:
+        step = reduce(torch.bitwise_or, steps)
+        steps = [step] * length
+    for step in steps:
+        reached = (step.double() @ reached.double()) > 0
+    if is_known:
+        return reached, f"in {len(numbers)} attention layer{'s' * (len(numbers) != 1)}"
+    return reached, "however many attention layers there are, because their number is not known"
+
+
+def _behind_others(text: Text, statement: Statement) -> list[Compared]:
+    """The cells of a function, or of an attention over a context, with fewer queries than keys,
+    which are the last of them.
+    """
+    if (
+        text.documents
+        or not text.subject.takes_context
+        or text.subject.mode == "cross"
+        or text.k_len < 4
+    ):
+        return []
+    shorter = Text(text.subject, text.seed, text.k_len // 2, text.k_len)
+    with suppress(*NO_ANSWER):
+        reach = shorter.reach()
+        given = _with_stated_mask(shorter, statement, reach)
+        if given is not None:
+            shorter, reach = given, given.reach()
+        compared = _of_attention(shorter, statement, reach, ())
+        where = f"with {shorter.q_len} queries behind {shorter.k_len - shorter.q_len} more keys "
+        return [Compared(where, None, compared.stated, compared.measured, compared.first)]
+    return []
