@@ -308,7 +308,7 @@ def _untold(model: TextModel) -> str:
     built = model.attention.built
     for weak in signature_of(built.call, *_WEAK) if config_of(built.module) is None else ():
         return f"--packed states that {weak.name} tells documents apart"
-    return "it takes nothing by a known name that tells documents apart"
+    return "it takes no documents by a known name"
 
 
 def _measured(
