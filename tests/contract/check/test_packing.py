@@ -140,7 +140,9 @@ def test_a_model_isolates_documents_as_plain_passes_show(case: Packed) -> None:
         codes = [finding.code for finding in report.findings]
         assert (report.verdict, codes) == (verdict, ["documents-leak"] * (verdict == "wrong"))
         assert (answer(report).ok, answer(report).name) == (ok, "packing"), answer(report)
-        if ok is not None:
+        if ok is None and case.name != "PositionsOnly":
+            assert answer(report).reason.startswith("not tried: ")
+        else:
             assert answer(report).tried.length <= 64
 
 
