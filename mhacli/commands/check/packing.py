@@ -308,7 +308,7 @@ def _untold(model: TextModel) -> str:
     built = model.attention.built
     for weak in signature_of(built.call, *_WEAK) if config_of(built.module) is None else ():
         return f"--packed states that {weak.name} tells documents apart"
-    return "it takes nothing by a known name that tells documents apart"
+    return "it takes no documents by a known name"
 
 
 def _measured(
@@ -332,8 +332,7 @@ def _measured(
     measured = _Measured(way, passes.tolerance, [*map(difference_of, others, parts)])
     if passes.model.attention.example is not None or not measured.isolates:
         return measured
-    # such a mask may replace one of the model's, and a segment may have a vector
-    if way.mask == "block" or not (way.promises or way.restarts):
+    if way.mask == "block":  # it may replace one of the model's
         alone = [passes.run_pass(text[s], given=way.arguments([len(text[s])]))[0] for s in spans]
     elif not alone:
         alone += [passes.run_pass(text[span])[0] for span in spans]

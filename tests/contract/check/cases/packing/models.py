@@ -52,7 +52,7 @@ class Base(nn.Module):
 
 def same(documents):
     """Which tokens are in one document, with an axis of heads."""
-    return (documents[:, None, :, None] == documents[:, None, None, :])
+    return documents[:, None, :, None] == documents[:, None, None, :]
 
 
 class CuSeqlens(Base):
