@@ -46,7 +46,7 @@ _OF_CALLS = {
     "rope": "freqscis freqs rope rotary rotaryemb rotaryposemb cos sin positionembeddings posemb",
     "lengths": "lens lengths length validlens validlength seqlens",
     "starts": "cuseqlens cuseqlensq cuseqlensk cuseqlenskv cuseqlen",
-    "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv",
+    "longest": "maxseqlen maxseqlenq maxseqlenk maxseqlenkv maxlengthq maxlengthk",
     "window": "window windowsize",
     "mask": "allowed visible m adj adjacency",
     "padding": "pad padding valid",

@@ -117,7 +117,7 @@ def _telling(
         is_behind = "token" in model.attention.axes  # another text of one token
         ends: Maker = partial(_ends, is_behind)
         made = dict.fromkeys(named["starts"], ends)
-        made |= dict.fromkeys(named.get("longest", ()), _longest)
+        made |= dict.fromkeys(named.get("longest", ()), lambda lengths, _: max(lengths))
         name = named["starts"][0]
         yield Way(name, {**made, **positions}, True, restarts, of_one_row=True)
     is_family = config_of(model.attention.built.module) is not None
@@ -155,7 +155,7 @@ def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
         for way, (value, words) in product(
             ways, ((switch.default, _CONFIGURED), (False, "=False"))
         ):
-            made: dict[str, Maker] = {**way.made, switch.name: partial(_value, value)}
+            made: dict[str, Maker] = {**way.made, switch.name: lambda *_, value=value: value}
             yield way._replace(made=made, cache=f"{switch.name}{words}")
         return
     yield from ways
@@ -174,14 +174,6 @@ def _ends(is_behind: bool, lengths: Sequence[int], _: int) -> Tensor:
     return torch.tensor(
         [0, *accumulate([1, *lengths] if is_behind else lengths)], dtype=torch.int32
     )
-
-
-def _longest(lengths: Sequence[int], _: int) -> int:
-    return max(lengths)
-
-
-def _value(value: object, _lengths: Sequence[int], _: int) -> object:
-    return value
 
 
 def _ones(form: MaskForm, lengths: Sequence[int], n_rows: int) -> Tensor:
@@ -356,14 +348,9 @@ def _judged(
 ) -> Observed:
     """What was seen in all ways: wrong where documents must not see each other and do."""
     is_family = config_of(passes.module) is not None
-    reason, asked = _reason(measured), list[_Measured]()
-    for each in measured:
-        mask, is_promised = each.way.mask, each.way.promises and not is_family
-        is_stated = mask == "none" and not each.way.cache.endswith(_CONFIGURED)
-        if (packed and (is_stated or not is_family)) or (is_promised and mask != "ones"):
-            asked.append(each)
-    if packed and not asked:
-        asked = [each for each in measured if each.way.mask == "block"]
+    asked = [e for e in measured if _must_isolate(e.way, packed=packed, is_family=is_family)]
+    asked = asked or [each for each in measured if packed and each.way.mask == "block"]
+    reason = _reason(measured)
     for each in asked:
         fault = each.fault()
         if fault is not None:
@@ -371,12 +358,22 @@ def _judged(
             words = "is not as it is alone" if each.isolates else "changes with the others"
             reason += f": document {n + 1} of {len(lengths)} {words}"
             return compared(passes, [difference], "", reason, sum(lengths[:n]))
-    isolating = [each for each in measured if each.isolates]
-    if any(one.largest > passes.tolerance for each in isolating for one in each.alone):
+    alone = [difference.largest for each in measured for difference in each.alone]
+    if max(alone, default=0.0) > passes.tolerance:
         reason += "; a document is not as it is alone, as where positions run on"
     if asked or all(each.fault() is None for each in measured):
-        return compared(passes, [one for each in isolating for one in each.moved], reason, reason)
-    return seen(passes, None, reason, max(one.largest for each in measured for one in each.moved))
+        moved = [difference for each in asked or measured for difference in each.moved]
+        return compared(passes, moved, reason, reason)
+    return seen(passes, None, reason, max(e.largest for each in measured for e in each.moved))
+
+
+def _must_isolate(way: Way, *, packed: bool, is_family: bool) -> bool:
+    """Whether a leak is wrong. A model of transformers promises nothing, and isolates documents in
+    one way alone.
+    """
+    if is_family:
+        return packed and way.mask == "none" and not way.cache.endswith(_CONFIGURED)
+    return packed or (way.promises and way.mask != "ones")
 
 
 def _reason(measured: Sequence[_Measured]) -> str:
