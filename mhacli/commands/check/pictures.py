@@ -18,7 +18,8 @@ def pictures(examination: Examination) -> list[Piece]:
     if not every:
         return []
     words = "rows: queries; columns: keys; yellow: seen; pink: seen and not stated, or the reverse"
-    rows = [GridRow(seen.words, _panels(seen)) for seen in every]
+    of_all = "as a whole" if every[1:] else ""
+    rows = [GridRow(seen.words or of_all, _panels(seen)) for seen in every]
     return [lines([words]), grids(rows, _SIDE)]
 
 

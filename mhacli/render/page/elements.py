@@ -22,7 +22,7 @@ from mhacli.render.base.options import Screen
 Html = NewType("Html", str)
 """Text whose tags are all made by mha."""
 
-STATIC = "default-src 'none'; style-src 'unsafe-inline'"
+STATIC = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The policy of a page without script."""
 WIDE = Screen(width=10_000, colour=False)
 """A screen wide enough for every terminal view."""

@@ -299,3 +299,6 @@ def test_a_page_draws_what_is_stated_and_what_is_seen(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert all(f">{word}<" in text for word in ("stated", "measured", "difference"))
     assert "<script" not in text
+    # without the policy a browser shows none of the pictures
+    assert "data:image" in text
+    assert "img-src data:" in text
