@@ -243,6 +243,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_parameters=_n_parameters(tester.passes.module),
         behaviour=tester.behaviours,
         sees=() if tester.seeing is None else tester.seeing.cells,
+        n_passes=tester.passes.n_passes,
         inside=tester.inside,
         compared=tester.compared or Compared.of_all(()),
         attempts=tuple(tester.passes.model.attention.built.tried.attempts),
@@ -373,6 +374,7 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
         reason=reason,
         findings=tuple(tester.findings),
         behaviour=tester.behaviours,
+        n_passes=tester.passes.n_passes,
     )
 
 

@@ -402,6 +402,7 @@ class Examination(Shown):
     calls, masks and other variants that were tried and did not work. `compared` is what the
     comparison with the reference covers beyond its first calls. `sees` are the cells that were
     compared with what is stated. `mask` says what was compared of a target that is a mask itself.
+    `n_passes` counts the passes of the behaviours.
     """
 
     verdict: Verdict
@@ -433,6 +434,7 @@ class Examination(Shown):
     compared: Compared | None = None
     sees: tuple[SeenCells, ...] = ()
     mask: str = ""
+    n_passes: int = 0
 
     @property
     def ok(self) -> bool:

@@ -99,6 +99,8 @@ def test_each_text_reads_its_own_memory(name: str) -> None:
 
 
 def test_models_without_a_mask_and_a_memory_pay_no_pass() -> None:
-    asked = {each.name: each for each in examined("EndOfText").behaviour}
-    for name in ("right-padding", "padding-content", "memory"):
+    report = examined("EndOfText")
+    asked = {each.name: each for each in report.behaviour}
+    for name in ("right-padding", "padding-content", "memory", "packing"):
         assert asked[name].was_omitted
+    assert 0 < report.n_passes < examined("Encoder").n_passes
