@@ -34,7 +34,8 @@ _TELLING = ("documents", "starts", "mask", "bias")
 """The roles of arguments under which documents should not see each other."""
 _WEAK = ("positions", "segments")
 """The roles of arguments that are also given where they may."""
-_CONFIGURED = " as configured"
+CONFIGURED = " as configured"
+"""The end of the words for caching as it is by default."""
 WithMask = Literal["none", "ones", "block"]
 _MASKS: Mapping[WithMask, str] = {
     "none": "without a mask",
@@ -74,7 +75,7 @@ def document_lengths(length: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------- the ways of a call
 
 
-def ways_of(model: TextModel, *, causal: bool, packed: bool = False) -> list[Way]:
+def ways_of(model: TextModel, *, causal: bool, packed: bool) -> list[Way]:
     """The ways in which a model takes packed documents, the likeliest first; none if it takes none.
     `causal`: a mask also hides later tokens. Segments, and in bidirectional models positions, tell
     documents apart only where it is stated that they are `packed`. Of several ways with one name,
@@ -152,9 +153,7 @@ def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
     """The ways with caching as it is by default, and without it."""
     switches = signature_of(model.attention.built.call, "caching")
     for switch in [p for p in switches if not p.required and p.default is not False][:1]:
-        for way, (value, words) in product(
-            ways, ((switch.default, _CONFIGURED), (False, "=False"))
-        ):
+        for way, (value, words) in product(ways, ((switch.default, CONFIGURED), (False, "=False"))):
             made: dict[str, Maker] = {**way.made, switch.name: lambda *_, value=value: value}
             yield way._replace(made=made, cache=f"{switch.name}{words}")
         return
@@ -192,7 +191,7 @@ def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) ->
 
 
 def way_of_example(
-    attention: UserAttention, length: int, *, packed: bool = False
+    attention: UserAttention, length: int, *, packed: bool
 ) -> tuple[Way, Sequence[int]]:
     """The way in which an example packs documents at a length, and their lengths. Arguments without
     a known name tell documents apart only where it is stated that they are `packed`. Raises
@@ -372,7 +371,7 @@ def _must_isolate(way: Way, *, packed: bool, is_family: bool) -> bool:
     one way alone.
     """
     if is_family:
-        return packed and way.mask == "none" and not way.cache.endswith(_CONFIGURED)
+        return packed and way.mask == "none" and not way.cache.endswith(CONFIGURED)
     return packed or (way.promises and way.mask != "ones")
 
 
