@@ -16,11 +16,22 @@ from .observed import Answers, Intent, Observed, Test, not_tried, seen
 from .packing import CONFIGURED, document_lengths, way_of_example, ways_of
 from .passes import Passes
 from .result import CheckRequest, Tried
-from .sees import Documents, Seeing, Statement, who_sees
+from .sees import Documents, Seeing, Statement, statement_of, who_sees
 
 
-def as_stated(request: CheckRequest, statement: Statement) -> Test:
-    """The test of whether the tokens of a model see whom they are stated to see."""
+def stated_causal(request: CheckRequest) -> bool | None:
+    """Whether tokens see only earlier ones, as stated; None where nothing is."""
+    statement = statement_of(request)
+    return request.states_causal if statement is None else statement.hides_later
+
+
+def tests_stated(request: CheckRequest) -> dict[str, Test]:
+    """The further test of a model: whether its tokens see whom they are stated to see; none where
+    nothing is.
+    """
+    statement = statement_of(request)
+    if statement is None:
+        return {}
 
     def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         model, longest = passes.model, min(passes.length, request.length or statement.length)
@@ -34,7 +45,7 @@ def as_stated(request: CheckRequest, statement: Statement) -> Test:
         tried = Tried(found.length, 1)
         return seen(passes, not found.findings, found.words, tried=tried, seeing=found)
 
-    return test
+    return {"sees": test}
 
 
 def seeing_in(
