@@ -131,19 +131,11 @@ class Condition:
 
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
-        parts = [part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant)]
-        numbers = [
-            part
-            for part in parts
-            if not (isinstance(part, ast.Constant) and isinstance(part.value, str))
-        ]
-        places = dict.fromkeys(names_in(self.body), position)
-        return max(
-            [
-                position,
-                *(int(number_of(part, _BOUNDS, places)) for part in numbers),
-            ]
-        )
+        places, numbers = dict.fromkeys(names_in(self.body), position), [position]
+        for part in ast.walk(self.body):
+            if isinstance(part, ast.BinOp) or type(getattr(part, "value", None)) is int:
+                numbers.append(int(number_of(part, _BOUNDS, places)))
+        return max(numbers)
 
 
 def parse_condition(text: str, language: Language = WHERE) -> Condition:

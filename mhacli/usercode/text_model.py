@@ -72,6 +72,12 @@ class TextModel:
         """The likeliest of the masks."""
         return next(iter(self.masks), None)
 
+    @property
+    def sides(self) -> tuple[PaddingSide, ...]:
+        """The sides on which texts may be padded."""
+        is_right_only = self.has_source or (self.mask is not None and self.mask.kind == "lengths")
+        return ("right",) if is_right_only else ("right", "left")
+
     def draw(self, seed: int, length: int) -> Tensor:
         """A random text of ordinary tokens."""
         text = self.attention.drawer(seed).rows(length, batch=1)[0]

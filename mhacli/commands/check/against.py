@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs
 from mhacli.attention.taps import largest_difference
 from mhacli.errors import MhaError
@@ -151,7 +152,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         called=first.described,
         arguments=arguments_of(first.built),
         choices=(compared.weights, *choices),
-        comparison=_outputs(compared, other, str(first.dtype).removeprefix("torch.")),
+        comparison=_outputs(compared, other, dtype_name(first.dtype)),
         against=other,
         reason=compared.reason,
         not_examined=tuple(dict.fromkeys([*defaults, *compared.untried])),

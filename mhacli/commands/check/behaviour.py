@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
 from mhacli.models.layer_names import config_of, is_attention
-from mhacli.settings import PaddingSide
 from mhacli.usercode.build import WithoutDropout
 from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
@@ -342,10 +341,7 @@ def _passes_to_be_finite(passes: Passes) -> list[PassOutput]:
         return [passes.first_pass]
     every = [*passes.single_passes]
     if passes.precision in NARROW:
-        sides: tuple[PaddingSide, ...] = (
-            ("right",) if passes.model.has_source else ("right", "left")
-        )
-        for side in sides:
+        for side in passes.model.sides:
             every += passes.run_pass(*passes.texts, mask=mask, side=side)
     return every
 

@@ -555,8 +555,8 @@ def _gradient_findings(comparison: Comparison, ran: Sequence[CellResult]) -> Ite
     """The mistakes of the backward pass."""
     # one key has a weight of 1 and no gradient, whatever is wrong
     differentiable = [each for each in ran if each.is_differentiable and each.cell.shape.k_len > 1]
-    asks_backward = comparison.probed.request.asks_backward
-    if asks_backward and ran and not any(each.is_differentiable for each in ran):
+    is_asked = comparison.probed.request.backward
+    if is_asked and ran and not any(each.is_differentiable for each in ran):
         yield finding_of("gradient-cut", "the output requires no gradient, although its inputs do")
     if cut := _cut(differentiable):
         names = first_names(cut, MOST_NAMED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -616,18 +616,14 @@ def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignC
         yield _PLAIN
         return
     words = "the input is normalised first"
-    yield _chosen("pre-norm", words, before=partial(_all_normed, norm))
+    yield _chosen("pre-norm", words, before=lambda inputs: inputs.map(norm))
     if probed.subject.takes_context:
         words = "the input of the queries is normalised first"
-        yield _chosen("pre-norm", words, before=partial(_queries_normed, norm))
 
+        def before(inputs: Inputs) -> Inputs:
+            return inputs._replace(queries=norm(inputs.queries), keys=inputs.rows_of("k"))
 
-def _all_normed(norm: Norm, inputs: Inputs) -> Inputs:
-    return inputs.map(norm)
-
-
-def _queries_normed(norm: Norm, inputs: Inputs) -> Inputs:
-    return inputs._replace(queries=norm(inputs.queries), keys=inputs.rows_of("k"))
+        yield _chosen("pre-norm", words, before=before)
 
 
 @dataclass(frozen=True)

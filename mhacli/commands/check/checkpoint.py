@@ -35,15 +35,14 @@ from mhacli.usercode.text_model import text_model_of_ids
 
 from .behaviour import CODES, NARROW, BehaviourTester, is_claimed_causal
 from .observed import Answers, Intent, Observed, Test, compared, not_tried, seen
-from .passes import Passes, difference_of
+from .passes import Passes, difference_of, largest_of
 from .result import (
     AttentionInside,
     CheckRequest,
     Place,
     Tried,
 )
-from .sees import statement_of
-from .stated import as_stated
+from .stated import stated_causal, tests_stated
 
 
 @torch.no_grad()
@@ -73,17 +72,16 @@ def checkpoint_behaviour(
         notes.append("there is no tokenizer: the texts are random token ids")
     elif texts:
         read = _texts(loaded, texts, notes)
-    statement, claim = statement_of(request), request.states_causal
+    claim = stated_causal(request)
     if claim is None:
-        claim = is_claimed_causal(model) if statement is None else statement.hides_later
+        claim = is_claimed_causal(model)
     passes = Passes(text_model, request.seed, read, request.length)
     more: dict[str, Test] = {
         "eager": eager,
         "row-sums": row_sums,
         "bos": partial(doubled_beginning, loaded.tokenizer),
+        **tests_stated(request),
     }
-    if statement is not None:
-        more["sees"] = as_stated(request, statement)
     tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
     dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
@@ -92,9 +90,7 @@ def checkpoint_behaviour(
         wide = Passes(text_model, request.seed, passes.texts, request.length)
         wide.n_passes += passes.n_passes
         tester = replace(tester, passes=wide)
-        moved = max(
-            each.largest for each in map(difference_of, passes.single_passes, wide.single_passes)
-        )
+        moved = largest_of(map(difference_of, passes.single_passes, wide.single_passes))
         reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
         tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
     tester.test(names)

@@ -339,11 +339,8 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
     by_name: dict[str, list[MaskForm]] = {}
     for form in (*(masks or subject.mask_forms), *subject.padding_forms):
         # what is added to scores, such as −∞, has no True, and lengths have none either
-        if means is None or form.kind == "lengths":
-            fits = True
-        else:
-            fits = form.kind != "additive" and form.true_means == means
-        if fits:
+        is_meant = form.kind != "additive" and form.true_means == means
+        if means is None or form.kind == "lengths" or is_meant:
             by_name.setdefault(form.parameter, []).append(form)
     if means is None:
         return {name: as_tokenizers_mean(each) for name, each in by_name.items()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import mhacli
+from mhacli.attention.core import dtype_name
 from mhacli.attention.devices import one_thread
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError, first_names
@@ -43,7 +44,7 @@ from .findings import findings_of
 from .gradients import without_reference
 from .layer_sites import sites_in
 from .masks_as_targets import examine_mask, is_mask, mask_of_target
-from .observed import Intent, Test, reason_of
+from .observed import Intent, reason_of
 from .passes import Passes
 from .probes import (
     ProbedAttention,
@@ -65,7 +66,7 @@ from .result import (
     Verdict,
 )
 from .sees import statement_of
-from .stated import as_stated, seeing_in
+from .stated import seeing_in, stated_causal, tests_stated
 
 _MOST_PARTS = 4
 _SMALL = 5_000_000
@@ -196,8 +197,8 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     if model.has_source and claim is None:
         claim = True
     passes = Passes(model, request.seed, requested=request.length)
-    more = tests_stated(request)
-    tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
+    intent = Intent(claim, packed=request.packed)
+    tester = BehaviourTester(passes, intent, tests_stated(request))
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
@@ -301,18 +302,6 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     else:
         report = _joined(report, tester)
     return ModeReport(subject, report, (*compared.untried, *tester.omitted))
-
-
-def stated_causal(request: CheckRequest) -> bool | None:
-    """Whether tokens see only earlier ones, as stated; None where nothing is."""
-    statement = statement_of(request)
-    return request.states_causal if statement is None else statement.hides_later
-
-
-def tests_stated(request: CheckRequest) -> Mapping[str, Test]:
-    """The further test of a model for which it is stated who may see whom."""
-    statement = statement_of(request)
-    return {} if statement is None else {"sees": as_stated(request, statement)}
 
 
 def _seen_and_compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
@@ -428,7 +417,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         choices=(*_choices(diagnosis), *beyond.choices),
         compared=beyond.compared,
         probes=probed.probes,
-        comparison=_comparison(diagnosis, str(subject.dtype).removeprefix("torch.")),
+        comparison=_comparison(diagnosis, dtype_name(subject.dtype)),
         reason=None,
         n_parameters=_n_parameters(probed.module),
         n_hypotheses=diagnosis.n_hypotheses,

@@ -139,7 +139,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     """What the gradients of an attention show that no reference explains, of its inputs and its
     trainable parameters. Raises `OutOfTime`.
     """
-    found, tried = OwnGradients(), list[Attempt]()
+    found = OwnGradients()
     subject = replace(probed.subject, has_graph=True)
     is_left = subject.built.is_interpreted or probed.visible == "itself only"
     if is_left or subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
@@ -160,7 +160,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
         run = partial(subject, inputs, seed=0)
         return derivatives(run, subject.computing, wanted, probed.request.seed)
 
-    measured = first_that_works(lengths, of_length, tried)
+    measured = first_that_works(lengths, of_length, list[Attempt]())
     if measured:
         found.take(measured, "at every tried call")
         known = [each.tensor for each in measured if each.limit < torch.inf]

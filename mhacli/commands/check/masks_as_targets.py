@@ -4,7 +4,7 @@ that make a mask. Their cells are compared with what is stated, or drawn.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.attention.core import four_axes
+from mhacli.attention.core import dtype_name, four_axes
 from mhacli.errors import UsageError
 from mhacli.models.capture import FORBIDDING
 from mhacli.usercode.build import parse_value
-from mhacli.usercode.door import Attempt, Unreadable, call_user, first_that_works
+from mhacli.usercode.door import NO_ANSWER, Attempt, Unreadable, call_user, first_that_works
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import Choice, find_target
@@ -29,6 +29,8 @@ _DRAWN = 16
 _SHORTER = (32, 16, 8, 4)
 """The lengths at which a mask is tried that is made of fewer tokens, such as documents."""
 _N_HEADS, _WIDTH, _ID = 4, 16, 7
+_USUAL: Mapping[str, Any] = {"device": "cpu", "dtype": torch.float32}
+"""The usual arguments by these names."""
 _MOST_CELLS = 1 << 26
 _LENGTH = re.compile(r"_*(t|n|l|s|size|sz|tq|tk|.*(len|length|seq|tokens|size_?[qk]v?).*)")
 """The names of lengths."""
@@ -115,22 +117,17 @@ def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[
     given = {name: parse_value(text) for name, text in target.arguments + target.call_arguments}
     values, names = dict(given), list[str]()
     for each in signature(thing).parameters.values():
-        is_open = each.default is each.empty and each.kind not in (
-            each.VAR_POSITIONAL,
-            each.VAR_KEYWORD,
-        )
-        if is_open and each.name not in given:
-            values[each.name] = length
-            if each.name == "device":
-                values[each.name] = "cpu"
-            elif each.name == "dtype":
-                values[each.name] = torch.float32
-            elif _BATCH.fullmatch(each.name.lower()) and "batch" in each.name.lower():
-                values[each.name] = 1
-            elif "head" in each.name.lower():
-                values[each.name] = request.n_heads or _N_HEADS
-            else:
-                names.append(each.name)
+        is_open = each.default is each.empty and each.name not in given
+        if not is_open or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        name = each.name.lower()
+        values[each.name] = _USUAL.get(each.name, length)
+        if _BATCH.fullmatch(name) and "batch" in name:
+            values[each.name] = 1
+        elif "head" in name:
+            values[each.name] = request.n_heads or _N_HEADS
+        elif each.name not in _USUAL:
+            names.append(each.name)
     is_length = [_LENGTH.fullmatch(name.lower()) for name in names]
     if all(is_length):
         yield values
@@ -157,8 +154,8 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     cells = mask != 0 if is_bool else mask > FORBIDDING
     if is_bool and request.mask_means == "hide":
         cells = ~cells
-    word = str(made.dtype).removeprefix("torch.")
-    return MaskCells(cells, f"a mask {[*made.shape]} of {word}", is_bool=is_bool)
+    words = f"a mask {[*made.shape]} of {dtype_name(made.dtype)}"
+    return MaskCells(cells, words, is_bool=is_bool)
 
 
 def _of_function(function: Callable[..., Any], n_heads: int, q_len: int, k_len: int) -> Cells:
@@ -178,11 +175,10 @@ def _of_function(function: Callable[..., Any], n_heads: int, q_len: int, k_len: 
             raise Unreadable(f"it gives {seen.dtype}, not True or False")
         return seen.expand(batch.shape)[0]
 
-    tried = list[Attempt]()
-    found = first_that_works((n_heads, 1), cells, tried)
-    if found is None:
-        raise tried[0].failure
-    return found
+    try:
+        return cells(n_heads)
+    except NO_ANSWER:
+        return cells(1)
 
 
 def _of_blocks(mask: Any) -> MaskCells:
@@ -194,11 +190,10 @@ def _of_blocks(mask: Any) -> MaskCells:
     if n_heads * q_len * k_len > _MOST_CELLS:
         raise Unreadable(f"it has {n_heads * q_len * k_len:,} cells")
     of_function = _of_function(mask.mask_mod, n_heads, q_len, k_len)
-    partial = _in_blocks(mask.kv_num_blocks, mask.kv_indices, sizes, (q_len, k_len))
-    full = torch.zeros_like(partial)
+    lengths = mask.seq_lengths
+    cells = of_function & _in_blocks(mask.kv_num_blocks, mask.kv_indices, sizes, lengths)
     if mask.full_kv_num_blocks is not None:
-        full = _in_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, sizes, (q_len, k_len))
-    cells = full | (partial & of_function)
+        cells |= _in_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, sizes, lengths)
     apart = Compared("", None, of_function, cells, counts_all=True)
     words = (
         (apart.unstated, "sees, in a full block where mask_mod hides it,"),

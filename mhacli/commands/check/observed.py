@@ -1,7 +1,7 @@
 """What a test of a behaviour observes: what must agree, what differs, and what was not tried."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from mhacli.io.data import finite
 from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import OutOfTime
 
-from .passes import PassDifference, Passes
+from .passes import PassDifference, Passes, largest_of
 from .result import AttentionInside, Behaviour, Place, Tried
 from .sees import Seeing
 
@@ -49,6 +49,12 @@ class Observed:
     inside: tuple[AttentionInside, ...] = ()
     seeing: Seeing | None = None
     over: OutOfTime | None = None
+
+    def as_note(self) -> "Observed":
+        """The same, where a failure is no matter of right and wrong."""
+        if self.ok is not False:
+            return self
+        return replace(self, ok=None, at=None, difference=None)
 
     def named(self, name: str) -> Behaviour:
         """The answer for the behaviour of this name."""
@@ -99,7 +105,7 @@ def compared(
     cut: int | None = None,
 ) -> Observed:
     """The answer for outputs that must agree; where they differ, with the first difference."""
-    largest = max(difference.largest for difference in differences)
+    largest = largest_of(differences)
     if largest > passes.tolerance:
         first = next(each for each in differences if each.largest > passes.tolerance)
         return seen(passes, False, differs, largest, at=Place(cut), difference=first)

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, islice, pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
-from .passes import PassDifference, Passes, PassOutput, difference_of
+from .passes import PassDifference, Passes, PassOutput, difference_of, largest_of
 from .result import Tried
 
 _LENGTH = 48
@@ -34,7 +34,8 @@ _TELLING = ("documents", "starts", "mask", "bias")
 """The roles of arguments under which documents should not see each other."""
 _WEAK = ("positions", "segments")
 """The roles of arguments that are also given where they may."""
-_CONFIGURED = " as configured"
+CONFIGURED = " as configured"
+"""The end of the words for caching as it is by default."""
 WithMask = Literal["none", "ones", "block"]
 _MASKS: Mapping[WithMask, str] = {
     "none": "without a mask",
@@ -74,7 +75,7 @@ def document_lengths(length: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------- the ways of a call
 
 
-def ways_of(model: TextModel, *, causal: bool, packed: bool = False) -> list[Way]:
+def ways_of(model: TextModel, *, causal: bool, packed: bool) -> list[Way]:
     """The ways in which a model takes packed documents, the likeliest first; none if it takes none.
     `causal`: a mask also hides later tokens. Segments, and in bidirectional models positions, tell
     documents apart only where it is stated that they are `packed`. Of several ways with one name,
@@ -92,7 +93,8 @@ def ways_of(model: TextModel, *, causal: bool, packed: bool = False) -> list[Way
     if not ways and (packed or (causal and model.n_ids)):
         ways = [Way(name, positions, False, True) for name in positions]
     has_positions_alone = [way.made for way in ways] == [positions]
-    for form in _block_forms(attention) if model.n_ids else ():
+    form = _block_form(attention) if model.n_ids else None
+    if form is not None:
         name = f"{form.parameter} in four dimensions"
         made: dict[str, Maker] = {form.parameter: partial(_block, form, causal), **positions}
         name = ways[0].name if has_positions_alone else name
@@ -110,9 +112,13 @@ def _telling(
     """The ways of a call that takes a number for each token's document, or where documents start.
     Numbers are from 1 on, because 0 may stand for padding, or from 0.
     """
-    restarts = bool(positions)
-    for name, first in product(named.get("documents", ()), (1, 0)):
-        yield Way(name, {name: partial(_numbers, first), **positions}, True, restarts)
+    role, restarts = "documents", bool(positions)
+    is_family = config_of(model.attention.built.module) is not None
+    if packed and not is_family and named.keys().isdisjoint(("documents", "starts")):
+        role, restarts = "segments", False
+    for name, first in product(named.get(role, ()), (1, 0)):
+        promises = role == "documents"
+        yield Way(name, {name: partial(_numbers, first), **positions}, promises, restarts)
     if "starts" in named:
         is_behind = "token" in model.attention.axes  # another text of one token
         ends: Maker = partial(_ends, is_behind)
@@ -120,13 +126,9 @@ def _telling(
         made |= dict.fromkeys(named.get("longest", ()), lambda lengths, _: max(lengths))
         name = named["starts"][0]
         yield Way(name, {**made, **positions}, True, restarts, of_one_row=True)
-    is_family = config_of(model.attention.built.module) is not None
-    if packed and not is_family and named.keys().isdisjoint(_TELLING[:2]):
-        for name, first in product(named.get("segments", ()), (1, 0)):
-            yield Way(name, {name: partial(_numbers, first), **positions}, False, False)
 
 
-def _block_forms(attention: UserAttention) -> list[MaskForm]:
+def _block_form(attention: UserAttention) -> MaskForm | None:
     """The form in which a mask in four dimensions hides a key, and nothing passes it elsewhere;
     of a model of transformers the one that each implementation of attention takes.
     """
@@ -135,7 +137,7 @@ def _block_forms(attention: UserAttention) -> list[MaskForm]:
     hiding = (form for form in accepted_forms(attention, forms) if form.hides)
     if config_of(attention.built.module) is not None:
         hiding = (form for form in forms if form.kind == "additive")
-    return [*islice(hiding, 1)]
+    return next(hiding, None)
 
 
 def _with_ones(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
@@ -151,14 +153,13 @@ def _with_ones(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
 def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
     """The ways with caching as it is by default, and without it."""
     switches = signature_of(model.attention.built.call, "caching")
-    for switch in [p for p in switches if not p.required and p.default is not False][:1]:
-        for way, (value, words) in product(
-            ways, ((switch.default, _CONFIGURED), (False, "=False"))
-        ):
-            made: dict[str, Maker] = {**way.made, switch.name: lambda *_, value=value: value}
-            yield way._replace(made=made, cache=f"{switch.name}{words}")
+    switch = next((p for p in switches if not p.required and p.default is not False), None)
+    if switch is None:
+        yield from ways
         return
-    yield from ways
+    for way, (value, words) in product(ways, ((switch.default, CONFIGURED), (False, "=False"))):
+        made: dict[str, Maker] = {**way.made, switch.name: lambda *_, value=value: value}
+        yield way._replace(made=made, cache=f"{switch.name}{words}")
 
 
 def _numbers(first: int, lengths: Sequence[int], n_rows: int) -> Tensor:
@@ -192,7 +193,7 @@ def _block(form: MaskForm, causal: bool, lengths: Sequence[int], n_rows: int) ->
 
 
 def way_of_example(
-    attention: UserAttention, length: int, *, packed: bool = False
+    attention: UserAttention, length: int, *, packed: bool
 ) -> tuple[Way, Sequence[int]]:
     """The way in which an example packs documents at a length, and their lengths. Arguments without
     a known name tell documents apart only where it is stated that they are `packed`. Raises
@@ -298,8 +299,9 @@ def _untold(model: TextModel) -> str:
     if model.has_source:
         return "an encoder-decoder model"
     built = model.attention.built
-    for weak in signature_of(built.call, *_WEAK) if config_of(built.module) is None else ():
-        return f"--packed states that {weak.name} tells documents apart"
+    weak = [each.name for each in signature_of(built.call, *_WEAK)]
+    if weak and config_of(built.module) is None:
+        return f"--packed states that {weak[0]} tells documents apart"
     return "it takes no documents by a known name"
 
 
@@ -364,7 +366,7 @@ def _judged(
     if asked or all(each.fault() is None for each in measured):
         moved = [difference for each in asked or measured for difference in each.moved]
         return compared(passes, moved, reason, reason)
-    return seen(passes, None, reason, max(e.largest for each in measured for e in each.moved))
+    return seen(passes, None, reason, largest_of(e for each in measured for e in each.moved))
 
 
 def _must_isolate(way: Way, *, packed: bool, is_family: bool) -> bool:
@@ -372,7 +374,7 @@ def _must_isolate(way: Way, *, packed: bool, is_family: bool) -> bool:
     one way alone.
     """
     if is_family:
-        return packed and way.mask == "none" and not way.cache.endswith(_CONFIGURED)
+        return packed and way.mask == "none" and not way.cache.endswith(CONFIGURED)
     return packed or (way.promises and way.mask != "ones")
 
 

@@ -17,7 +17,7 @@ from mhacli.usercode.axes import at_sizes
 from mhacli.usercode.masks import MaskForm
 
 from .observed import Answers, Intent, Observed, compared, not_tried, seen
-from .passes import PassDifference, Passes, difference_of
+from .passes import PassDifference, Passes, difference_of, largest_of
 from .result import Tried
 
 _SHORT = 64
@@ -34,8 +34,7 @@ def padding(side: PaddingSide, passes: Passes, intent: Intent, answers: Answers)
     mask, own = model.mask, model.own_padding
     if mask is None and not model.is_stated and own.source_pad is None:
         return not_tried(passes, _NO_MASK)
-    is_right_only = model.has_source or (mask is not None and mask.kind == "lengths")
-    if side == "left" and is_right_only:
+    if side not in model.sides:
         kind = "an encoder-decoder model" if model.has_source else "lengths"
         return not_tried(passes, f"{kind}, for texts that are padded on the right")
     if min(lengths) == max(lengths):
@@ -47,9 +46,7 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
     """Whether padding that a mask marks changes no output."""
     model, lengths = passes.model, [len(text) for text in passes.texts]
     tried = [(_padded(passes, form, side), form) for form in model.masks]
-    differences, mask = min(
-        tried, key=lambda each: max(difference.largest for difference in each[0])
-    )
+    differences, mask = min(tried, key=lambda each: largest_of(each[0]))
     if reason := _read_at_another_end(passes, differences, mask, side):
         return seen(passes, None, reason, max(each.whole for each in differences))
     is_claimed = intent.is_causal is True and config_of(passes.module) is not None
@@ -67,18 +64,13 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
             " as real ones"
         )
         return replace(observed, reason=reason)
-    if observed.ok is False and not (knows_start and model.hides_padding):
-        return replace(observed, ok=None, at=None, difference=None)
-    return observed
+    return observed if knows_start and model.hides_padding else observed.as_note()
 
 
 def _hides_real_tokens(passes: Passes, mask: MaskForm, side: PaddingSide) -> bool:
     """Whether a text is the same as alone if the mask of its tokens is turned over."""
     turned = mask._replace(true_means="hide")
-    if not turned.is_turned:
-        return False
-    differences = _padded(passes, turned, side)
-    return max(each.largest for each in differences) <= passes.tolerance
+    return turned.is_turned and largest_of(_padded(passes, turned, side)) <= passes.tolerance
 
 
 def _read_at_another_end(
@@ -111,10 +103,8 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
     """Whether padding that only its id marks changes no output. It is a fault of a model that
     compares its ids with this one; on the left positions may count from the first token of a batch.
     """
-    own, pads = (
-        passes.model.own_padding,
-        [pad for pad in passes.model.own_padding if pad is not None],
-    )
+    own = passes.model.own_padding
+    pads = [pad for pad in own if pad is not None]
     differences, is_compared = _padded(passes, None, side), own.pad is not None
     if own.source_pad is not None:
         of_source = _beside_padded_source(passes, own.source_pad)
@@ -129,9 +119,7 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
         f"{subject} the same outputs as alone",
         f"{subject} other outputs than alone",
     )
-    if observed.ok is False and not (is_compared and side == "right"):
-        return replace(observed, ok=None, at=None, difference=None)
-    return observed
+    return observed if is_compared and side == "right" else observed.as_note()
 
 
 def _beside_padded_source(passes: Passes, pad: int) -> PassDifference:
@@ -162,32 +150,23 @@ def content(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     texts = [passes.text[:_SHORT], passes.texts[-1][: _SHORT // 4]]
     if len(texts[0]) == len(texts[1]) or not model.attention.is_resizable:
         return not_tried(passes, "needs texts of different lengths")
-    is_right_only = model.has_source or model.mask.kind == "lengths"
-    sides: tuple[PaddingSide, ...] = ("right",) if is_right_only else ("right", "left")
     tried = [
         [
             # on the other side it may be read where padding stands
             each if answers[f"{side}-padding"].ok else each._replace(whole=0.0)
-            for side in sides
+            for side in model.sides
             for each in _refilled(passes, texts, mask=form, side=side)
         ]
         for form in model.masks
     ]
-    differences = min(tried, key=lambda found: max(each.largest for each in found))
+    differences = min(tried, key=largest_of)
     subject = f"what stands in places that {model.mask.parameter} marks as padding changes"
     observed = compared(passes, differences, f"{subject} no output", f"{subject} outputs")
     observed = replace(observed, tried=Tried(len(texts[0]), len(differences)))
-    if observed.ok is False and (_stays_zero(model.table) or not model.hides_padding):
-        return replace(observed, ok=None, at=None, difference=None)
-    return observed
-
-
-def _stays_zero(table: nn.Embedding | None) -> bool:
-    """Whether the vector of padding is 0, as torch keeps it, so that nothing else can stand
-    there.
-    """
-    row = None if table is None else table.padding_idx
-    return table is not None and row is not None and not table.weight[row].any()
+    table, row = model.table, getattr(model.table, "padding_idx", None)
+    # torch keeps the vector of padding 0, so that nothing else can stand there
+    stays_zero = table is not None and row is not None and not table.weight[row].any()
+    return observed.as_note() if stays_zero or not model.hides_padding else observed
 
 
 def _refilled(passes: Passes, texts: Sequence[Tensor], **how: Any) -> list[PassDifference]:

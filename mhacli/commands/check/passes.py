@@ -6,7 +6,7 @@ the model changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.models.layer_names import dtype_of
@@ -100,6 +101,11 @@ def difference_of(ours: PassOutput, theirs: PassOutput) -> PassDifference:
     )
 
 
+def largest_of(differences: Iterable[PassDifference]) -> float:
+    """The largest of some differences."""
+    return max(each.largest for each in differences)
+
+
 def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
     """The distance of what is computed for each token of the shorter text, relative to its usual
     size.
@@ -157,7 +163,7 @@ class Passes:
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
-        self.precision = str(dtype).removeprefix("torch.")
+        self.precision = dtype_name(dtype)
         self.tolerance = self.least = LEAST.get(self.precision, LEAST["float32"])
 
     def measure_rounding(self) -> None:

@@ -25,15 +25,13 @@ def pictures(examination: Examination) -> list[Piece]:
 
 def _panels(seen: SeenCells) -> list[Grid]:
     measured = _matrix(seen.measured)
+    nothing = np.zeros_like(measured)
+    drawn = _grid("measured", measured, nothing)
     if not seen.stated:
-        return [_grid("measured", measured, np.zeros_like(measured))]
+        return [drawn]
     stated = _matrix(seen.stated)
-    nothing, apart = np.zeros_like(stated), stated != measured
-    titled = (("stated", stated, nothing), ("measured", measured, nothing))
-    return [
-        *(_grid(*each) for each in titled),
-        _grid("difference", np.zeros_like(stated), apart),
-    ]
+    apart = _grid("difference", nothing, stated != measured)
+    return [_grid("stated", stated, nothing), drawn, apart]
 
 
 def _matrix(rows: tuple[str, ...]) -> Array:

@@ -209,7 +209,7 @@ def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
     if a.shape != b.shape:
         return torch.ones_like(a, dtype=torch.bool)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
-    rounding = TOLERANCES[str(before.dtype).removeprefix("torch.")].runs
+    rounding = TOLERANCES[dtype_name(before.dtype)].runs
     return ~torch.isclose(b, a, rtol=0.0, atol=rounding * size, equal_nan=True)
 
 

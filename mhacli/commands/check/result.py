@@ -147,11 +147,6 @@ class CheckRequest:
         """Whether tokens see only earlier ones, as stated; None where nothing is."""
         return True if self.causal else False if self.not_causal else None
 
-    @property
-    def asks_backward(self) -> bool | None:
-        """Whether gradients are wanted, as stated; None where nothing is."""
-        return True if self.backward else False if self.no_backward else None
-
     @cached_property
     def against(self) -> TargetRequest | None:
         """The attention to compare it with; None for the reference. Raises `UsageError` as

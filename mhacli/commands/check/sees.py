@@ -55,13 +55,13 @@ _LONGEST_DRAWN = 512
 
 
 class Documents(NamedTuple):
-    """Documents in one row: the number of that at each place of a text of a length, the arguments
-    of a call for a number of such texts, and whether they fit one text alone.
+    """Documents in one row: their lengths in a text of a length, the arguments of a call for
+    documents of some lengths in a number of equal texts, and whether they fit one text alone.
     """
 
-    numbers: Callable[[int], Tensor]
-    arguments: Callable[[int, int], Mapping[str, Any]]
-    of_one_row: bool = False
+    lengths: Callable[[int], Sequence[int]]
+    arguments: Callable[[Sequence[int], int], Mapping[str, Any]]
+    of_one_row: bool
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class Statement:
                 "head": torch.arange(n_heads)[:, None, None],
             }
             places = {name: number.double() for name, number in numbers.items()}
-            row = torch.zeros(k_len) if self.documents is None else self.documents.numbers(k_len)
+            lengths = [k_len] if self.documents is None else self.documents.lengths(k_len)
+            row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
             row = torch.nn.functional.pad(row.double(), (1, 1), value=torch.nan)
             cells = four_axes(evaluated(self.condition.body, places, {"q": row, "k": row}, {}))
         return cells[0].expand(-1, q_len, k_len)
@@ -124,16 +125,19 @@ class Statement:
 
     def that_give(self, seen: Tensor, n_heads: int) -> Iterator[Callable[[int, int], Cells]]:
         """The stated cells of any lengths, of each layer where those of this length are seen."""
-        length, known = len(seen), list[Tensor]()
-        for layer in range(self.n_layers):
-            cells = partial(self.cells, n_heads=n_heads, layer=layer)
-            stated = cells(length, length)
+        known = list[Cells]()
+        for layer, stated in enumerate(self._of_layers(len(seen), n_heads)):
             union = stated.any(dim=0)
             rows = union.any(dim=-1)
             is_new = not any(torch.equal(stated, other) for other in known)
             known.append(stated)
             if is_new and torch.equal(union[rows], seen[rows]):
-                yield cells
+                yield partial(self.cells, n_heads=n_heads, layer=layer)
+
+    def _of_layers(self, length: int, n_heads: int) -> Iterator[Cells]:
+        """The stated cells of each layer that it tells apart."""
+        for layer in range(self.n_layers):
+            yield self.cells(length, length, n_heads=n_heads, layer=layer)
 
     @property
     def length(self) -> int:
@@ -151,14 +155,13 @@ class Statement:
     @property
     def is_triangle(self) -> bool:
         """Whether each token may see itself and all before it."""
-        cells = self.cells(LENGTHS[0], LENGTHS[0], n_heads=_MOST_HEADS)
-        return self.n_layers == 1 and torch.equal(cells, torch.ones_like(cells).tril())
+        first, *others = self._of_layers(LENGTHS[0], _MOST_HEADS)
+        return not others and torch.equal(first, torch.ones_like(first).tril())
 
     @property
     def hides_later(self) -> bool:
         """Whether no token may see a later one, in any layer."""
-        length, numbers = LENGTHS[0], range(self.n_layers)
-        layers = (self.cells(length, length, n_heads=_MOST_HEADS, layer=n) for n in numbers)
+        layers = self._of_layers(LENGTHS[0], _MOST_HEADS)
         return not any(bool(cells.triu(1).any()) for cells in layers)
 
 
@@ -177,6 +180,16 @@ class Reach(NamedTuple):
 
     seen: Cells
     touched: Cells
+
+
+class Shown(NamedTuple):
+    """The cells of an attention that shows its weights, with the name of its module and the number
+    of its layer.
+    """
+
+    name: str
+    layer: int
+    cells: Cells
 
 
 @dataclass(frozen=True)
@@ -233,18 +246,17 @@ class Text:
         if self.documents is not None:
             if self.documents.of_one_row:
                 rows = [inputs.map(itemgetter(slice(i, i + 1))) for i in range(n)]
-            run = partial(run, given=self.documents.arguments(self.k_len, n // len(rows)))
+            lengths = self.documents.lengths(self.k_len)
+            run = partial(run, given=self.documents.arguments(lengths, n // len(rows)))
         out = torch.cat([run(each) for each in rows])
         return out if out.ndim == 4 else out[:, None]
 
     def _tolerance(self, out: Tensor) -> float:
         return TOLERANCES[dtype_name(out.dtype)].runs if self.tolerance is None else self.tolerance
 
-    def shown(self) -> list[tuple[str, int, Cells]]:
-        """The cells of each attention that shows its weights, with the name of its module and the
-        number of its layer.
-        """
-        found, module = list[tuple[str, int, Cells]](), self.subject.built.module
+    def shown(self) -> list[Shown]:
+        """Each attention that shows its weights."""
+        found, module = list[Shown](), self.subject.built.module
 
         def take(call: Call) -> None:
             lengths = call.shape[2:]
@@ -253,7 +265,7 @@ class Text:
             if call.unread_mask is None:
                 places = (torch.arange(n, device=call.device) for n in lengths)
                 cells = as_attention(call).visible(*places).any(dim=0).cpu()
-                found.append((call.name, call.layer, cells.expand(-1, *lengths)))
+                found.append(Shown(call.name, call.layer, cells.expand(-1, *lengths)))
 
         if module is not None:
             with suppress(*NO_ANSWER), captured(module, take, anywhere=True):
@@ -263,27 +275,20 @@ class Text:
 
 def _replaced(base: Inputs, keys: Tensor, drawer: InputDrawer, size: float) -> Inputs:
     """Copies of a text: first as it is, then for each key one with another token there."""
-    n, ids = len(keys), drawer.attention.ids
-
-    def change(rows: Tensor, *, context: bool) -> Tensor:
-        copies: Tensor = rows.repeat(n + 1, *[1] * (rows.ndim - 1))
-        texts = torch.arange(1, n + 1)
+    n, ids, has_keys = len(keys), drawer.attention.ids, base.keys is not None
+    copies = base.map(lambda rows: rows.repeat(n + 1, *[1] * (rows.ndim - 1)))
+    texts = torch.arange(1, n + 1)
+    for rows in [copies.keys, copies.values] if has_keys else [copies.queries]:
+        if rows is None:
+            continue
         if ids is None:
-            other = size * drawer.rows(1, context=context, batch=n)[..., 0, :]
+            other = size * drawer.rows(1, context=has_keys, batch=n)[..., 0, :]
         else:
             steps = torch.randint(1, max(2, len(ids)), (n, 1), generator=drawer.generator)
-            numbers = torch.searchsorted(ids, copies[texts, keys].contiguous())
+            numbers = torch.searchsorted(ids, rows[texts, keys].contiguous())
             other = ids[(numbers + steps.to(ids.device)) % len(ids)]
-        copies[texts, ..., keys, :] = other
-        return copies
-
-    if base.keys is None:
-        return base._replace(queries=change(base.queries, context=False))
-    return base._replace(
-        queries=base.queries.repeat(n + 1, *[1] * (base.queries.ndim - 1)),
-        keys=change(base.keys, context=True),
-        values=None if base.values is None else change(base.values, context=True),
-    )
+        rows[texts, ..., keys, :] = other
+    return copies
 
 
 def _distances(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -397,14 +402,10 @@ def words_of_cells(compared: Compared, cells: Cells, verb: str) -> str:
 def _groups(cells: Cells, first: int) -> Iterator[str]:
     """The rows with wrong cells: `query 4: keys 0–3, 9`."""
     for query in cells.any(dim=1).nonzero().flatten().tolist():
-        runs = list[list[int]]()
-        for key in cells[query].nonzero().flatten().tolist():
-            if runs and runs[-1][-1] == key - 1:
-                runs[-1].append(key)
-            else:
-                runs.append([key])
-        keys = (str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-        yield f"query {query + first}: keys {', '.join(keys)}"
+        keys = cells[query].nonzero().flatten()
+        runs = keys.tensor_split((keys.diff() > 1).nonzero().flatten() + 1)
+        words = (f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+        yield f"query {query + first}: keys {', '.join(words)}"
 
 
 # ------------------------------------------------------------------------------- the comparison
@@ -444,43 +445,34 @@ def who_sees(
 
 def _compared(text: Text, statement: Statement) -> tuple[list[Compared], str]:
     """The cells of a text, those of each layer first, and what they are in words."""
-    reach, length = text.reach(), text.k_len
-    given = _with_stated_mask(text, statement, reach)
-    if given is not None:
-        text, reach = given, given.reach()
-    shown = text.shown()
+    text, reach = _reached(text, statement)
+    shown, length = text.shown(), text.k_len
     if text.subject.ids is None and len(shown) < 2 and len(_unseen(text, shown)) < 2:
-        return [_of_attention(text, statement, reach, shown)], ""
-    stated = {
-        n: statement.cells(length, length, n_heads=len(cells), layer=n) for _, n, cells in shown
-    }
-    every = [
-        Compared(f"in layer {n} ", n, stated[n], cells & (reach.touched | stated[n]))
-        for _, n, cells in shown
-    ]
+        return [_of_attention(text, reach, statement, shown)], ""
+    every = list[Compared]()
+    for _, n, cells in shown:
+        stated = statement.cells(length, length, n_heads=len(cells), layer=n)
+        every.append(Compared(f"in layer {n} ", n, stated, cells & (reach.touched | stated)))
     expected, how = _composed(text, statement, shown)
-    seen = reach.seen
+    counted = expected[None]
     if not shown:  # what reaches a key in one layer reaches it as a whole
-        direct = statement.cells(length, length).any(dim=0) & expected
-        seen = seen | (expected & ~(direct & ~reach.touched))
-    else:
-        seen = seen | expected
-    every.append(Compared("as a whole ", None, expected[None], seen))
+        direct = statement.cells(length, length).any(dim=0)
+        counted = expected & (reach.touched | ~direct)
+    every.append(Compared("as a whole ", None, expected[None], reach.seen | counted))
     return every, f", {how}"
 
 
 def _of_attention(
-    text: Text, statement: Statement, reach: Reach, shown: Sequence[tuple[str, int, Cells]]
+    text: Text, reach: Reach, statement: Statement, shown: Sequence[Shown]
 ) -> Compared:
     """The cells of one attention: by head where its weights show what replaced tokens do."""
     measured, length = reach.seen, text.k_len
-    is_diagonal = torch.eye(length, dtype=torch.bool)
-    n_heads = len(measured)
-    if shown and text.q_len == length:
-        (_, _, cells), union = shown[0], shown[0][2].any(dim=0, keepdim=True)
+    for each in shown:
+        others, union = ~torch.eye(length, dtype=torch.bool), each.cells.any(dim=0, keepdim=True)
         # what stands beside the attention, such as a residual, adds the token itself
-        if torch.equal(union & ~is_diagonal, measured & ~is_diagonal):
-            measured, n_heads = cells, len(cells)
+        if torch.equal(union & others, measured & others):
+            measured = each.cells
+    n_heads = len(measured)
     if n_heads == 1 and not text.subject.is_function:
         built = text.subject.built
         known = [value for name, value in built.arguments.items() if name.endswith("heads")]
@@ -491,20 +483,22 @@ def _of_attention(
     return Compared("", None, stated, measured, length - text.q_len)
 
 
-def _with_stated_mask(text: Text, statement: Statement, reach: Reach) -> Text | None:
-    """The text with the stated cells as its mask, for an attention that hides nothing without one
-    and takes a mask of queries and keys.
+def _reached(text: Text, statement: Statement) -> tuple[Text, Reach]:
+    """A text and what its tokens reach. An attention that hides nothing without a mask, and takes
+    one of queries and keys, is given the stated cells.
     """
+    reach = text.reach()
     stated = statement.cells(text.q_len, text.k_len, n_heads=text.subject.sizes.n_heads or 1)
     forms = [form for form in text.subject.mask_forms if {"query", "key"} <= {*form.axes}]
     if not forms or not bool(reach.seen.all()) or bool(stated.all()):
-        return None
+        return text, reach
     if len(stated) > 1 and "head" not in forms[0].axes:
-        return None
-    return Text(text.subject, text.seed, text.q_len, text.k_len, forms[0], stated[None])
+        return text, reach
+    masked = Text(text.subject, text.seed, text.q_len, text.k_len, forms[0], stated[None])
+    return masked, masked.reach()
 
 
-def _unseen(text: Text, shown: Sequence[tuple[str, int, Cells]]) -> list[str]:
+def _unseen(text: Text, shown: Sequence[Shown]) -> list[str]:
     """The names of the attentions of a model that show no weights, as kernels do not."""
     module, names = text.subject.built.module, {name for name, _, _ in shown}
     found = list[str]()
@@ -519,9 +513,7 @@ def _unseen(text: Text, shown: Sequence[tuple[str, int, Cells]]) -> list[str]:
     return found
 
 
-def _composed(
-    text: Text, statement: Statement, shown: Sequence[tuple[str, int, Cells]]
-) -> tuple[Tensor, str]:
+def _composed(text: Text, statement: Statement, shown: Sequence[Shown]) -> tuple[Tensor, str]:
     """What a model as a whole may let through: in each layer a token is what it was before and what
     it may see, and without a known number of layers all that follows from that.
     """
@@ -558,13 +550,9 @@ def _behind_others(text: Text, statement: Statement) -> list[Compared]:
         or text.k_len < 4
     ):
         return []
-    shorter = Text(text.subject, text.seed, text.k_len // 2, text.k_len)
     with suppress(*NO_ANSWER):
-        reach = shorter.reach()
-        given = _with_stated_mask(shorter, statement, reach)
-        if given is not None:
-            shorter, reach = given, given.reach()
-        compared = _of_attention(shorter, statement, reach, ())
-        where = f"with {shorter.q_len} queries behind {shorter.k_len - shorter.q_len} more keys "
-        return [Compared(where, None, compared.stated, compared.measured, compared.first)]
+        shorter = Text(text.subject, text.seed, text.k_len // 2, text.k_len)
+        compared = _of_attention(*_reached(shorter, statement), statement, ())
+        where = f"with {shorter.q_len} queries behind {compared.first} more keys "
+        return [replace(compared, where=where)]
     return []

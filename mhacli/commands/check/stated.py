@@ -2,14 +2,9 @@
 rows of several documents where the statement tells them apart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from mhacli.errors import UsageError
 from mhacli.models.layer_names import config_of
@@ -18,14 +13,25 @@ from mhacli.usercode.text_model import TextModel
 from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, Test, not_tried, seen
-from .packing import Way, document_lengths, way_of_example, ways_of
+from .packing import CONFIGURED, document_lengths, way_of_example, ways_of
 from .passes import Passes
 from .result import CheckRequest, Tried
-from .sees import Documents, Seeing, Statement, who_sees
+from .sees import Documents, Seeing, Statement, statement_of, who_sees
 
 
-def as_stated(request: CheckRequest, statement: Statement) -> Test:
-    """The test of whether the tokens of a model see whom they are stated to see."""
+def stated_causal(request: CheckRequest) -> bool | None:
+    """Whether tokens see only earlier ones, as stated; None where nothing is."""
+    statement = statement_of(request)
+    return request.states_causal if statement is None else statement.hides_later
+
+
+def tests_stated(request: CheckRequest) -> dict[str, Test]:
+    """The further test of a model: whether its tokens see whom they are stated to see; none where
+    nothing is.
+    """
+    statement = statement_of(request)
+    if statement is None:
+        return {}
 
     def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         model, longest = passes.model, min(passes.length, request.length or statement.length)
@@ -39,7 +45,7 @@ def as_stated(request: CheckRequest, statement: Statement) -> Test:
         tried = Tried(found.length, 1)
         return seen(passes, not found.findings, found.words, tried=tried, seeing=found)
 
-    return test
+    return {"sees": test}
 
 
 def seeing_in(
@@ -82,37 +88,12 @@ def _documents(
     if attention.example is not None:
         with suppress(*NO_ANSWER):
             way, lengths = way_of_example(attention, longest or attention.sizes.q_len, packed=True)
-            yield Documents(lambda _: _numbers(lengths), lambda *_: {}, way.of_one_row)
+            yield Documents(lambda _: lengths, way.arguments, way.of_one_row)
         return
-    ways = [
-        way
-        for way in ways_of(model, causal=statement.hides_later, packed=True)
-        if not _is_left_out(way, model)
-    ]
+    is_family = config_of(attention.built.module) is not None
+    ways = ways_of(model, causal=statement.hides_later, packed=True)
     for way in ways:
-        if way.name == ways[0].name:
-            yield Documents(_numbers_at, partial(_arguments_at, way), way.of_one_row)
-
-
-def _is_left_out(way: Way, model: TextModel) -> bool:
-    """Whether a family of transformers need not isolate documents in this way: with a mask of ones,
-    or with a cache.
-    """
-    is_family = config_of(model.attention.built.module) is not None
-    return way.mask == "ones" or (is_family and bool(way.cache) and "False" not in way.cache)
-
-
-def _numbers_at(length: int) -> Tensor:
-    """The numbers of documents in a text of a length."""
-    return _numbers(document_lengths(length))
-
-
-def _arguments_at(way: Way, length: int, n_rows: int) -> dict[str, Any]:
-    """The arguments that tell them apart."""
-    return way.arguments(document_lengths(length), n_rows)
-
-
-def _numbers(lengths: Sequence[int]) -> Tensor:
-    """The number of the document at each place."""
-    ends = torch.tensor([*accumulate(lengths)])
-    return torch.searchsorted(ends, torch.arange(int(ends[-1])), right=True)
+        # with these a family of transformers need not isolate documents
+        is_left_out = way.mask == "ones" or (is_family and way.cache.endswith(CONFIGURED))
+        if way.name == ways[0].name and not is_left_out:
+            yield Documents(document_lengths, way.arguments, way.of_one_row)
