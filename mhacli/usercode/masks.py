@@ -89,12 +89,17 @@ def forms_of(parameter: CallParameter) -> list[MaskForm]:
     ]
 
 
-def as_tokenizers_mean(forms: Iterable[MaskForm]) -> list[MaskForm]:
+def as_tokenizers_mean(forms: Iterable[MaskForm], *, of_ids: bool = False) -> list[MaskForm]:
     """The accepted forms of an argument; of an `attention_mask` of tokens that hides those which it
-    marks with 1, the same form with the meaning that tokenizers give it.
+    marks with 1, the same form with the meaning that tokenizers give it. Beside ids it is that of a
+    tokenizer, of whole numbers, if it takes these.
     """
     every = [*forms]
     turned = [form for form in every if form.is_turned and form.hides]
+    plain = [form for form in every if form._replace(true_means="hide").is_turned]
+    whole = [form for form in plain if form.kind == "whole" and form.true_means == "keep"]
+    if of_ids and whole and not turned:
+        return whole
     if turned:
         return [turned[0]._replace(true_means="keep", hides=False)]
     return [form for form in every if not form.is_turned]

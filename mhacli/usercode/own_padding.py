@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from .axes import at_sizes
 from .door import NO_ANSWER, on_behalf, ours, plainly
+from .names import source_of
 from .user_attention import UserAttention
 
 _PAD = re.compile(r"(\w+_)?pad(ding)?_?(tok(en)?_?)?(id|idx|index)|(\w+_)?pad(ding)?_?tok(en)?")
@@ -51,7 +52,7 @@ def _named(module: nn.Module | None, names: re.Pattern[str]) -> Iterator[int]:
 class _Comparisons(TorchFunctionMode):
     """Notes the ids which tensors of ids are compared with."""
 
-    noted: list[tuple[Tensor, int]] = field(default_factory=list)
+    noted: list[tuple[Tensor, int, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -59,38 +60,60 @@ class _Comparisons(TorchFunctionMode):
     @ours(instead=plainly)
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
-        if len(args) == 2 and isinstance(args[0], Tensor) and not args[0].is_floating_point():
-            ids, number = args
-            is_number = type(number) is int or (isinstance(number, Tensor) and number.numel() == 1)
-            # ids > 0 and ids >= 1 tell 0 from all others
-            least = {"eq": 0, "ne": 0, "gt": 0, "ge": 1}.get(name)
-            if least is not None and is_number and (name in ("eq", "ne") or int(number) == least):
-                self.noted.append((ids.detach().clone(), int(number) - least))
+        if args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
+            ids, *others = args
+            told = _id_told_apart(name, _whole_number(others[0]) if others else None)
+            if told is not None:
+                self.noted.append((ids.detach().clone(), told, name == "eq"))
         return on_behalf(func, *args, **(kwargs or {}))
 
-    def of(self, ids: Tensor) -> list[int]:
-        """What these ids were compared with, however they lie."""
+    def of(self, ids: Tensor) -> list[tuple[int, bool]]:
+        """What these ids were compared with, however they lie, and whether for being equal."""
         own, _ = ids.flatten().sort()
         return [
-            number
-            for compared, number in self.noted
+            (number, is_equal)
+            for compared, number, is_equal in self.noted
             if compared.numel() == len(own) and torch.equal(compared.flatten().sort()[0], own)
         ]
 
 
+def _whole_number(value: object) -> int | None:
+    """A number, also in a tensor; None for anything else."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _id_told_apart(name: str, number: int | None) -> int | None:
+    """The id which an operation tells from all others; None if it tells none."""
+    if name in ("eq", "ne"):
+        return number
+    is_of_zero = (name, number) in (("gt", 0), ("ge", 1))
+    return 0 if is_of_zero or name in ("bool", "sign", "logical_not") else None
+
+
 def own_padding(attention: UserAttention, stated: Sequence[int], source: str | None) -> OwnPadding:
     """The ids of padding with which a model compares its texts, and its `source`. Of several that
-    which is stated counts, else the first that no name says to be another special token.
+    which is stated counts, else the first that no name says to be another special token. Codes look
+    for the end of a text, or for a mask, by `==`: so only 0 is looked for as padding, unless the
+    source names padding.
     """
     comparisons, inputs = _Comparisons(), attention.drawer(0).inputs(with_context=False)
     with suppress(*NO_ANSWER):  # compiled code refuses to be watched
         attention(inputs, seed=0, within=comparisons)
     others = {*_named(attention.built.module, _SPECIAL)}
+    code = "".join(source_of(cls) for cls in type(attention.built.module).__mro__)
+    names_padding = re.search(r"== *[\w.]*pad|eq\([\w.]*pad", code, re.I)
 
     def pad_of(ids: Tensor) -> int | None:
-        found = [each for each in comparisons.of(ids) if each >= 0]
-        plain = [each for each in found if each not in others]
-        return next((each for each in found if each in stated), next(iter(plain), None))
+        found = [each for each in comparisons.of(ids) if each[0] >= 0]
+        plain = [
+            number
+            for number, is_equal in found
+            if number not in others and (not is_equal or number == 0 or names_padding)
+        ]
+        known = [number for number, _ in found if number in stated]
+        return next(iter([*known, *plain]), None)
 
     source_pad = None
     if source is not None:

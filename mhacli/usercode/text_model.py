@@ -2,6 +2,7 @@
 behind a cache.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -336,9 +337,10 @@ def _forms_of_padding(
         given = attention.others.get(parameter.name)
         is_open = isinstance(given, MadeForSizes) and given.hides_nothing
         is_of_decoder = decoder is None or parameter.name[:3] == decoder[:3]
-        if is_of_decoder and (is_open or is_of_padding(parameter)):
+        is_of_text = is_of_decoder and not re.match("mem|enc|context|cross", parameter.name)
+        if is_of_text and (is_open or is_of_padding(parameter)):
             forms = [form for form in forms_of(parameter) if form.is_padding]
             forms = [form for form in forms if means in (None, form.true_means)]
             forms.sort(key=lambda form: (form.axes != ("batch", "key"), form.kind != "whole"))
             accepted = accepted_forms(attention, forms)
-            yield from as_tokenizers_mean(accepted) if means is None else accepted
+            yield from as_tokenizers_mean(accepted, of_ids=True) if means is None else accepted

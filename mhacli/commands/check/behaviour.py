@@ -216,6 +216,7 @@ class BehaviourTester:
         ok = {name: answer.ok for name, answer in self.results.items()}
         is_right = ok["repeat"] is True and ok["batch"] is True and False not in ok.values()
         is_right = is_right and (ok.get("packing") is True or not self.intent.packed)
+        is_right = is_right and ok.get("sees", True) is True  # which is there where it is stated
         return is_right and (ok["causality"] is True or self.is_bidirectional)
 
 

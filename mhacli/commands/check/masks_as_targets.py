@@ -75,6 +75,8 @@ def examine_mask(
     stage(f"calling {request.target_request.target}")
     tried = list[Attempt]()
     length = request.length or (_DRAWN if statement is None else statement.length)
+    if statement is not None:
+        statement.require_shown_at(length)
     lengths = (length, *(each for each in _SHORTER if each < length))
     calls = ((n, values) for n in lengths for values in _arguments(thing, request, n))
 
@@ -144,7 +146,9 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     if n := _n_of_function(made):
         kind = "mask_mod" if n == 4 else "score_mod"
         cells = _of_function(made, n_heads, length, length)
-        return MaskCells(cells, f"{kind}(b, h, q_idx, kv_idx) at {length} tokens")
+        heads = f"h = 0 to {len(cells) - 1}" if cells[1:].any() else "h = 0"
+        words = f"{kind}(b, h, q_idx, kv_idx) at {length} tokens, b = 0, {heads}"
+        return MaskCells(cells, words)
     if not isinstance(made, Tensor) or not 2 <= made.ndim <= 4 or 1 in made.shape[-2:]:
         raise Unreadable("it makes no mask")
     if made.numel() > _MOST_CELLS:
@@ -154,7 +158,8 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     cells = mask != 0 if is_bool else mask > FORBIDDING
     if is_bool and request.mask_means == "hide":
         cells = ~cells
-    words = f"a mask {[*made.shape]} of {dtype_name(made.dtype)}"
+    of_first = ", that of the first text" if made.ndim == 4 and len(made) > 1 else ""
+    words = f"a mask {[*made.shape]} of {dtype_name(made.dtype)}{of_first}"
     return MaskCells(cells, words, is_bool=is_bool)
 
 

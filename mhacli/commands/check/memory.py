@@ -55,10 +55,15 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     own, other = decoder.memories(n_tokens, 0), decoder.memories(n_tokens, 1)
     before, after = decoder.run(own), decoder.run(torch.cat([other[:1], own[1:]]))
     moved, kept = (relative_distance(after[n], before[n]).max().item() for n in (0, 1))
-    if moved <= passes.tolerance:
-        return _wrong(passes, "the memory changes no output")
     if kept > passes.tolerance:
         return _wrong(passes, "the outputs of a text follow the memory of another text", kept)
+    if moved <= passes.tolerance:
+        return _wrong(passes, "the memory changes no output")
+    after = decoder.run(torch.cat([own[:, :-1], other[:, -1:]], dim=1))
+    apart = relative_distance(after[0], before[0])
+    if apart[0] <= passes.tolerance < apart[-1]:
+        reason = "the first token of a text does not see the end of its memory, and the last does"
+        return seen(passes, None, reason + refusal, kept)
     return seen(passes, True, f"each text reads its own memory{refusal}", kept)
 
 

@@ -301,7 +301,7 @@ def _untold(model: TextModel) -> str:
     built = model.attention.built
     weak = [each.name for each in signature_of(built.call, *_WEAK)]
     if weak and config_of(built.module) is None:
-        return f"--packed states that {weak[0]} tells documents apart"
+        return f"{weak[0]} tells documents apart only with --packed"
     return "it takes no documents by a known name"
 
 

@@ -34,8 +34,10 @@ from .result import CheckRequest, Finding, SeenCells, finding_of
 
 Cells = Bool[Tensor, "head query key"]
 """Which query sees which key; the axis of heads is 1 where all see the same."""
-LENGTHS = (64, 256)
+LENGTHS = (64, 640)
 """The least and the largest length of the texts whose cells are compared."""
+_LONG = 1024
+"""A length at which rules show that shorter texts hide."""
 _BEYOND = 8
 """How many tokens further than twice its largest number a statement is looked at."""
 _N_TEXTS = 32
@@ -112,7 +114,8 @@ class Statement:
         except UserRaised as raised:
             raise UsageError(f"--sees: the predicate raises {raised}") from raised.fault
         shape = (1, _MOST_HEADS, len(q_idx), len(k_idx))
-        if isinstance(cells, Tensor) and cells.dtype == torch.bool and cells.ndim <= len(shape):
+        has_cells = isinstance(cells, Tensor) and 2 <= cells.ndim <= len(shape)
+        if isinstance(cells, Tensor) and has_cells and cells.dtype == torch.bool:
             cells = four_axes(cells)
             sizes = [(have, want) for have, want in zip(cells.shape, shape, strict=True)]
             if all(have in (1, want) for have, want in (sizes[0], *sizes[2:])):
@@ -141,10 +144,28 @@ class Statement:
 
     @property
     def length(self) -> int:
-        """A length at which its rule shows."""
+        """A length at which its rule shows, if it shows at any of the usual ones."""
         least, largest = LENGTHS
         number = 0 if self.condition is None else self.condition.largest(0)
-        return max(least, min(largest, 2 * number + _BEYOND))
+        first = max(least, min(largest, 2 * number + _BEYOND))
+        lengths = (first, *(each for each in (128, 256, 512) if each > first))
+        return next((each for each in lengths if not self.is_hidden_at(each)), first)
+
+    def is_hidden_at(self, length: int) -> bool:
+        """Whether only longer texts show more than the plain triangle, or than all cells."""
+
+        def is_plain(length: int) -> bool:
+            cells = self.cells(length, length)
+            every = torch.ones_like(cells)
+            return torch.equal(cells, every) or torch.equal(cells, every.tril())
+
+        return is_plain(length) and not is_plain(_LONG)
+
+    def require_shown_at(self, length: int) -> None:
+        """Raises `UsageError` if only longer texts show what is stated."""
+        if self.is_hidden_at(length):
+            message = f"--sees: in {length} tokens it says no more than q >= k, or nothing"
+            raise UsageError(message, hint="--length states a length at which it shows")
 
     @property
     def n_layers(self) -> int:
@@ -428,6 +449,7 @@ def who_sees(
         lengths = [subject.sizes.q_len]
     lengths += [length for length in (32, 16, 8, subject.sizes.q_len) if length < lengths[0]]
     for length in lengths:
+        statement.require_shown_at(length)
         text = Text(
             subject,
             request.seed,
@@ -518,8 +540,8 @@ def _composed(text: Text, statement: Statement, shown: Sequence[Shown]) -> tuple
     it may see, and without a known number of layers all that follows from that.
     """
     length, unseen = text.k_len, _unseen(text, shown)
-    numbers = [n for _, n, _ in shown] or [*range(len(unseen))]
-    is_known = bool(numbers) and not (shown and unseen)
+    numbers = [n for _, n, _ in shown]
+    is_known = bool(shown) and not unseen
     heads = {n: len(cells) for _, n, cells in shown}
     if not is_known:
         numbers = [*range(statement.n_layers)]
