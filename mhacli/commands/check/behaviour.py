@@ -33,6 +33,7 @@ from .passes import (
     Passes,
     PassOutput,
     difference_of,
+    is_family,
     relative_distance,
 )
 from .result import (
@@ -278,11 +279,8 @@ def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None
     """The first part, in the order in which parts end, whose outputs differ while its inputs agree,
     and the first attention whose outputs differ.
     """
-    n, module, (ours, theirs) = (
-        len(difference.by_token),
-        passes.module,
-        (parts() for parts in difference.parts),
-    )
+    n, module = len(difference.by_token), passes.module
+    ours, theirs = (parts() for parts in difference.parts)
 
     def differ(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape[1:] != other.shape[1:]:
@@ -309,8 +307,8 @@ def finite_outputs(passes: Passes, intent: Intent, answers: Answers) -> Observed
     """Whether outputs are finite, with the weights of a model of transformers, and in 16 bits also
     where texts are padded; for large vectors, and texts whose tokens are all masked, it is noted.
     """
-    model = None if config_of(passes.module) is None else passes.module
-    weights = {} if model is None else dict(model.named_parameters())
+    module = passes.module if is_family(passes.model) else None
+    weights = {} if module is None else dict(module.named_parameters())
     bad = {name: n for name, weight in weights.items() if (n := int((~weight.isfinite()).sum()))}
     infinite = [each for each in _passes_to_be_finite(passes) if not each.output.isfinite().all()]
     problems = list[str]()
@@ -356,9 +354,7 @@ def _notes_on_large_and_masked(passes: Passes) -> list[str]:
             notes.append(f"inputs × {_LARGE:g} give NaN or infinite numbers")
     rows, real = model.padded([passes.text, passes.text[:0]], "right")
     hides_all = torch.ones(1, 1, passes.length, passes.length, dtype=torch.bool).tril(-1)
-    masked = (
-        [] if model.mask is None else [("a text whose tokens", Inputs(rows, real=real), model.mask)]
-    )
+    masked = [("a text whose tokens", Inputs(rows, real=real), form) for form in model.masks[:1]]
     forms = model.attention.mask_forms[:1]
     masked += [("a query whose keys", Inputs(rows, allowed=hides_all), form) for form in forms]
     for what, inputs, form in masked:
@@ -371,11 +367,9 @@ def _notes_on_large_and_masked(passes: Passes) -> list[str]:
 
 def repeat(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether two passes over one text agree, in evaluation mode and with other random numbers."""
-    agrees, differs = (
-        "two passes over one text agree",
-        "two passes over one text differ in evaluation mode",
-    )
-    return compared(passes, [passes.difference(seed=1)], agrees, differs)
+    differs = "two passes over one text differ in evaluation mode"
+    differences = [passes.difference(seed=1)]
+    return compared(passes, differences, "two passes over one text agree", differs)
 
 
 _LEAK = "an output depends on later tokens"

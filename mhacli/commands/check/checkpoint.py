@@ -181,12 +181,9 @@ def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if len({len(text) for text in passes.texts}) > 1:
         default += passes.run_pass(*passes.texts, mask=passes.model.mask)
         in_eager += passes.run_pass(*passes.texts, mask=passes.model.mask, within=within)
-    agrees, differs = (
-        f"{name}, the default, and eager agree",
-        f"{name}, the default, and eager give different outputs",
-    )
+    both = f"{name}, the default, and eager"
     differences = [*map(difference_of, default, in_eager)]
-    return compared(passes, differences, agrees, differs)
+    return compared(passes, differences, f"{both} agree", f"{both} give different outputs")
 
 
 @contextmanager

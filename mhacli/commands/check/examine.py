@@ -23,7 +23,6 @@ from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode, finite
 from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
-from mhacli.models.masking import as_attention
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
@@ -65,7 +64,7 @@ from .result import (
     Tried,
     Verdict,
 )
-from .sees import statement_of
+from .sees import cells_of, statement_of
 from .stated import seeing_in, stated_causal, tests_stated
 
 _MOST_PARTS = 4
@@ -123,14 +122,14 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         )
     mask = mask_of_target(request, timed)
     if is_mask(mask):
-        return examine_mask(mask, request, statement, timed)
+        return examine_mask(mask, request, timed)
     try:
         return _of_target(request, timed, stage)
     except MhaError as refusal:
         if mask is None or refusal.code == "out-of-memory":
             raise
         with suppress(OutOfTime, *NO_ANSWER):
-            return examine_mask(mask, request, statement, timed)
+            return examine_mask(mask, request, timed)
         raise
 
 
@@ -141,7 +140,7 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
     built = load_built(request.target_request, timed)
     module = built.module
     if is_mask(built.call):
-        return examine_mask(built.call, request, statement_of(request), timed)
+        return examine_mask(built.call, request, timed)
     if module is not None and config_of(module) is not None:
         return _of_checkpoint(module, request, stage)
     if module is not None:
@@ -496,10 +495,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         *_, q_len, k_len = call.shape
         is_of_text = passes.model.attention.is_pooled or q_len == len(text)
         if q_len == k_len > 1 and is_of_text and call.unread_mask is None:
-            attention = as_attention(call)
-            places = torch.arange(q_len, device=call.device)
-            sees = attention.visible(places, places).expand(-1, -1, q_len, k_len)
-            hide_later.append(not sees.triu(1).any())
+            hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
     if module is not None:
         # compiled code hides its attention, and code that torch's fused layers skip may raise

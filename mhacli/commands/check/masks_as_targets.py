@@ -22,7 +22,7 @@ from mhacli.usercode.roles import signature
 from mhacli.usercode.target import Choice, find_target
 
 from .result import CheckRequest, Examination, Finding, Verdict, finding_of
-from .sees import Cells, Compared, Statement, seeing_of, words_of_cells
+from .sees import Cells, Compared, Statement, seeing_of, statement_of, words_of_cells
 
 _DRAWN = 16
 """The length of a mask that is drawn, where nothing is stated."""
@@ -63,12 +63,11 @@ def mask_of_target(request: CheckRequest, stage: Stage) -> object:
     return thing if is_mask(thing) or inspect.isroutine(thing) else None
 
 
-def examine_mask(
-    thing: Any, request: CheckRequest, statement: Statement | None, stage: Stage
-) -> Examination:
+def examine_mask(thing: Any, request: CheckRequest, stage: Stage) -> Examination:
     """The report on a mask, or on what a function makes. Raises `UserRaised`, and `MhaError` if it
     is none.
     """
+    statement = statement_of(request)
     if statement is not None and statement.has_documents:
         message = "--sees: doc[…] has no meaning for a mask, whose documents are its own"
         raise UsageError(message, hint="state them by places, such as q // 16 == k // 16")

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.models.layer_names import config_of
 from mhacli.usercode.accepted import accepted_forms
 from mhacli.usercode.axes import PATTERN_AXES, CallSizes
 from mhacli.usercode.door import Attempt, Unreadable, those_that_work
@@ -23,7 +22,7 @@ from mhacli.usercode.text_model import PartCalls, TextModel
 from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
-from .passes import PassDifference, Passes, PassOutput, difference_of, largest_of
+from .passes import PassDifference, Passes, PassOutput, difference_of, is_family, largest_of
 from .result import Tried
 
 _LENGTH = 48
@@ -93,7 +92,7 @@ def ways_of(model: TextModel, *, causal: bool, packed: bool) -> list[Way]:
     if not ways and (packed or (causal and model.n_ids)):
         ways = [Way(name, positions, False, True) for name in positions]
     has_positions_alone = [way.made for way in ways] == [positions]
-    form = _block_form(attention) if model.n_ids else None
+    form = _block_form(model) if model.n_ids else None
     if form is not None:
         name = f"{form.parameter} in four dimensions"
         made: dict[str, Maker] = {form.parameter: partial(_block, form, causal), **positions}
@@ -113,8 +112,7 @@ def _telling(
     Numbers are from 1 on, because 0 may stand for padding, or from 0.
     """
     role, restarts = "documents", bool(positions)
-    is_family = config_of(model.attention.built.module) is not None
-    if packed and not is_family and named.keys().isdisjoint(("documents", "starts")):
+    if packed and not is_family(model) and named.keys().isdisjoint(("documents", "starts")):
         role, restarts = "segments", False
     for name, first in product(named.get(role, ()), (1, 0)):
         promises = role == "documents"
@@ -128,14 +126,15 @@ def _telling(
         yield Way(name, {**made, **positions}, True, restarts, of_one_row=True)
 
 
-def _block_form(attention: UserAttention) -> MaskForm | None:
+def _block_form(model: TextModel) -> MaskForm | None:
     """The form in which a mask in four dimensions hides a key, and nothing passes it elsewhere;
     of a model of transformers the one that each implementation of attention takes.
     """
-    every = [form for p in signature_of(attention.built.call, "mask") for form in forms_of(p)]
+    call = model.attention.built.call
+    every = [form for p in signature_of(call, "mask") for form in forms_of(p)]
     forms = [form for form in every if form.axes == PATTERN_AXES and not form.is_padding]
-    hiding = (form for form in accepted_forms(attention, forms) if form.hides)
-    if config_of(attention.built.module) is not None:
+    hiding = (form for form in accepted_forms(model.attention, forms) if form.hides)
+    if is_family(model):
         hiding = (form for form in forms if form.kind == "additive")
     return next(hiding, None)
 
@@ -298,9 +297,8 @@ def _untold(model: TextModel) -> str:
     """Why nothing tells documents apart."""
     if model.has_source:
         return "an encoder-decoder model"
-    built = model.attention.built
-    weak = [each.name for each in signature_of(built.call, *_WEAK)]
-    if weak and config_of(built.module) is None:
+    weak = [each.name for each in signature_of(model.attention.built.call, *_WEAK)]
+    if weak and not is_family(model):
         return f"{weak[0]} tells documents apart only with --packed"
     return "it takes no documents by a known name"
 
@@ -349,8 +347,7 @@ def _judged(
     passes: Passes, measured: Sequence[_Measured], lengths: Sequence[int], *, packed: bool
 ) -> Observed:
     """What was seen in all ways: wrong where documents must not see each other and do."""
-    is_family = config_of(passes.module) is not None
-    asked = [e for e in measured if _must_isolate(e.way, packed=packed, is_family=is_family)]
+    asked = [e for e in measured if _must_isolate(passes.model, e.way, packed=packed)]
     asked = asked or [each for each in measured if packed and each.way.mask == "block"]
     reason = _reason(measured)
     for each in asked:
@@ -369,11 +366,11 @@ def _judged(
     return seen(passes, None, reason, largest_of(e for each in measured for e in each.moved))
 
 
-def _must_isolate(way: Way, *, packed: bool, is_family: bool) -> bool:
+def _must_isolate(model: TextModel, way: Way, *, packed: bool) -> bool:
     """Whether a leak is wrong. A model of transformers promises nothing, and isolates documents in
     one way alone.
     """
-    if is_family:
+    if is_family(model):
         return packed and way.mask == "none" and not way.cache.endswith(CONFIGURED)
     return packed or (way.promises and way.mask != "ones")
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.models.layer_names import config_of
 from mhacli.settings import PaddingSide
 from mhacli.usercode.axes import at_sizes
 from mhacli.usercode.masks import MaskForm
 
 from .observed import Answers, Intent, Observed, compared, not_tried, seen
-from .passes import PassDifference, Passes, difference_of, largest_of
+from .passes import PassDifference, Passes, difference_of, is_family, largest_of
 from .result import Tried
 
 _SHORT = 64
@@ -49,7 +48,7 @@ def _by_mask(passes: Passes, intent: Intent, side: PaddingSide) -> Observed:
     differences, mask = min(tried, key=lambda each: largest_of(each[0]))
     if reason := _read_at_another_end(passes, differences, mask, side):
         return seen(passes, None, reason, max(each.whole for each in differences))
-    is_claimed = intent.is_causal is True and config_of(passes.module) is not None
+    is_claimed = intent.is_causal is True and is_family(model)
     knows_start = side == "right" or model.positions is not None or is_claimed
     by = "" if knows_start else ", as where positions count from the first token of a batch"
     n_padding = max(lengths) - min(lengths)

@@ -6,6 +6,7 @@ the model changes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.models.layer_names import dtype_of
+from mhacli.models.layer_names import config_of, dtype_of
 from mhacli.models.run import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.build import seeded
@@ -52,6 +53,11 @@ _COARSE = 1e-2
 a selection flips."""
 _ROWS = 16
 """Outputs whose distances are computed together: of all logits at once is slower."""
+
+
+def is_family(model: TextModel) -> bool:
+    """Whether it is a model of transformers."""
+    return config_of(model.attention.built.module) is not None
 
 
 class PassOutput(NamedTuple):
@@ -203,19 +209,17 @@ class Passes:
 
     def _too_long(self, requested: int, read: Callable[[int], object], tried: Attempt) -> Exception:
         """The error for a length that cannot be read: it names the longest that can, if one can."""
-        low, high = 0, requested
-        while high - low > 1:
-            middle = (low + high) // 2
-            if first_that_works([middle], read, list[Attempt]()) is None:
-                high = middle
-            else:
-                low = middle
+
+        def fails(length: int) -> bool:
+            return first_that_works([length], read, list[Attempt]()) is None
+
+        longest = bisect_left(range(1, requested), True, key=fails)
         failure, name = tried.failure, self.model.attention.built.name
-        if not low:
+        if not longest:
             return failure
         return MhaError(
             f"{name} reads no text of {requested} tokens: {failure}",
-            hint=f"--length {low} is the longest that it reads",
+            hint=f"--length {longest} is the longest that it reads",
         )
 
     def run_pass(

@@ -142,11 +142,6 @@ class CheckRequest:
             raise UsageError(message, hint="add --packed")
         return condition
 
-    @property
-    def states_causal(self) -> bool | None:
-        """Whether tokens see only earlier ones, as stated; None where nothing is."""
-        return True if self.causal else False if self.not_causal else None
-
     @cached_property
     def against(self) -> TargetRequest | None:
         """The attention to compare it with; None for the reference. Raises `UsageError` as

@@ -213,6 +213,12 @@ class Shown(NamedTuple):
     cells: Cells
 
 
+def cells_of(call: Call) -> Bool[Tensor, "#batch #head query key"]:
+    """The cells that a call of attention lets through."""
+    places = (torch.arange(n, device=call.device) for n in call.shape[2:])
+    return as_attention(call).visible(*places)
+
+
 @dataclass(frozen=True)
 class Text:
     """A text of an attention, or of a model, that is read again and again: its lengths, the mask
@@ -255,7 +261,7 @@ class Text:
         seen, touched = list[Tensor](), list[Tensor]()
         for keys in torch.arange(self.k_len).split(_N_TEXTS - 1):
             out = self.call(_replaced(base, keys, drawer, size))
-            moved = _distances(out[1:], out[:1])
+            moved = _distances(out)
             seen.append(moved > self._tolerance(out))
             touched.append(moved > 0)
         return Reach(*(torch.cat(parts).movedim(0, -1) for parts in (seen, touched)))
@@ -284,8 +290,7 @@ class Text:
             if lengths != (self.q_len, self.k_len) or call.kind not in ("self", "decoder"):
                 return
             if call.unread_mask is None:
-                places = (torch.arange(n, device=call.device) for n in lengths)
-                cells = as_attention(call).visible(*places).any(dim=0).cpu()
+                cells = cells_of(call).any(dim=0).cpu()
                 found.append(Shown(call.name, call.layer, cells.expand(-1, *lengths)))
 
         if module is not None:
@@ -312,13 +317,14 @@ def _replaced(base: Inputs, keys: Tensor, drawer: InputDrawer, size: float) -> I
     return copies
 
 
-def _distances(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The distance of each row of some outputs from those of one, relative to their usual size."""
-    a, b = ours.double(), theirs.double()
-    both = (a.isnan() & b.isnan()) | (a == b)
-    apart = torch.where(both, 0.0, (a - b).nan_to_num(nan=torch.inf)).norm(dim=-1)
-    size = b.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).norm(dim=-1).square().mean().sqrt()
-    relative: Tensor = apart / size.clamp(min=torch.finfo(torch.float32).tiny)
+def _distances(out: Tensor) -> Tensor:
+    """The distance of each row of some outputs from that of the first one, relative to its usual
+    size. Numbers that are not finite count as 0: of a query that sees no key they are so in all.
+    """
+    rows = out.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    size = rows[0].norm(dim=-1).square().mean().sqrt()
+    distances = (rows[1:] - rows[0]).norm(dim=-1)
+    relative: Tensor = distances / size.clamp(min=torch.finfo(torch.float32).tiny)
     return relative
 
 

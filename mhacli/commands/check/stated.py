@@ -7,14 +7,13 @@ from contextlib import suppress
 from functools import partial
 
 from mhacli.errors import UsageError
-from mhacli.models.layer_names import config_of
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.text_model import TextModel
 from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, Test, not_tried, seen
 from .packing import CONFIGURED, document_lengths, way_of_example, ways_of
-from .passes import Passes
+from .passes import Passes, is_family
 from .result import CheckRequest, Tried
 from .sees import Documents, Seeing, Statement, statement_of, who_sees
 
@@ -22,7 +21,9 @@ from .sees import Documents, Seeing, Statement, statement_of, who_sees
 def stated_causal(request: CheckRequest) -> bool | None:
     """Whether tokens see only earlier ones, as stated; None where nothing is."""
     statement = statement_of(request)
-    return request.states_causal if statement is None else statement.hides_later
+    if statement is not None:
+        return statement.hides_later
+    return True if request.causal else False if request.not_causal else None
 
 
 def tests_stated(request: CheckRequest) -> dict[str, Test]:
@@ -90,10 +91,9 @@ def _documents(
             way, lengths = way_of_example(attention, longest or attention.sizes.q_len, packed=True)
             yield Documents(lambda _: lengths, way.arguments, way.of_one_row)
         return
-    is_family = config_of(attention.built.module) is not None
     ways = ways_of(model, causal=statement.hides_later, packed=True)
     for way in ways:
         # with these a family of transformers need not isolate documents
-        is_left_out = way.mask == "ones" or (is_family and way.cache.endswith(CONFIGURED))
+        is_left_out = way.mask == "ones" or (is_family(model) and way.cache.endswith(CONFIGURED))
         if way.name == ways[0].name and not is_left_out:
             yield Documents(document_lengths, way.arguments, way.of_one_row)

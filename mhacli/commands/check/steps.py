@@ -16,6 +16,7 @@ from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall, Watcher
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.steps import StepConvention, causal_inputs, step_conventions
+from mhacli.usercode.user_attention import UserAttention
 
 from .probes import InputCase, ProbedAttention
 
@@ -70,10 +71,7 @@ def read_in_steps(probed: ProbedAttention, form: MaskForm | None) -> Steps | Non
     if attention.mode == "cross" or "dropout-in-eval" in probed.evidence or not conventions:
         return None
     rows = attention.drawer(probed.request.seed).rows(length).to(attention.dtype)
-    whole = as_float64(
-        replace(attention, is_copied=True)(causal_inputs(rows, 0, length, mask), mask=mask)
-    )
-    first = None
+    whole, first = _in_one_call(attention, rows, mask), None
     for convention in conventions:
         steps = Steps(convention, list(_cases(convention, rows)), whole)
         if steps.cases and not steps.differing:
@@ -87,11 +85,16 @@ def steps_of(convention: StepConvention, length: int, ends: tuple[int, ...], see
     """A text of random tokens that is read in steps that end at `ends`. Raises `UserRaised` or
     `Unreadable`.
     """
-    attention, mask = convention.attention, convention.mask
+    attention = convention.attention
     rows = attention.drawer(seed).rows(length).to(attention.dtype)
-    inputs, apart = causal_inputs(rows, 0, length, mask), replace(attention, is_copied=True)
     case = InputCase("", Inputs(as_float64(rows), ends=ends), convention(rows, ends))
-    return Steps(convention, [case], as_float64(apart(inputs, mask=mask)))
+    return Steps(convention, [case], _in_one_call(attention, rows, convention.mask))
+
+
+def _in_one_call(attention: UserAttention, rows: Tensor, mask: MaskForm | None) -> Tensor:
+    """The outputs of a whole text."""
+    inputs = causal_inputs(rows, 0, rows.shape[1], mask)
+    return as_float64(replace(attention, is_copied=True)(inputs, mask=mask))
 
 
 def _cases(convention: StepConvention, rows: Tensor) -> Iterator[InputCase]:

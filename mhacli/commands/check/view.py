@@ -58,10 +58,8 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     rest = [*_building(examination), *answers, *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
-    target, (words, style) = (
-        f"{visible(examination.target + against)}:",
-        _VERDICTS[examination.verdict],
-    )
+    words, style = _VERDICTS[examination.verdict]
+    target = f"{visible(examination.target + against)}:"
     verdict = Text.assemble((target, "bold"), " ", _text(examination.sentence))
     end = bare(pairs([(words, verdict)], style=style), on.width)
     return Group(*blocks, _grid(rest, on), Text(""), *limits, end)
