@@ -155,6 +155,8 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     mask = four_axes(made.detach().cpu())[0]
     is_bool = not mask.is_floating_point() or set(mask.unique().tolist()) == {0.0, 1.0}
     cells = mask != 0 if is_bool else mask > FORBIDDING
+    if bool(cells.all()) and bool(mask.any()) and not is_bool:  # such as logits
+        raise Unreadable("it makes numbers, none of which hides a cell")
     if is_bool and request.mask_means == "hide":
         cells = ~cells
     of_first = ", that of the first text" if made.ndim == 4 and len(made) > 1 else ""
