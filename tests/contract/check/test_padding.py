@@ -25,6 +25,10 @@ RIGHT_PADDING: dict[str, bool | None] = {
     "PooledWithPadding": False,
     "MeanOverAll": None,
     "EndOfText": None,
+    "PooledAtTheEnd": None,
+    "BoolNotHandedOn": False,
+    "MaskAdded": False,
+    "InvertedWhole": False,
     "ByMask": True,
     "ByMaskTurned": False,
     "Translator": True,
@@ -42,7 +46,11 @@ def answers(report: Any) -> dict[str, bool | None]:
 
 
 @pytest.mark.parametrize(
-    "name", some(RIGHT_PADDING, default=("Encoder", "AlongQueries", "MeanOverAll", "ByMaskTurned"))
+    "name",
+    some(
+        RIGHT_PADDING,
+        default=("Encoder", "AlongQueries", "MaskAdded", "PooledAtTheEnd", "ByMaskTurned"),
+    ),
 )
 def test_a_text_gives_the_same_padded_as_alone(name: str) -> None:
     report = examined(name)

@@ -292,6 +292,16 @@ def test_a_predicate_that_gives_no_cells_is_refused(allowed: object) -> None:
         mhacli.check(MASKED.from_the_last, sees=allowed)
 
 
+def test_a_statement_that_no_compared_text_shows_gets_no_tick() -> None:
+    with pytest.raises(mhacli.MhaError, match="--sees: in 64 tokens"):
+        user_code.check(MASKED.from_the_last, sees="q >= k and q - k < 200", length=64)
+
+
+def test_a_predicate_of_single_places_is_refused() -> None:
+    with pytest.raises(mhacli.MhaError, match="--sees: the predicate"):
+        mhacli.check(MASKED.from_the_last, sees=lambda q, k: q.new_ones(64, dtype=torch.bool))
+
+
 def test_a_page_draws_what_is_stated_and_what_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = ("--sees", "q >= k", "--html", "page.html")

@@ -111,6 +111,44 @@ class EndOfText(Encoder):
         return self.read(ids, None) + 0.0 * ends[:, None, None]
 
 
+class BoolNotHandedOn(Encoder):
+    def forward(self, ids):
+        return self.read(ids, None) * ids.bool()[..., None]
+
+
+class PooledAtTheEnd(Encoder):
+    """7 ends a text, which only a number says."""
+
+    def forward(self, ids):
+        ends = (ids == 7).int().argmax(1)
+        return self.read(ids, None) + 0.0 * ends[:, None, None]
+
+
+class MaskAdded(Encoder):
+    """The 1 and 0 of a tokenizer, added to scores."""
+
+    def read(self, ids, keep):
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        q, k, v = (
+            each(x).unflatten(-1, (4, -1)).transpose(1, 2)
+            for each in (self.heads.q, self.heads.k, self.heads.v)
+        )
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = scores if keep is None else scores + keep[:, None, None]
+        return self.norm(x + self.heads.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+    def forward(self, ids, attention_mask=None):
+        return self.read(ids, attention_mask)
+
+
+class InvertedWhole(Encoder):
+    """`~` of whole numbers is never 0."""
+
+    def forward(self, ids, attention_mask=None):
+        keep = None if attention_mask is None else ~(~attention_mask).bool()[:, None, None]
+        return self.read(ids, keep)
+
+
 class ByMask(Encoder):
     def forward(self, ids, attention_mask=None):
         keep = None if attention_mask is None else (attention_mask > 0)[:, None, None]
