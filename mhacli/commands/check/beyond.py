@@ -260,13 +260,13 @@ class Comparison:
 
     def behind_a_cache(self, results: Sequence[CellResult]) -> list[Finding]:
         """The mistake that a text as long as the longest call shows, whose last token is read
-        behind a cache.
+        behind a cache. Raises `OutOfTime`.
         """
         shapes = [each.cell.shape for each in results if not each.refusal]
         if (steps := self.diagnosis.steps) is None or steps.differing:
             return []
         longest, convention = max(shape.q_len for shape in shapes), steps.convention
-        with suppress(OutOfTime, *NO_ANSWER):
+        with suppress(*NO_ANSWER):
             further = steps_of(convention, longest, (longest - 1, longest), self.seed)
             if further.differing:
                 where = f"behind a cache of {longest - 1} tokens"
