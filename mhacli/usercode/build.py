@@ -429,13 +429,17 @@ def _known_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str | None, int]
 
 
 def _wide_defaults(parameters: Sequence[inspect.Parameter]) -> dict[str, int]:
-    """The default widths, if one of them is wide."""
-    widths = {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if type(parameter.default) is int and _is_width(parameter.name)
+    """The default widths, if one of them is wide, and a number of texts that a cache has room for,
+    if it is large.
+    """
+    numbers = {each.name: each.default for each in parameters if type(each.default) is int}
+    widths = {name: number for name, number in numbers.items() if _is_width(name)}
+    texts = {
+        name: number
+        for name, number in numbers.items()
+        if role_of(name) == "n_texts" and number > _MOST_TEXTS
     }
-    return widths if max(widths.values(), default=0) >= _WIDE else {}
+    return texts | (widths if max(widths.values(), default=0) >= _WIDE else {})
 
 
 def _guess_of(
@@ -449,7 +453,8 @@ def _guess_of(
         member = member_of(parameter)
         return usual.get(role) if member is None else Guess(member, "the first of its kind")
     if parameter.name in wide:
-        return usual[role]._replace(reason=f"narrower than {parameter.default}, its default")
+        less = "fewer" if role == "n_texts" else "narrower"
+        return usual[role]._replace(reason=f"{less} than {parameter.default}, its default")
     return usual[role] if causal and role == "causal" and parameter.default is False else None
 
 
@@ -476,6 +481,7 @@ def _no_guess(
 _OF_GROUPS: Final = 64
 """A width that the usual 32 groups of a norm divide."""
 _WIDE: Final = 1024
+_MOST_TEXTS: Final = 8
 """The least default width in whose place a narrow one is used, because calls would be slow."""
 
 
@@ -721,6 +727,7 @@ def usual_values(
         "dropout": Guess(0.1, "dropout, which eval turns off"),
         "bias": Guess(True, "with biases"),
         "causal": Guess(request.causal, "--causal" if request.causal else "no --causal"),
+        "n_texts": Guess(_MOST_TEXTS, "the most texts of a call"),
         "batch_first": Guess(True, "the batch stands first"),
         "layer": Guess(0, "the first layer"),
         "n_layers": Guess(2, "the number of layers"),

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import compress, takewhile
 from operator import attrgetter
@@ -288,6 +288,7 @@ class RecordedCall:
     operations: Sequence[Operation] = ()
     attentions: list[dict[str, Operation]] = field(default_factory=list)
     _producers: dict[bytes, list[Operation]] = field(default_factory=dict)
+    _made_by_size: dict[int, tuple[list[Operation], Tensor]] = field(default_factory=dict)
 
     def tensors_at_sites(self) -> dict[str, tuple[SourceLine, list[Tensor]]]:
         """The tensors of each site, one for each softmax or kernel, with the line that makes the
@@ -357,19 +358,20 @@ class RecordedCall:
         numbers += [x.item() for x in tensors if x.numel() == 1 and x.is_floating_point()]
         return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value <= bound))
 
-    @cached_property
-    def numbers_by_size(self) -> dict[int, tuple[list[Operation], Tensor]]:
-        """The operations by the size of their output, with the sorted numbers of each, `[operation,
-        number]`.
+    def _made(self, size: int) -> tuple[list[Operation], Tensor]:
+        """The operations whose output has so many numbers, with the sorted numbers of each,
+        `[operation, number]`. Other outputs are not sorted: a cache may have millions.
         """
-        by_size: dict[int, list[Operation]] = {}
-        for op in self.operations:
-            if op.output.is_floating_point():
-                by_size.setdefault(op.output.numel(), []).append(op)
-        return {
-            size: (ops, torch.stack([sorted_numbers(op.output)[:, 0] for op in ops]))
-            for size, ops in by_size.items()
-        }
+        if size not in self._made_by_size:
+            operations = [
+                op
+                for op in self.operations
+                if op.output.numel() == size and op.output.is_floating_point()
+            ]
+            rows = [sorted_numbers(op.output)[:, 0] for op in operations]
+            made = torch.stack(rows) if rows else torch.empty(0, size)
+            self._made_by_size[size] = operations, made
+        return self._made_by_size[size]
 
     def producers_of(self, numbers: Tensor) -> list[Operation]:
         """The operations that produce these numbers, in any order. They are kept, for hypotheses
@@ -377,9 +379,7 @@ class RecordedCall:
         """
         key = blake2b(numbers.numpy().tobytes()).digest()
         if key not in self._producers:
-            operations, made = self.numbers_by_size.get(
-                numbers.numel(), ([], torch.empty(0, numbers.numel()))
-            )
+            operations, made = self._made(numbers.numel())
             right = sorted_numbers(numbers)[:, 0]
             largest = right.abs().masked_fill(right.abs() >= NO_NUMBER, 0.0).max()
             is_close = ((made - right).abs() <= 1e-5 * largest).all(dim=1).tolist()

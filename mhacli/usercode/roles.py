@@ -65,7 +65,7 @@ _OF_BOTH = {
         "dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width "
         "inputdim features embdim embeddingsize hiddendim hidden emb inchannels channels "
         "infeatures dimin nstate units nhiddens querydim querysize keysize valuesize embedsize "
-        "indim d k contextdim crossattentiondim kdim vdim dimmodel"
+        "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv"
     ),
     "n_tokens": (
         "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize "
@@ -81,11 +81,12 @@ _OF_BOTH = {
 _OF_CONSTRUCTORS = {
     "d_out": "dout outdim outputdim dimout outchannels outfeatures",
     "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups",
-    "d_v": "dv dimv valuedim vheaddim",
+    "d_v": "dv valuedim vheaddim",
     "context_length": (
         "contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen "
         "maxpositionembeddings nctx npositions"
     ),
+    "n_texts": "maxbatchsize maxbatch maxbsz",
     "batch_first": "batchfirst",
     "d_ff": "dff dffn ffdim ffndim dimfeedforward intermediatesize mlpdim nhid ninner dinner",
     "layer": "layeridx layerid layerindex layernumber layer blockidx",

@@ -4,6 +4,7 @@ values of the other arguments.
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,11 +46,14 @@ _MOST_WIDTHS = 4
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of a layer that a call may ask for."""
+    """The sizes of a layer that a call may ask for; `d_turned` of the columns of a head carry
+    positions.
+    """
 
     n_heads: int = 1
     d_head: int = 1
     d_model: int = 1
+    d_turned: int = 1
 
 
 def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
@@ -100,6 +104,10 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
     return [*dict.fromkeys((packed, rows, needed))]
 
 
+_OF_ROTATION = re.compile(r"(.*[._])?(rope|rotary|rot)_(\w*_)?dim")
+"""The names of the number of columns that carry rotary positions."""
+
+
 class _StatedSizes:
     """The sizes that a target states: `numbers` that it, its constructor or its call holds by name,
     and the shapes of its weights. A `d_head` or a `d_model` of 0 is not stated. The inputs are one
@@ -148,8 +156,10 @@ class _StatedSizes:
     def layer(self, d_in: int) -> LayerSizes:
         """The sizes of the layer for inputs of a width."""
         if self.is_function:
-            return LayerSizes(self.n_heads, d_in, self.n_heads * d_in)
-        return LayerSizes(self.n_heads, self.d_head or max(1, d_in // self.n_heads), d_in)
+            return LayerSizes(self.n_heads, d_in, self.n_heads * d_in, d_in)
+        d_head = self.d_head or max(1, d_in // self.n_heads)
+        turned = (n for name, n in self.numbers.items() if _OF_ROTATION.fullmatch(name) and n > 1)
+        return LayerSizes(self.n_heads, d_head, d_in, next(turned, d_head))
 
     def text_lengths(self, usual: int) -> list[int]:
         """The lengths that a text may need: two windows, the longest text, or that of a table;
@@ -250,7 +260,7 @@ def usual_arguments(
         if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
             continue
         if role == "rope":
-            others[name] = MadeForSizes(partial(_rotation, name, layer.d_head, shape))
+            others[name] = MadeForSizes(partial(_rotation, name, layer.d_turned, shape))
         elif role in ("starts", "longest"):
             others[name] = MadeForSizes(partial(_of_texts, name, role))
         elif role in ("weight", "weight bias"):
