@@ -75,7 +75,8 @@ class LlamaAttention(nn.Module):
         if mask is not None:
             scores = scores + mask
         weights = F.softmax(scores.float(), dim=-1).type_as(xq)
-        return self.wo((weights @ values).transpose(1, 2).reshape(bsz, seqlen, -1))
+        out: Tensor = self.wo((weights @ values).transpose(1, 2).reshape(bsz, seqlen, -1))
+        return out
 
 
 class StillRotary(nn.Module):
@@ -124,7 +125,8 @@ class StillRotaryAttention(nn.Module):
             v = v + self.lambdas[1] * ve.view_as(v)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, scale=self.attn_scale, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(b, t, -1))
+        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(b, t, -1))
+        return out
 
 
 @dataclass
@@ -144,6 +146,9 @@ class LatentAttention(nn.Module):
     """As in DeepSeek's reference code: keys and values from a small latent vector, a cache of it,
     and a part of each head that carries positions.
     """
+
+    kv_cache: Tensor
+    pe_cache: Tensor
 
     def __init__(self, args: LatentSizes) -> None:
         super().__init__()
@@ -188,7 +193,8 @@ class LatentAttention(nn.Module):
         weights = scores.softmax(dim=-1, dtype=torch.float32).type_as(x)
         out = torch.einsum("bsht,btc->bshc", weights, self.kv_cache[:bsz, :end])
         out = torch.einsum("bshc,hdc->bshd", out, wkv_b[:, -self.v_head_dim :])
-        return self.wo(out.flatten(2))
+        projected: Tensor = self.wo(out.flatten(2))
+        return projected
 
 
 class PairTablesAttention(nn.Module):
@@ -274,7 +280,8 @@ class RelativeAttention(nn.Module):
             scores = scores.masked_fill(attn_mask[..., None], float("-inf"))
         weights = self.drop(scores.softmax(dim=1))
         out = torch.einsum("ijbn,jbnd->ibnd", weights, v).flatten(2)
-        return self.layer_norm(w + self.drop(self.o_net(out)))
+        normed: Tensor = self.layer_norm(w + self.drop(self.o_net(out)))
+        return normed
 
 
 class SetAttention(nn.Module):
