@@ -25,7 +25,7 @@ from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.door import on_behalf, ours, plainly
 from mhacli.usercode.foreign import attention_within
 
-from .layer_names import LayerKey, LayerNumbers, is_attention, is_numbered
+from .layer_names import LayerKey, LayerNumbers, is_attention
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 """How a call was captured, the most reliable first: by the function in transformers' registry; by
@@ -332,7 +332,8 @@ class Watch(TorchFunctionMode):
         self._attentions = {
             id(module) for name, module in named.items() if is_attention(name, module)
         }
-        self._numbered = {id(module) for name, module in named.items() if is_numbered(name)}
+        is_layer = self._numbers.is_layer
+        self._layers = {id(module) for name, module in named.items() if is_layer(name)}
         self._n_runs = self._n_calls = 0
         self._is_inside = False
         self.begin_pass()
@@ -397,10 +398,10 @@ class Watch(TorchFunctionMode):
         )
 
     def _block_of(self, module: nn.Module) -> _ModuleRun:
-        """The run that makes the layer of a module: the outermost module of a list, else the
+        """The run that makes the layer of a module: the outermost one that is a layer, else the
         outermost attention, else the innermost module.
         """
-        for layers in (self._numbered, self._attentions):
+        for layers in (self._layers, self._attentions):
             for run in self._running:
                 if id(run.module) in layers:
                     return run

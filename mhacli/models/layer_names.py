@@ -35,6 +35,14 @@ def is_attention(name: str, module: nn.Module) -> bool:
     )
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module attends to nothing by itself: a list, or a layer of torch without parts."""
+    is_list = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+    return is_list or (
+        type(module).__module__.startswith("torch.") and not any(module.children())
+    )
+
+
 def is_numbered(name: str) -> bool:
     """Whether a module is one of a list, as layers are."""
     return name.rpartition(".")[2].isdigit()
@@ -49,19 +57,23 @@ def is_pair(model: nn.Module) -> bool:
 class LayerNumbers:
     """The kind and number of each attention of a model.
 
-    A layer has the number of its module in its list. Lists of one kind, such as two towers for
-    images, are counted through in the order of the model's modules. Only where a pass runs a module
-    again is the number the next one after those that ran.
+    A layer has the number of its module in the outermost list whose members hold at most one
+    attention of each kind. Lists of one kind, such as two towers for images, are counted through in
+    the order of the model's modules. Only where a pass runs a module again is the number the next
+    one after those that ran.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._is_pair = is_pair(model)
+        attentions = [name for name, part in model.named_modules() if is_attention(name, part)]
+        of_lists = [name for name in attentions if _places(name)]
+        self._has_language = any(_LANGUAGE.search(_places(name)[0][0]) for name in of_lists)
+        self._has_others = not all(_SENSE.search(_places(name)[0][0]) for name in of_lists)
+        self._crowded = self._crowded_lists(dict(model.named_modules()), attentions)
         lists: dict[str, int] = {}
-        for name, module in model.named_modules():
-            if is_attention(name, module) and (place := _place(name)) is not None:
-                lists[place[0]] = max(lists.get(place[0], 0), place[1] + 1)
-        self._has_language = any(map(_LANGUAGE.search, lists))
-        self._has_others = not all(map(_SENSE.search, lists))
+        for name in of_lists:
+            stack, index = self._place(name)
+            lists[stack] = max(lists.get(stack, 0), index + 1)
         self._before: dict[str, int] = {}
         totals = Counter[AttentionKind]()
         for name in sorted(
@@ -71,6 +83,39 @@ class LayerNumbers:
             self._before[name] = totals[kind]
             totals[kind] += lists[name]
         self.begin_pass()
+
+    def _crowded_lists(
+        self, modules: Mapping[str, nn.Module], attentions: Sequence[str]
+    ) -> frozenset[str]:
+        """The lists with a member that holds several attentions of a kind, where a list within it
+        tells them apart, as the backbone of a classifier holds layers.
+        """
+        outermost = dict[str, list[str]]()
+        for name in attentions:
+            if not name or is_plain(modules[name]):
+                continue
+            root = next((each for each in outermost if name.startswith(f"{each}.")), name)
+            outermost.setdefault(root, []).append(name)
+        counts = Counter(
+            (place, self.kind_of(within[-1]))
+            for root, within in outermost.items()
+            for place in _places(root)
+        )
+        crowded = {stack for ((stack, _), _), count in counts.items() if count > 1}
+        for root in outermost:
+            stacks = [stack for stack, _ in _places(root)]
+            if crowded.issuperset(stacks):
+                crowded -= {*stacks[-1:]}
+        return frozenset(crowded)
+
+    def _place(self, name: str) -> tuple[str, int]:
+        """The list that numbers a module, and the number of the module in it."""
+        places = _places(name)
+        return next((place for place in places if place[0] not in self._crowded), ("", 0))
+
+    def is_layer(self, name: str) -> bool:
+        """Whether a module is one of a list that numbers layers."""
+        return is_numbered(name) and _places(name)[-1][0] not in self._crowded
 
     def begin_pass(self) -> None:
         """Forgets which layers ran."""
@@ -104,9 +149,9 @@ class LayerNumbers:
 
     def next(self, name: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
         """The kind, the layer and the part of an attention that module `name` computes, in a `run`
-        of its `block`, the outermost module of a list around it.
+        of its `block`, the module around it that is a layer.
         """
-        kind, (stack, index) = self.kind_of(name), _place(block) or ("", 0)
+        kind, (stack, index) = self.kind_of(name), self._place(block)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
         layer = self._before.get(stack, 0) + index
@@ -116,14 +161,15 @@ class LayerNumbers:
         return kind, layer, part
 
 
-def _place(name: str) -> tuple[str, int] | None:
-    """The name of the outermost list around a module, and the number of the module in it.
+def _places(name: str) -> list[tuple[str, int]]:
+    """The name of each list around a module, the outermost first, and the number of the module in
+    it.
 
-    >>> _place("encoder.block.2.layer.0.SelfAttention")
-    ('encoder.block', 2)
+    >>> _places("encoder.block.2.layer.0.SelfAttention")
+    [('encoder.block', 2), ('encoder.block.2.layer', 0)]
     """
-    match = re.search(r"(?:^|\.)(\d+)(?=\.|$)", name)
-    return None if match is None else (name[: match.start()], int(match[1]))
+    found = re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", name)
+    return [(name[: match.start()], int(match[1])) for match in found]
 
 
 # --------------------------------------------------------------------------------------- the config

@@ -4,11 +4,15 @@ with its weights.
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from support import checkpoints
 from support.small_models import (
     IMAGE,
     SIZE,
@@ -20,8 +24,10 @@ from support.small_models import (
     llava,
     without_head,
 )
+from torch import nn
 
 import mhacli
+from mhacli.models.layer_names import LayerNumbers, is_attention
 
 pytestmark = pytest.mark.real
 ATOL = 2e-5
@@ -367,3 +373,109 @@ def test_each_kind_of_layer_is_numbered_as_in_the_model_and_has_its_weights(
         if layer.layer < len(expected) and len(expected) > max(kinds[layer.kind]):
             actual = record.arrays[f"layers.{index}.pattern"]
             np.testing.assert_allclose(actual, expected[layer.layer], rtol=0, atol=ATOL)
+
+
+# --------------------------------------------------------------------- the list that numbers layers
+
+
+class FirstToken(nn.Module):
+    """What a classifier or a bi-encoder reads of a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = filled(transformers.BertModel(bert_config()))
+
+    def forward(self, ids: Any) -> Any:
+        return self.bert(ids).last_hidden_state[:, 0]
+
+
+class Towers(nn.Module):
+    """Two towers in a list, which read the same ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([FirstToken(), FirstToken()])
+
+    def forward(self, ids: Any) -> Any:
+        return sum(tower(ids) for tower in self.towers)
+
+
+class Stages(nn.Module):
+    """Stages of blocks, in `nn.Sequential`, of which each holds one attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = partial(nn.TransformerEncoderLayer, 16, 2, 32, batch_first=True)
+        self.stages = nn.Sequential(*(nn.Sequential(block(), block()) for _ in range(2)))
+
+    def forward(self, x: Any) -> Any:
+        return self.stages(x)
+
+
+IDS = torch.tensor([[2, 20, 21, 22, 3]])
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "names"),
+    [
+        (
+            nn.Sequential(FirstToken(), nn.Linear(32, 2)),
+            IDS,
+            [f"0.bert.encoder.layer.{n}.attention.self" for n in range(2)],
+        ),
+        (
+            nn.Sequential(nn.Sequential(FirstToken()), nn.Linear(32, 2)),
+            IDS,
+            [f"0.0.bert.encoder.layer.{n}.attention.self" for n in range(2)],
+        ),
+        (
+            Towers(),
+            IDS,
+            [
+                f"towers.{tower}.bert.encoder.layer.{n}.attention.self"
+                for tower in range(2)
+                for n in range(2)
+            ],
+        ),
+        (
+            Stages(),
+            torch.randn(1, 5, 16),
+            [f"stages.{stage}.{n}.self_attn" for stage in range(2) for n in range(2)],
+        ),
+    ],
+    ids=["backbone and head", "in a module of its own", "towers", "stages"],
+)
+def test_a_layer_has_the_number_that_tells_it_from_all_others(
+    model: nn.Module, given: torch.Tensor, names: list[str]
+) -> None:
+    with mhacli.inspecting(model.train(), keep=["pattern"]) as seen, torch.no_grad():
+        model(given)
+    assert [(layer.layer, layer.name) for layer in seen.record.layers] == [*enumerate(names)]
+
+
+def test_a_head_of_one_layer_is_removed_from_that_layer_alone() -> None:
+    model = nn.Sequential(FirstToken(), nn.Linear(32, 2)).eval()
+    layers = model[0].bert.encoder.layer
+    for number in range(2):
+        hook = without_head(layers[number].attention.output.dense, 1)
+        with torch.no_grad():
+            expected = model(IDS)
+            hook.remove()
+            with mhacli.removed(model, heads=[(number, 1)]):
+                without = model(IDS)
+        assert (without - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+def test_the_number_of_a_layer_of_a_checkpoint_stands_first_in_its_name(name: str) -> None:
+    model = checkpoints.model(name)
+    numbers = LayerNumbers(model)
+    attentions = [
+        each
+        for each, module in model.named_modules()
+        if is_attention(each, module) and re.search(r"\d", each)
+    ]
+    assert attentions
+    for each in attentions:
+        numbers.begin_pass()
+        assert numbers.next(each, each, 0)[1] == int(re.findall(r"\d+", each)[0])
