@@ -15,8 +15,10 @@ import itertools
 import os
 import random
 import re
+import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -46,7 +48,7 @@ from .foreign import attention_within, change_tensors, uncompiled
 from .names import source_of
 from .process import Stage, no_stage
 from .roles import ROWS, role_of, role_of_last, signature, signature_of
-from .target import INTERPRET, TargetRequest, find_target, imports_triton, source_file
+from .target import INTERPRET, TargetRequest, find_target, imports_triton, main_part, source_file
 
 T = TypeVar("T")
 _EMPTY: Final = inspect.Parameter.empty
@@ -115,26 +117,47 @@ class Built:
         return MhaError(message, hint=hint, code="cannot-examine", path=self.file)
 
 
-def load_built(request: TargetRequest, stage: Stage) -> Built:
+def load_built(
+    request: TargetRequest, stage: Stage, takes: Callable[[Built], object] = lambda _: None
+) -> Built:
     """The requested code in eval mode on its device, before it is known how to call it. A class or
     a factory function is called; another function or an instance is used directly.
 
     Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that
-    cannot be built, and for an exception in its constructor.
+    cannot be built, and for an exception in its constructor. What is built with the values that a
+    hint gives, `takes` does not refuse.
     """
+    try:
+        return _loaded(request, stage)
+    except NoGuess as unknown:
+        raise unknown.with_values(request, takes) from None
+
+
+def _loaded(request: TargetRequest, stage: Stage) -> Built:
+    """The requested code, as `load_built` gives it."""
     stage(f"importing {request.target}")
     thing = _applied(find_target(request.target))
     stage(f"building {request.target}")
     choose_device(request.device)
-    given = {name: parse_value(text) for name, text in request.arguments}
+    given = {name: parse_value(text, thing) for name, text in request.arguments}
+    of_main = _sizes_of_main(thing, given)
+    given = {name: value for name, value in given.items() if name not in of_main}
     if inspect.isclass(thing) or is_factory(thing, given):
-        return replace(_constructed(thing, request, given), stage=stage)
-    if given:
+        built = _constructed(thing, request, given)
+    elif given:
         message = f"--arg {', '.join(given)}: {request.target} is not a class"
         raise MhaError(
             message, hint="--call-arg NAME=VALUE is passed to each call", code="argument"
         )
-    return replace(_built(thing, thing, request), stage=stage)
+    else:
+        built = _built(thing, thing, request)
+    reasons = dict.fromkeys(of_main, "set below if __name__ == '__main__', or by --arg")
+    return replace(
+        built,
+        stage=stage,
+        arguments={**of_main, **built.arguments},
+        guesses={**reasons, **built.guesses},
+    )
 
 
 def _applied(thing: Any) -> Any:
@@ -265,6 +288,11 @@ def _arguments_to_try(
 def _build_error(thing: Any, request: TargetRequest, fault: BaseException) -> MhaError:
     """The error for an exception in a constructor or a factory."""
     file = source_file(thing)
+    name: Any = getattr(fault, "name", None)
+    of_main = _set_by_main(inspect.getmodule(thing))
+    is_of_main = isinstance(fault, NameError) and name in of_main
+    if isinstance(fault, UnknownField) or is_of_main:
+        return NoGuess(request.target, {name: _words_for(name, thing)})
     words = ", ".join(f"{name}={text}" for name, text in request.arguments)
     subject = f"{request.target.rpartition(':')[2]}({words})"
     if file:
@@ -389,9 +417,17 @@ def _arguments(
         for parameter in sorted(missing, key=lambda parameter: parameter.name in wide)
         if (guess := _guess_of(parameter, usual, wide, causal=request.causal)) is not None
     }
-    unknown = [parameters[name] for name in required if name not in guesses]
+    for name in required:
+        part = None if name in guesses else _part_for(parameters[name], thing, request, usual, path)
+        if part is not None:
+            guesses[name] = part
+    unknown = [name for name in required if name not in guesses]
     if unknown:
-        raise _no_guess(unknown, thing, request, path)
+        words = {
+            f"{path}{name}": _words_for(name, thing, parameters[name].annotation)
+            for name in unknown
+        }
+        raise NoGuess(request.target, words)
     configs = {name: _config(parameters[name], fields[name], usual, request) for name in fields}
     return _Arguments(values, guesses, configs)
 
@@ -458,24 +494,127 @@ def _guess_of(
     return usual[role] if causal and role == "causal" and parameter.default is False else None
 
 
-def _no_guess(
-    parameters: Sequence[inspect.Parameter], thing: Any, request: TargetRequest, path: str
-) -> MhaError:
-    """The error for parameters that need a value, with an example of each."""
-    examples = []
-    for parameter in parameters:
-        example = "1"
-        if parameter.annotation is Tensor:
-            example = "'torch.ones(8)'"
-        elif re.search(rf"\b{parameter.name}\[", source_of(thing)):
-            example = "'(4, 4)'"
-        examples.append(f"--arg {path}{parameter.name}={example}")
-    hint = f"for example {' '.join(examples)}"
-    if any(parameter.annotation is Tensor for parameter in parameters):
-        hint += "; or name a function without arguments that builds it"
-    names = " and ".join(f"{path}{parameter.name}" for parameter in parameters)
-    message = f"{request.target} needs a value for {names}, which mha cannot guess from the name"
-    return MhaError(message, hint=hint, code="argument")
+class NoGuess(MhaError):
+    """The error for arguments that need a value, with `words` for each that may be typed."""
+
+    def __init__(self, target: str, words: Mapping[str, Sequence[str]]) -> None:
+        names = " and ".join(words)
+        message = f"{target} needs a value for {names}, which mha cannot guess from the name"
+        hint = "name a function without arguments that builds it"
+        super().__init__(message, hint=hint, code="argument")
+        self.target, self.words = target, words
+
+    def with_values(self, request: TargetRequest, takes: Callable[[Built], object]) -> MhaError:
+        """The error with values in its hint, with which the code is built and not refused by
+        `takes`.
+        """
+
+        def typed(values: Sequence[str]) -> str:
+            given = tuple(zip(self.words, values, strict=True))
+            takes(_loaded(replace(request, arguments=request.arguments + given), no_stage))
+            return as_typed("--arg", given)
+
+        tried = list[Attempt]()
+        values = [*itertools.islice(itertools.product(*self.words.values()), _MOST_VALUES**2)]
+        values.sort(key=lambda each: len({*each}), reverse=True)  # a width is no number of heads
+        found = first_that_works(values[:_MOST_VALUES], typed, tried)
+        if found is not None:
+            hint = f"for example {found}; or {self.hint}"
+            return MhaError(self.message, hint=hint, code=self.code)
+        more = (each.failure.words for each in tried if isinstance(each.failure, NoGuess))
+        words = {**self.words, **next(more, {})}
+        is_same = words.keys() == self.words.keys()
+        return self if is_same else NoGuess(self.target, words).with_values(request, takes)
+
+
+_MOST_VALUES: Final = 60
+_SIZES: Final = ("64", "4", "0.1", "True", "relu", "(4, 4)")
+_TENSORS: Final = ("torch.ones(8)", "torch.ones(64)", "torch.ones(64, 64)")
+
+
+def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
+    """Arguments as they are typed."""
+    return " ".join(f"{option} {shlex.quote('='.join(pair))}" for pair in given)
+
+
+def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
+    """What may be typed for an argument, the likeliest first by how the code uses it."""
+    source, called = source_of(thing), _called(name, source_of(thing))
+    words = [*_SIZES, *_TENSORS, "nn.LayerNorm", "nn.LayerNorm(64)", "nn.GELU()"]
+    if annotation is Tensor:
+        words.sort(key=lambda word: word not in _TENSORS)
+    elif called:
+        made = "" if name in called else "()"
+        parts = [f"{cls.__name__}{made}" for cls in _parts_beside(thing)]
+        words = [*parts, *reversed(words)]
+    elif re.search(rf"\b{name}\[", source):
+        words.sort(key=lambda word: not word.startswith("("))
+    elif re.search("head|group|layer|n_|num", name):
+        words.sort(key=lambda word: word != "4")
+    elif re.search("drop|prob|rate|eps", name):
+        words.sort(key=lambda word: word != "0.1")
+    return words
+
+
+def _called(name: str, source: str) -> set[str]:
+    """What the code calls of an argument and of the attributes that keep it."""
+    nodes, kept = [*ast.walk(ast.parse(source))], {name}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            to, value = node.targets[0], node.value
+            pairs = [(to, value)]
+            if isinstance(to, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = [*zip(to.elts, value.elts, strict=False)]
+            kept |= {ast.unparse(to) for to, value in pairs if ast.unparse(value) == name}
+    return kept & {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+
+
+def _parts_beside(thing: Any) -> list[type[nn.Module]]:
+    """The other classes of modules that its file defines."""
+    return [
+        cls
+        for cls in names_beside(thing).values()
+        if inspect.isclass(cls)
+        and issubclass(cls, nn.Module)
+        and cls.__module__ == thing.__module__
+        and cls is not thing
+    ]
+
+
+def _part_for(
+    parameter: inspect.Parameter,
+    thing: Any,
+    request: TargetRequest,
+    usual: UsualValues,
+    path: str,
+) -> Guess | None:
+    """A part for an argument that the code calls, of a class of the same file: the first whose name
+    has a word of the argument's, or the only one.
+    """
+    name = parameter.name
+    called = _called(name, source_of(thing))
+    parts = _parts_beside(thing) if called and path.count(".") < _DEEPEST else []
+    words = [word[:4] for word in name.replace("attn", "attention").split("_") if len(word) > 2]
+    named = [cls for cls in parts if any(word in cls.__name__.lower() for word in words)]
+    if not named and len(parts) != 1:
+        return None
+    cls = next(iter(named or parts))
+    reason = f"a class of the file; --arg '{name}={cls.__name__}(…)' states another"
+    if name in called:
+        return Guess(cls, reason)
+    own = {
+        key: usual[role].value
+        for key, each in parameters_of(cls).items()
+        if each.default is _EMPTY and (role := role_of(key)) in usual
+    }
+    with contextlib.suppress(*NO_ANSWER):
+        arguments = _arguments(cls, own, request, f"{path}{name}.")
+        return Guess(call_user(call_user(cls, **arguments.values()).eval), reason)
+    return None
+
+
+_DEEPEST: Final = 3
+"""Parts in parts that are made."""
 
 
 _OF_GROUPS: Final = 64
@@ -558,7 +697,8 @@ class GuessedConfig(dict[str, Any]):
         guess = own.get("_usual", {}).get(role_of(name))
         if guess is None:
             path = own.get("_path", "")
-            raise for_user(UnknownField(f"mha cannot guess it: --arg {path}{name}=VALUE"))
+            field = f"{path}{name}"
+            raise for_user(UnknownField(f"mha cannot guess {field}", name=field))
         self[name] = guess.value
         own["_reasons"][name] = guess.reason
         return guess.value
@@ -651,7 +791,9 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
             origin = "guessed"
         elif name in built.given:
             origin = "given"
-        arguments.append(Argument(name, f"{value!r:.80}", origin, built.guesses.get(name, "")))
+        is_part = isinstance(value, nn.Module)
+        shown = f"{type(value).__name__}(…)" if is_part else f"{value!r:.80}"
+        arguments.append(Argument(name, shown, origin, built.guesses.get(name, "")))
     return tuple(arguments)
 
 
@@ -661,10 +803,10 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
 _VALUES: Final[Mapping[str, object]] = {"true": True, "false": False, "none": None, "null": None}
 
 
-def parse_value(text: str) -> object:
+def parse_value(text: str, thing: object = None) -> object:
     """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`,
-    `torch.ones(8)`, `nn.ReLU`, else the string itself. Raises `UsageError` for a word of torch that
-    means nothing.
+    `torch.ones(8)`, `nn.ReLU`, or code with the names of the file of a class or function,
+    `Core(False)`; else the string itself. Raises `UsageError` for code that cannot be computed.
 
     >>> parse_value("64"), parse_value("true"), parse_value("(2, 3)"), parse_value("'8'"),
     parse_value("relu") (64, True, (2, 3), '8', 'relu')
@@ -672,15 +814,72 @@ def parse_value(text: str) -> object:
     word = text.strip()
     if word.lower() in _VALUES:
         return _VALUES[word.lower()]
-    if word.startswith(("torch.", "nn.")):
-        try:
-            return call_user(eval, word, {"torch": torch, "nn": nn})
-        except UserRaised as raised:
-            raise UsageError(f"{word:.80} cannot be computed: {raised}") from raised.fault
     for read in (ast.literal_eval, float):  # inf and nan are no literals
         with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return read(word)
+    names = names_beside(thing)
+    if word.startswith(("torch.", "nn.")) or _is_code(word, names):
+        try:
+            return call_user(eval, word, names)
+        except UserRaised as raised:
+            raise UsageError(f"{word:.80} cannot be computed: {raised}") from raised.fault
     return text
+
+
+def names_beside(thing: object) -> dict[str, Any]:
+    """The names that code of the user's has on a command line: torch, and those of the file of a
+    class or function.
+    """
+    return {**getattr(inspect.getmodule(thing), "__dict__", {}), "torch": torch, "nn": nn, "F": F}
+
+
+def _is_code(word: str, names: Mapping[str, Any]) -> bool:
+    """Whether a word is code that reads these names alone. The name of an imported function, such
+    as `relu`, is a word.
+    """
+    try:
+        tree = ast.parse(word, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    if isinstance(tree, ast.Name):
+        thing = names.get(word)
+        is_imported = getattr(thing, "__module__", None) != names.get("__name__")
+        return thing is not None and not (inspect.isroutine(thing) and is_imported)
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return isinstance(tree, ast.Lambda) or (bool(read) and read <= names.keys())
+
+
+@functools.cache
+def _set_by_main(module: ModuleType | None) -> frozenset[str]:
+    """The names that the code of a script reads, and that only its main part sets."""
+    of_main, others = main_part(getattr(module, "__file__", None) or "")
+    read = {name.id for name in _names_in(others)}
+    is_set = {name.id for name in _names_in(of_main) if isinstance(name.ctx, ast.Store)}
+    return frozenset((is_set & read).difference(getattr(module, "__dict__", ())))
+
+
+def _names_in(statements: Iterable[ast.stmt]) -> list[ast.Name]:
+    nodes = itertools.chain.from_iterable(map(ast.walk, statements))
+    return [node for node in nodes if isinstance(node, ast.Name)]
+
+
+def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What only the main part of a script sets, as it is given or as its lines without calls have
+    it. The module has it from now on.
+    """
+    module, found = inspect.getmodule(thing), dict[str, Any]()
+    names = _set_by_main(module)
+    if module is None or not names:
+        return {}
+    for statement in main_part(module.__file__ or "")[0]:
+        calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+        if isinstance(statement, ast.Assign) and not any(calls):
+            with contextlib.suppress(UserRaised):
+                call_user(exec, ast.unparse(statement), vars(module), found)
+        found |= {name: given[name] for name in names if name in given}
+    sizes = {name: value for name, value in found.items() if name in names}
+    vars(module).update(sizes)
+    return sizes
 
 
 # ------------------------------------------------------------------------------------- usual values

@@ -1,6 +1,5 @@
 """The call of an example: the arguments that it makes, and the inputs among them."""
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mhacli.errors import UsageError
 
 from .accepted import with_output
 from .axes import MAP_AXES, AxisNames, CallSizes, MadeForSizes, for_each_text
-from .build import Built
+from .build import Built, names_beside
 from .door import (
     Unreadable,
     UserRaised,
@@ -41,10 +39,8 @@ def example_of(text: str, built: Built) -> Callable[..., Any]:
     """
     if not text.lstrip().startswith("lambda"):
         return find_target(text)  # type: ignore[no-any-return]
-    module = getattr(inspect.getmodule(built.thing), "__dict__", {})
-    names = {**module, "torch": torch, "nn": nn, "F": functional}
     try:
-        return call_user(eval, text, names)  # type: ignore[no-any-return]
+        return call_user(eval, text, names_beside(built.thing))  # type: ignore[no-any-return]
     except UserRaised as raised:
         raise UsageError(f"--example cannot be read: {raised}") from raised.fault
 

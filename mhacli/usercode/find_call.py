@@ -25,7 +25,7 @@ from .accepted import (
     with_own_heads,
 )
 from .axes import OF_IDS, CallSizes, MadeForSizes
-from .build import Built, cast_copy, member_of, parameters_of, parse_value
+from .build import Built, as_typed, cast_copy, member_of, parameters_of, parse_value
 from .door import Attempt, UserRaised, first_that_works
 from .example_call import (
     arguments_of_example,
@@ -94,7 +94,7 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
         if each.default is each.empty and (member := member_of(each)) is not None
     }
     for name, text in request.call_arguments:
-        given[name] = member_of(parameters.get(name), parse_value(text))
+        given[name] = member_of(parameters.get(name), parse_value(text, built.thing))
     tensors = [] if built.module is None else [*built.module.parameters(), *built.module.buffers()]
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
     is_known = not any(map(nn.parameter.is_lazy, tensors))
@@ -111,19 +111,46 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
 
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     """The first call that gives an output."""
-    template = plain_call(built, request)
-    candidates: Iterable[UserAttention] = usual_calls(template, causal=request.causal)
-    if template.example is not None:
-        lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
-        candidates = (attention_of_example(template, length) for length in lengths)
-    tried = list[Attempt]()
-    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
-    if found is None:
-        found = first_that_works(_of_kernels(tried), with_output, tried)
+    template, tried = plain_call(built, request), list[Attempt]()
+    found = _call_that_works(template, request, tried)
     if found is None:
         raise _kernel_error(built, tried[0]) or _call_error(template, request, tried)
     built.tried.extend(tried)
     return found
+
+
+def _call_that_works(
+    template: UserAttention, request: TargetRequest, tried: list[Attempt]
+) -> UserAttention | None:
+    """The first call that gives an output; None without one."""
+    candidates: Iterable[UserAttention] = usual_calls(template, causal=request.causal)
+    if template.example is not None:
+        lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
+        candidates = (attention_of_example(template, length) for length in lengths)
+    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
+    return found or first_that_works(_of_kernels(tried), with_output, tried)
+
+
+def require_call(built: Built, request: TargetRequest) -> None:
+    """Raises `UserRaised` or `MhaError` if no usual call works."""
+    tried = list[Attempt]()
+    if _call_that_works(plain_call(built, request), request, tried) is None:
+        raise tried[0].failure
+
+
+_WORDS = ("None", "1", "0.5", "torch.ones(1)", "torch.ones(8)", "torch.ones(64)")
+"""What an argument of a call may need."""
+
+
+def _values_that_work(built: Built, request: TargetRequest, names: Sequence[str]) -> str | None:
+    """Values for arguments of a call with which one works, as they are typed."""
+
+    def typed(values: Sequence[str]) -> str:
+        given = tuple(zip(names, values, strict=True))
+        require_call(built, replace(request, call_arguments=request.call_arguments + given))
+        return as_typed("--call-arg", given)
+
+    return first_that_works(itertools.product(_WORDS, repeat=min(2, len(names))), typed, [])
 
 
 def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:
@@ -240,13 +267,15 @@ def _call_error(
             " the name"
         )
         if works is None:
-            given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
-            hint = f"give {given}, or a whole call with --example"
+            given = _values_that_work(built, request, unknown)
+            hint = "show a whole call with --example"
+            hint = hint if given is None else f"for example {given}, or {hint}"
         return built.refusal(needed, hint)
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
-        guessed = [f"--arg {name}={built.arguments[name]!r:.20}" for name in built.guesses]
+        values = {name: built.arguments[name] for name in built.guesses}
+        guessed = [f"--arg {n}={v!r:.20}" for n, v in values.items() if not callable(v)]
         hint += f"; mha guessed {' '.join(guessed[:4])}"
     calls = f"any of {len(tried)} usual calls" if len(tried) > 1 else "the usual call"
     return built.refusal(f"{built.name} could not be called by {calls}: {message}", hint)

@@ -59,7 +59,7 @@ _OF_BOTH = {
         "bias attnbias attentionbias positionbias relpos alibi qkvbias usebias projbias outbias"
     ),
     "causal": "causal iscausal usecausal autoregressive mask masked causalmask isdecoder",
-    "n_heads": "heads nheads nhead head h nattentionheads nqheads",
+    "n_heads": "heads nheads nhead head h nattentionheads nqheads attentionheads",
     "d_head": "dhead dk headdim dimhead headsize keydim dimk attentionheadsize dkv",
     "d_model": (
         "dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width "
@@ -68,13 +68,13 @@ _OF_BOTH = {
         "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv"
     ),
     "n_tokens": (
-        "vocabsize vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab tgtvocabsize "
-        "typevocabsize"
+        "vocabsize vocabdim vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab "
+        "tgtvocabsize typevocabsize"
     ),
     "scale": "scale scaling softmaxscale smscale scalefactor",
     "dropout": (
         "dropout dropoutp p pdrop dropoutrate drop droprate dropprob dropoutprob rate attndropout "
-        "attnpdrop attndrop attentiondropout attentionprobsdropoutprob hiddendropoutprob "
+        "attnpdrop attndrop pdropout attentiondropout attentionprobsdropoutprob hiddendropoutprob "
         "residdropout residpdrop projdrop"
     ),
 }
@@ -88,12 +88,15 @@ _OF_CONSTRUCTORS = {
     ),
     "n_texts": "maxbatchsize maxbatch maxbsz",
     "batch_first": "batchfirst",
-    "d_ff": "dff dffn ffdim ffndim dimfeedforward intermediatesize mlpdim nhid ninner dinner",
+    "d_ff": (
+        "dff dffn ffdim ffndim dimfeedforward feedforwarddim intermediatesize mlpdim nhid ninner "
+        "dinner"
+    ),
     "layer": "layeridx layerid layerindex layernumber layer blockidx",
-    "n_layers": "nlayer nlayers nhiddenlayers depth",
+    "n_layers": "nlayer nlayers nhiddenlayers nblocks depth",
     "device": "device",
     "dtype": "dtype torchdtype",
-    "config": "config cfg args params conf hparams modelconfig modelargs",
+    "config": "config cfg args params conf hparams hp settings options modelconfig modelargs",
     "eps": "eps normeps layernormeps rmsnormeps layernormepsilon",
     "theta": "ropetheta theta ropebase base",
     "temperature": "temperature temp",
@@ -117,9 +120,31 @@ def role_of_last(path: str) -> str | None:
     return role_of(path.rpartition(".")[2])
 
 
+_SHORTER = (
+    (r"(?<=[a-z])(?=[A-Z])", "_"),
+    (r"(?i)(\w+)_of_(\w+)", r"\2_\1"),
+    (r"(?i)(\w+)_(num(ber)?|no?|count)$", r"n_\1"),
+    ("(?i)^num", "n_"),
+    ("(?i)ratio", "rate"),
+    ("(?i)dimension(s|ality)?|width|size", "dim"),
+    ("(?i)probability", "prob"),
+    ("(?i)vocabulary", "vocab"),
+    ("(?i)maximum", "max"),
+    ("(?i)sequence", "seq"),
+    ("(?i)length", "len"),
+)
+"""Whole words in names, and the short forms that the roles have: `number_of_heads` is `n_heads`."""
+
+
 def _roles_of(name: str, words_of_roles: Mapping[str, str]) -> Iterator[str]:
+    short = name
+    for whole, instead in _SHORTER:
+        short = re.sub(whole, instead, short)
     plain = re.sub("^num", "n", name.replace("_", "").lower())
-    return (role for role, words in words_of_roles.items() if plain in words.split())
+    forms = dict.fromkeys([plain, short.replace("_", "").lower()])
+    return (
+        role for each in forms for role, words in words_of_roles.items() if each in words.split()
+    )
 
 
 def stated(arguments: Mapping[str, Any], role: str) -> Any:
@@ -237,7 +262,7 @@ def call_role(
     telling = [word for word in words if word not in _FILLERS.split()] or words
     known = [
         role
-        for plain in ("".join(words), "".join(telling))
+        for plain in ("_".join(words), "_".join(telling))
         for role in _roles_of(plain, _OF_CALLS | _OF_BOTH)
     ]
     if _CACHING.fullmatch(name):

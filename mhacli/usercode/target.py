@@ -102,6 +102,17 @@ def _parsed(location: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def main_part(location: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """The statements of a script below `if __name__ == "__main__":`, and the others."""
+    of_main, others = list[ast.stmt](), list[ast.stmt]()
+    for node in _parsed(location).body:
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            of_main += node.body
+        else:
+            others.append(node)
+    return of_main, others
+
+
 def imports_triton(file: str) -> bool:
     """Whether a file imports triton, or another file of its folder that does. They are parsed, not
     run.

@@ -27,11 +27,11 @@ from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
 from mhacli.usercode.door import NO_ANSWER
-from mhacli.usercode.find_call import find_modes
+from mhacli.usercode.find_call import find_modes, require_call
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of, signature_of
-from mhacli.usercode.target import Choice, naming, split_target, targets_beside
+from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
 
@@ -137,7 +137,8 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
     """The report on code that attends, or that contains attention, or makes a function of
     FlexAttention.
     """
-    built = load_built(request.target_request, timed)
+    target = request.target_request
+    built = load_built(target, timed, partial(_require_call, target))
     module = built.module
     if is_mask(built.call):
         return examine_mask(built.call, request, timed)
@@ -158,6 +159,12 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
                 n_parameters=_n_parameters(module),
                 not_examined=(REFERENCE, *TESTS),
             )
+
+
+def _require_call(target: TargetRequest, built: Built) -> None:
+    """Raises `UserRaised` or `MhaError` if it is not known how code is called."""
+    if text_model_of_ids(built, target) is None:
+        require_call(built, target)
 
 
 def _of_checkpoint(

@@ -12,7 +12,7 @@ from torch import Tensor
 from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, ReferenceLayer
 from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.roles import signature_of
+from mhacli.usercode.roles import signature_of, stated
 from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
@@ -181,6 +181,7 @@ def _in_its_widths(shape: Shape, subject: UserAttention, layer: ReferenceLayer) 
     """A shape with the heads and widths of the first call, where something fixes them."""
     given = (each for each in subject.others.values() if not isinstance(each, bool))
     is_fixed = any(isinstance(each, int | float | Tensor) for each in given)
+    is_fixed = is_fixed or stated(subject.built.arguments, "d_head") is not None
     if "head" not in subject.axes:
         shape = shape._replace(n_heads=1, n_kv_heads=1)
     if is_fixed or any(each is not None for each in (layer.scale, layer.pairing, layer.bias)):

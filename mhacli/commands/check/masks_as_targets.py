@@ -115,7 +115,9 @@ def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[
         yield None
         return
     target = request.target_request
-    given = {name: parse_value(text) for name, text in target.arguments + target.call_arguments}
+    given = {
+        name: parse_value(text, thing) for name, text in target.arguments + target.call_arguments
+    }
     values, names = dict(given), list[str]()
     for each in signature(thing).parameters.values():
         is_open = each.default is each.empty and each.name not in given
