@@ -76,6 +76,7 @@ class ReferenceLayer:
     `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future
     itself; the queries are the last positions of the keys, or with `top_left` the first.
     `visible_cells(q_len, k_len)`, bool `[query, key]`, is another mask of the layer.
+    `queries(inputs)` are queries that the layer makes itself, in place of those of the inputs.
     `before(inputs)` and `after(out, input)` are further operations, such as a norm or a residual
     connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number,
     or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query,
@@ -95,6 +96,7 @@ class ReferenceLayer:
     causal: bool = False
     top_left: bool = False
     visible_cells: Callable[[int, int], Tensor] | None = None
+    queries: Callable[[Inputs], Tensor] | None = None
     before: Callable[[Inputs], Inputs] | None = None
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
@@ -118,8 +120,10 @@ class ReferenceLayer:
                 return function
             return lambda *rows: _to(dtype, function(*(_to(torch.float64, each) for each in rows)))
 
+        queries = self.queries
         return replace(
             self,
+            queries=None if queries is None else lambda inputs: cast(queries(inputs)),
             weights=None if self.weights is None else self.weights.map(cast),
             scale=cast(self.scale) if isinstance(self.scale, Tensor) else self.scale,
             sinks=None if self.sinks is None else cast(self.sinks),
@@ -167,6 +171,10 @@ class Inputs(NamedTuple):
             "v": self.keys if self.values is None else self.values,
         }[role]
         return self.queries if rows is None else rows
+
+    def with_queries(self, queries: Tensor) -> Inputs:
+        """The same with other queries of the same keys and values."""
+        return self._replace(queries=queries, keys=self.rows_of("k"), values=self.rows_of("v"))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same with `change` applied to queries, keys and values; the masks stay."""
@@ -397,6 +405,8 @@ def run_stages(
     k_split v_split q k v qk scaled scores pattern z concat out`. Raises `NotPossible` if a mistake,
     or the layer, does not fit.
     """
+    if layer.queries is not None:
+        inputs = inputs.with_queries(layer.queries(inputs))
     rows = inputs if layer.before is None else layer.before(inputs)
     q, k, v = (heads(stages, layer, rows, role, tap) for role in "qkv")
     n_before = k.shape[2] - q.shape[2]  # the queries are the last positions of the keys

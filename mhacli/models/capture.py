@@ -227,8 +227,8 @@ def captured(
     """A context in which `take` receives every attention of `model` as it is computed.
 
     `batch` is the number of sequences, needed where code merges the axes of batch and heads.
-    Attention of all tokens over all that is written out is captured `anywhere`, or only in modules
-    that are named like attentions. Other models are not affected; a second capture waits for the
+    Attention that is written out, with an axis for heads or of all tokens over all, is captured
+    `anywhere`, or only in modules that are named like attentions. Other models are not affected; a second capture waits for the
     first. If `take` returns None, nothing that the model computes is changed. What transformers'
     interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a
     modelling file. Functions are unwrapped in reverse order, also if a context that was opened
@@ -514,7 +514,8 @@ class Watch(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if scores.ndim not in (3, 4) or dim not in (-1, scores.ndim - 1):
             return
-        if not self._open and not scores.shape[-2] == scores.shape[-1] > 1:
+        is_of_tokens = scores.ndim == 4 or scores.shape[-2] == scores.shape[-1]
+        if not self._open and not (is_of_tokens and scores.shape[-1] > 1):
             return
         self._give_pending()
         n = self._count(scores)

@@ -63,7 +63,13 @@ def with_output(attention: UserAttention) -> UserAttention:
     is_shown = attention.example is not None and attention.ids is None
     if output is None and (attention.is_pooled or is_shown):
         batch = len(inputs.queries)
-        of_texts = [path for path, out in floats if out.ndim > 1 and len(out) == batch]
+        of_texts = [
+            path
+            for path, out in floats
+            if out.ndim > 1
+            and len(out) == batch
+            and (is_shown or attention.sizes.q_len not in out.shape)
+        ]
         output = (of_texts[0], OF_TEXTS) if of_texts else None
     if output is None:
         shapes = ", ".join(str(list(tensor.shape)) for _, tensor in floats[:4])
@@ -159,7 +165,17 @@ def hides(attention: UserAttention, form: MaskForm | None) -> bool:
         out = out[..., keep, :]
     if not out.isfinite().all() or not _equals(out, out[:1]):
         return False
-    return attention.is_pooled or not _equals(out, out[..., :1, :])
+    return out.shape[-2] == 1 or not _equals(out, out[..., :1, :])
+
+
+def reads_others(attention: UserAttention) -> bool:
+    """Whether another first token changes the outputs of others, as behind an embedding none
+    does.
+    """
+    inputs = random_inputs(attention)
+    other = attention.drawer(1).replaced(inputs, 0)
+    before, after = (attention(each, seed=0)[:, 1:] for each in (inputs, other))
+    return not _equals(after, before)
 
 
 def _equals(out: Tensor, part: Tensor) -> bool:

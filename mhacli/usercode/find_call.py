@@ -24,8 +24,8 @@ from .accepted import (
     with_output,
     with_own_heads,
 )
-from .axes import OF_IDS, CallSizes, MadeForSizes
-from .build import Built, as_typed, cast_copy, member_of, parameters_of, parse_value
+from .axes import OF_IDS, OF_TEXTS, ROW_AXES, CallSizes, MadeForSizes, leaves
+from .build import Built, as_typed, cast_copy, member_of, parameters_of, parse_value, seeded
 from .door import Attempt, UserRaised, first_that_works
 from .example_call import (
     arguments_of_example,
@@ -36,7 +36,7 @@ from .example_call import (
 from .faults import user_code_error
 from .limits import OutOfTime
 from .masks import MaskForm, forms_of, made_mask
-from .roles import MASKS, called_function, signature_of
+from .roles import MASKS, CallParameter, called_function, signature_of
 from .target import TargetRequest
 from .user_attention import UserAttention
 from .usual_calls import usual_calls
@@ -128,7 +128,12 @@ def _call_that_works(
         lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
         candidates = (attention_of_example(template, length) for length in lengths)
     found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
-    return found or first_that_works(_of_kernels(tried), with_output, tried)
+    found = found or first_that_works(_of_kernels(tried), with_output, tried)
+    if found is None:  # one answer for a text, or a few
+        single = [each.candidate for each in tried if len(each.candidate.slots) == 1]
+        pooled = [replace(each, output=("", OF_TEXTS)) for each in single]
+        found = first_that_works(pooled, with_output, [])
+    return found
 
 
 def require_call(built: Built, request: TargetRequest) -> None:
@@ -185,6 +190,23 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
     if alone is None:  # it needs them
         return [crossed]
     return [replace(alone, mode="self"), replace(crossed, mode="cross")]
+
+
+def with_own_queries(attention: UserAttention) -> UserAttention | None:
+    """An attention that answers for whole texts as one that makes its queries itself, as many as
+    there are rows in an answer; None for other answers. Raises `UserRaised`.
+    """
+    path, _ = attention.output
+    with seeded(0, attention.device):
+        out = dict(leaves(attention.result(random_inputs(attention))))[path]
+    slot, *others = attention.slots
+    if others or out.ndim not in (2, 3) or attention.ids is not None:
+        return None
+    slots = (CallParameter("", "query", False), slot._replace(role="key", required=True))
+    n, axes = (1, ("batch", "width")) if out.ndim == 2 else (out.shape[1], ROW_AXES)
+    sizes = attention.sizes._replace(q_len=n)
+    own = replace(attention, slots=slots, sizes=sizes, output=(path, axes), mode="cross")
+    return own if n == 1 else _with_masks(own)  # a mask of one query is one of padding
 
 
 def _with_masks(attention: UserAttention) -> UserAttention:

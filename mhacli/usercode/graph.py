@@ -413,6 +413,8 @@ def recorded(
     names = ("q", "k", "v") if subject.is_function else ("x", "context", "values")
     rows = zip(names, call_inputs[:3], strict=True)
     given = {name: tensor for name, tensor in rows if tensor is not None}
+    if subject.has_own_queries:  # which are the same for all texts, if it learned them
+        given["x"] = inputs.queries[:1]
     call = RecordedCall(out, inputs, given, watcher.operations)
     _name_outside(call, _names_by_address(subject.built.call))
     for operation in call.operations:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accepted import hides, with_output
+from .accepted import hides, reads_others, with_output
 from .axes import OF_IDS, OF_TEXTS, AxisNames, CallSizes, MadeForSizes
-from .door import first_that_works
+from .door import Unreadable, first_that_works
 from .example_call import attention_of_example
 from .masks import MaskForm, forms_of, made_mask
 from .roles import MASKS, CallParameter
@@ -98,6 +98,8 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
         found = with_output(candidate)
+        if found.is_inside and not reads_others(found):
+            raise Unreadable("its output layer reads one token alone")
         if found.is_resizable:  # a number of classes may be that of the tokens
             with_output(
                 replace(found, sizes=found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1))

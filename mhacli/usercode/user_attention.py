@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -153,8 +154,8 @@ class UserAttention:
     other arguments, some of them `MadeForSizes`. With an
     `example`, a function of the callable and a length or of the callable alone, they are those of
     the call that it makes. `output` is the path and the axes of the output; where `is_inside`, it
-    is what the output layer reads, after one more token with `has_target`, which it only compares
-    with.
+    is what a `part` gives, or without one what the output layer reads, after one more token with
+    `has_target`, which it only compares with.
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the
     likeliest first. `mode` is self or cross, None for an attention with one mode. `is_copied`: each
@@ -175,6 +176,7 @@ class UserAttention:
     example: Callable[..., Any] | None = None
     output: tuple[str, AxisNames] = ("", ROW_AXES)
     is_inside: bool = False
+    part: str = ""
     has_target: bool = False
     forms: tuple[MaskForm, ...] = ()
     mode: Mode | None = None
@@ -213,6 +215,11 @@ class UserAttention:
     def is_pooled(self) -> bool:
         """Whether its output is of a whole text, not of each token."""
         return self.output[1] == OF_TEXTS
+
+    @property
+    def has_own_queries(self) -> bool:
+        """Whether it makes its queries itself, and is given keys and values alone."""
+        return not all(slot.name for slot in self.slots)
 
     @property
     def is_turned(self) -> bool:
@@ -340,7 +347,8 @@ class UserAttention:
                     return {**tree_map_only(Tensor, fitted, theirs), **arguments}
 
             torch.default_generator.manual_seed(0)
-            lengths = (sizes.q_len,) if self.is_resizable else ()
+            length = sizes.k_len if self.has_own_queries else sizes.q_len
+            lengths = (length,) if self.is_resizable else ()
             return call_user(self.example, Changed(call, given), *lengths)
         unnamed = [slot.name for slot in self.slots if slot.positional_only]
         rows = [arguments.pop(name) for name in unnamed if name in arguments]
@@ -356,7 +364,8 @@ class UserAttention:
             if path not in tensors or tensors[path].ndim < 2:
                 raise Unreadable(f"the call returns no {path or 'output'} of each text")
             return tensors[path].detach().flatten(1)[:, None].clone()
-        if path not in tensors or tensors[path].ndim != len(axes):
+        is_of_other = path not in tensors or tensors[path].ndim != len(axes)
+        if is_of_other or (self.has_own_queries and not fits(tensors[path].shape, axes, sizes)):
             found = output_in(result, [axes], sizes)
             if found is None:
                 shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors.values())
@@ -389,7 +398,8 @@ class UserAttention:
         """The token vectors of a call, by parameter; without those that self-attention may omit."""
         rows = {}
         for slot in self.slots:
-            if slot.required or slot.part == "q" or inputs.keys is not None:
+            is_given = slot.required or slot.part == "q" or inputs.keys is not None
+            if slot.name and is_given:
                 given = [inputs.rows_of(part) for part in slot.part]
                 if self.has_target:
                     given = [torch.cat([each, each[:, :1]], dim=1) for each in given]
@@ -406,7 +416,7 @@ class UserAttention:
     def example_text(self) -> str:
         """The call as an `--example`."""
         first, rows = signature_of(self.built.call)[0].name, list[str]()
-        for slot in self.slots:
+        for slot in filter(attrgetter("name"), self.slots):
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
             words["part"], axes = len(slot.part), axes_for(slot.part, self.axes)
@@ -481,9 +491,12 @@ class _RowsInside:
     sizes: CallSizes
     outputs: list[Tensor] = field(default_factory=list)
 
-    def note(self, _name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
+    def note(self, name: str, part: nn.Module, _inputs: Any, output: Any) -> None:
         """Keeps the output of a part, or forgets those before other rows, such as a summary."""
         output = output[0] if isinstance(output, tuple) and output else output
+        if self.attention.part:
+            self.outputs.extend([output] if name == self.attention.part else [])
+            return
         is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
         if not is_of_part or output.is_nested or output.ndim != 3:
             return

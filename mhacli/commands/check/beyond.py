@@ -437,7 +437,7 @@ class _Limits:
 def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     """What the grid shows of an attention that is right in its first calls."""
     found, request, subject = Beyond(), diagnosis.probed.request, diagnosis.probed.subject
-    if subject.ids is not None or subject.is_inside:
+    if subject.ids is not None:
         return found
     if subject.inner is not None:
         found.notes.append(f"inside it rounds as coarsely as {dtype_name(subject.inner)}")

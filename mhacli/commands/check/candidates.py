@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,14 @@ from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
 from .patterns import pattern_of
-from .probes import TOLERANCE, ProbedAttention, influence_in, make_case, recorded_case
+from .probes import (
+    TOLERANCE,
+    InputCase,
+    ProbedAttention,
+    influence_in,
+    make_case,
+    recorded_case,
+)
 from .result import CheckRequest
 from .sees import LENGTHS, statement_of
 
@@ -111,8 +118,11 @@ def candidates(probed: ProbedAttention, call: RecordedCall) -> list[Candidate]:
         input_norms,
         after_attention,
     )
-    designs = list(product(*(list(options(probed, call)) for options in read)))
-    layers = [base.with_designs(*design) for base in _base_layers(probed) for design in designs]
+    layers = list[Candidate]()
+    for subject, own, known in _with_queries(probed, call):
+        designs = list(product(*(list(options(subject, known)) for options in read)))
+        bases = _base_layers(subject)
+        layers += [base.with_designs(own, *design) for base in bases for design in designs]
 
     def doubts(candidate: Candidate) -> tuple[int, int]:
         not_shown = {choice.name for choice in candidate.choices if _READ not in choice.message}
@@ -127,6 +137,42 @@ def _at(line: SourceLine) -> str:
 
 
 # -------------------------------------------------------------------------------- weights and heads
+
+
+def _with_queries(
+    probed: ProbedAttention, call: RecordedCall
+) -> Iterator[tuple[ProbedAttention, DesignChoice, RecordedCall]]:
+    """The attention and a call, with each of the queries that it may make itself: a parameter, or
+    the first or the last rows of what it reads, or their mean.
+    """
+    subject, module = probed.subject, probed.module
+    n = subject.sizes.q_len
+    if not subject.has_own_queries or module is None:
+        yield probed, _PLAIN, call
+        return
+    own: dict[str, Callable[[Inputs], Tensor]] = {
+        "its first rows": lambda inputs: inputs.rows_of("k")[:, :n],
+        "its last rows": lambda inputs: inputs.rows_of("k")[:, -n:],
+        "the mean of its rows": lambda inputs: (
+            inputs.rows_of("k").mean(1)[:, None].expand(-1, n, -1)
+        ),
+    }
+    for path, part in module.named_modules():
+        is_of_user = not type(part).__module__.startswith("torch.") and not is_norm(part)
+        for name, each in part.named_parameters(path, recurse=False):
+            if each.numel() % n == 0 and (is_of_user or isinstance(part, nn.Embedding)):
+                own[name] = partial(_repeated, each.reshape(n, -1))
+    for name, queries in own.items():
+        design = _chosen("own-queries", f"the queries are {name}", queries=queries)
+        inputs = call.inputs.with_queries(queries(call.inputs))
+        known = recorded_case(subject, InputCase(name, inputs, call.out))
+        sizes = subject.sizes._replace(d_in=inputs.queries.shape[-1])
+        yield replace(probed, subject=replace(subject, sizes=sizes)), design, known
+
+
+def _repeated(rows: Tensor, inputs: Inputs) -> Tensor:
+    """The same rows for each text."""
+    return rows.expand(len(inputs.queries), *rows.shape)
 
 
 def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
@@ -358,7 +404,8 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
     """Every bias added to scores in a call; masks are left out."""
     for op, source in call.combined("add", "sub", "baddbmm", KERNEL):
         shape, added = op.output.shape, source.output
-        if not added.is_floating_point() or op.arguments.get("beta") == 0:
+        is_operand = op.name == KERNEL and source in op.sources[:3]  # such as a learned query
+        if is_operand or not added.is_floating_point() or op.arguments.get("beta") == 0:
             continue
         if op.name == KERNEL:
             shape = torch.Size((*op.sources[0].output.shape[:-1], op.sources[1].output.shape[-2]))
@@ -607,23 +654,37 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu")
 
 
 def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
-    """The norm of the module that the inputs pass first, or the input of the queries alone; none
-    where the call shows none.
+    """The norms of the module that the inputs of queries and of keys pass first, the same for both
+    in self-attention; none where the call shows none.
     """
-    made, queries = _made_rows(call), call.inputs.queries
-    norm = next((norm for norm in _norms_in(probed) if _is_made(queries, norm, made)), None)
-    if norm is None:
+    norms = _norms_in(probed)
+    of_q, of_k = (
+        [norm for norm in norms if _is_made(rows, norm, _made_rows(call, rows.shape))]
+        for rows in map(call.inputs.rows_of, "qk")
+    )
+    if not (of_q or of_k):
         yield _PLAIN
         return
-    words = "the input is normalised first"
-    yield _chosen("pre-norm", words, before=lambda inputs: inputs.map(norm))
-    if probed.subject.takes_context:
-        words = "the input of the queries is normalised first"
+    for q_norm, k_norm in product((*of_q, _unchanged), (*of_k, _unchanged)):
+        if q_norm is k_norm is not _unchanged:
+            words = "the input is normalised first"
+            yield _chosen("pre-norm", words, before=lambda inputs, norm=q_norm: inputs.map(norm))
+        elif q_norm is not k_norm and probed.subject.takes_context:
+            parts = {"queries": q_norm, "keys": k_norm}
+            passing = [part for part, norm in parts.items() if norm is not _unchanged]
+            words = f"the input of {' and of '.join(passing)} is normalised first"
+            yield _chosen("pre-norm", words, before=partial(_normalised, q_norm, k_norm))
 
-        def before(inputs: Inputs) -> Inputs:
-            return inputs._replace(queries=norm(inputs.queries), keys=inputs.rows_of("k"))
 
-        yield _chosen("pre-norm", words, before=before)
+def _unchanged(rows: Tensor) -> Tensor:
+    """The rows as they are, without a norm."""
+    return rows
+
+
+def _normalised(of_q: Norm, of_k: Norm, inputs: Inputs) -> Inputs:
+    """The inputs, of which queries pass one norm, keys and values another."""
+    k, v = (of_k(inputs.rows_of(role)) for role in "kv")
+    return inputs._replace(queries=of_q(inputs.queries), keys=k, values=v)
 
 
 @dataclass(frozen=True)
@@ -677,7 +738,7 @@ def after_attention(probed: ProbedAttention, call: RecordedCall) -> Iterator[Des
 
 def _summed(probed: ProbedAttention, call: RecordedCall, out: Tensor) -> AfterAttention:
     """The residual connection and the norm that make an output of what the call makes before."""
-    inputs, made = call.inputs.queries, _made_rows(call)
+    inputs, made = call.inputs.queries, _made_rows(call, call.out.shape)
     for norm, has_residual in product((*_norms_in(probed), None), (True, False)):
         if has_residual and inputs.shape != out.shape:
             continue
@@ -696,13 +757,11 @@ def _norms_in(probed: ProbedAttention) -> list[Norm]:
     return [_of_rows(part) for part in parts if is_norm(part)]
 
 
-def _made_rows(call: RecordedCall) -> list[Tensor]:
-    """What a call makes in the shape of its output, with the first or the last two axes exchanged
-    too.
-    """
+def _made_rows(call: RecordedCall, shape: Sequence[int]) -> list[Tensor]:
+    """What a call makes in a shape, with the first or the last two axes exchanged too."""
     made = [_as_rows(op.output) for op in call.operations if op.output.ndim > 2]
     turned = (rows for each in made for rows in (each, each.transpose(0, 1), each.mT))
-    return [rows for rows in turned if rows.shape == call.out.shape]
+    return [rows for rows in turned if rows.shape == shape]
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
 from mhacli.usercode.door import NO_ANSWER
-from mhacli.usercode.find_call import find_modes, require_call
+from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import role_of, signature_of
@@ -52,6 +52,7 @@ from .probes import (
     differing,
     influence_in,
     probe,
+    within_block,
 )
 from .result import (
     AttentionInside,
@@ -296,7 +297,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
-    if tester.inside or subject.is_pooled:
+    if tester.inside or (subject.is_pooled and report.verdict == "unknown"):
         behaved = _of_behaviour(tester, report.target)
         report = replace(
             behaved,
@@ -396,9 +397,13 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     """The report on the comparison of one mode with the reference."""
     report = _begun(subject, request)
     if subject.is_pooled:
-        return ModeReport(subject, report)
+        own = None if subject.ids is not None else with_own_queries(subject)
+        found = report if own is None else _compared(own, request).examination
+        is_known = found.verdict != "unknown"
+        return ModeReport(subject, replace(found, called=report.called) if is_known else report)
     try:
-        probed = probe(subject, request)
+        inner = within_block(subject)
+        probed = probe(inner, request)
         subject.built.stage(f"comparing {report.target} with the reference", limited=False)
     except OutOfTime as over:
         reason = f"{over} before it was compared with the reference"
@@ -429,7 +434,8 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(
             name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed
-        ),
+        )
+        + ((f"what follows {inner.part}",) if inner.part else ()),
         notes=(
             *arguments_without_effect(subject),
             *arguments_changed(subject, request.seed),

@@ -142,7 +142,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     found = OwnGradients()
     subject = replace(probed.subject, has_graph=True)
     is_left = subject.built.is_interpreted or probed.visible == "itself only"
-    if is_left or subject.computed != torch.float64 or subject.ids is not None or subject.is_inside:
+    if is_left or subject.computed != torch.float64 or subject.ids is not None:
         return found
     parameters = {}
     if probed.subject.built.module is not None and not subject.is_copied:

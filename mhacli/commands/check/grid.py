@@ -165,6 +165,8 @@ def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None
         shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
     else:
         shapes = _of_layer(longest, takes_context=subject.takes_context)
+        if subject.has_own_queries:
+            shapes = [shape._replace(q_len=sizes.q_len) for shape in shapes]
     if is_slow:
         shapes = shapes[:most]
     if not subject.takes_context and not {"part", "token"}.isdisjoint(subject.axes):

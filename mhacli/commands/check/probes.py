@@ -22,6 +22,8 @@ from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, require
 from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
+from mhacli.usercode.accepted import random_inputs
+from mhacli.usercode.axes import ROW_AXES
 from mhacli.usercode.build import as_float64, cast, cast_copy, copied
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
@@ -134,6 +136,30 @@ def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
         if has_dropout and twin is not None
         else None
     )
+
+
+def within_block(subject: UserAttention) -> UserAttention:
+    """The attention in a block with a feed-forward part, of which the output is what its output
+    projection gives; any other as it is.
+    """
+    module = subject.built.module
+    with suppress(*NO_ANSWER):
+        call = recorded(subject, random_inputs(subject), 0)
+        behind = {
+            name.rpartition(".")[0]: op.output
+            for op in call.behind
+            if op.projects
+            for name in op.weights()
+        }
+        if module is not None and len(call.attentions) == 1 and len(behind) > 2:
+            part, out = next(iter(behind.items()))
+            parent = module.get_submodule(part.rpartition(".")[0])
+            axes = ROW_AXES if subject.has_own_queries and out.ndim == 3 else subject.output[1]
+            if parent is module or type(parent).__module__.startswith("torch."):
+                inner = replace(subject, is_inside=True, part=part, output=("[1]", axes))
+                inner(random_inputs(inner))
+                return inner
+    return subject
 
 
 def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
@@ -444,7 +470,9 @@ def arguments_changed(subject: UserAttention, seed: int) -> tuple[str, ...]:
 def unmasked_inputs(subject: UserAttention, seed: int) -> dict[str, Inputs]:
     """Inputs without masks by name: self-attention, and separate inputs for each argument."""
     drawer = subject.drawer(seed)
-    inputs = {"self-attention": drawer.inputs(with_context=False)}
+    inputs = dict[str, Inputs]()
+    if not subject.has_own_queries:
+        inputs["self-attention"] = drawer.inputs(with_context=False)
     if subject.takes_context or subject.n_rows > 1:
         name = (
             "fewer queries than keys" if subject.takes_context else "other rows for each argument"
@@ -574,7 +602,7 @@ def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[s
     module = copied(probed.subject.built.module)
     if module is None:
         return []
-    subject = probed.subject.with_call(module)
+    subject = replace(probed.subject.with_call(module), is_inside=False)
     drawer = subject.drawer(probed.request.seed)
     inputs = [
         drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}

@@ -59,6 +59,21 @@ CASES = (
     Case("memory_as_queries_fixed", "DecoderLayer"),
     Case("key_padding_unturned", "wrong", "wrong:padding-leak"),
     Case("key_padding_unturned", "mended"),
+    Case("pooled_probe", "AttentionPool"),
+    Case("pooled_probe_scale", "AttentionPool", "wrong:scale-d-model", "scale=c**-0.5"),
+    Case("label_attention", "LabelQueries"),
+    Case(
+        "label_attention",
+        "LabelQueries",
+        "wrong:scale-d-model",
+        "if self.by_width",
+        arguments={"by_width": True},
+    ),
+    Case("label_attention", "Classifier"),
+    Case("label_attention", "Classifier", "wrong:padding-leak", arguments={"turned": True}),
+    Case("inline_block", "Block"),
+    Case("inline_gpt", "SmallGPT"),
+    Case("inline_gpt", "SmallGPT", "wrong:scale-d-model", arguments={"by_width": True}),
 )
 
 
