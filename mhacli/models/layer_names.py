@@ -38,9 +38,7 @@ def is_attention(name: str, module: nn.Module) -> bool:
 def is_plain(module: nn.Module) -> bool:
     """Whether a module attends to nothing by itself: a list, or a layer of torch without parts."""
     is_list = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-    return is_list or (
-        type(module).__module__.startswith("torch.") and not any(module.children())
-    )
+    return is_list or (type(module).__module__.startswith("torch.") and not any(module.children()))
 
 
 def is_numbered(name: str) -> bool:

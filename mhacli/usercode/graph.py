@@ -377,7 +377,7 @@ class RecordedCall:
         """The operations that produce these numbers, in any order. They are kept, for hypotheses
         have most numbers in common.
         """
-        key = blake2b(numbers.numpy().tobytes()).digest()
+        key = blake2b(numbers.detach().numpy().tobytes()).digest()
         if key not in self._producers:
             operations, made = self._made(numbers.numel())
             right = sorted_numbers(numbers)[:, 0]

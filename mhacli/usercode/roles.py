@@ -65,11 +65,11 @@ _OF_BOTH = {
         "dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width "
         "inputdim features embdim embeddingsize hiddendim hidden emb inchannels channels "
         "infeatures dimin nstate units nhiddens querydim querysize keysize valuesize embedsize "
-        "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv"
+        "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv hiddenunits"
     ),
     "n_tokens": (
         "vocabsize vocabdim vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab "
-        "tgtvocabsize typevocabsize"
+        "tgtvocabsize typevocabsize nitem nitems nuser nusers"
     ),
     "scale": "scale scaling softmaxscale smscale scalefactor",
     "dropout": (
@@ -109,10 +109,19 @@ def role_of(name: str) -> str | None:
     """The role of an argument of a constructor, or of a field of its config, by its name; None for
     an unusual name.
 
-    >>> role_of("numHeads"), role_of("key_size"), role_of("tide")
-    ('n_heads', 'd_model', None)
+    >>> role_of("numHeads"), role_of("vit_n_heads"), role_of("tide"), role_of("image_size")
+    ('n_heads', 'n_heads', None, None)
     """
-    return next(_roles_of(name, _OF_BOTH | _OF_CONSTRUCTORS), None)
+    forms = (name, _OF_A_PART.sub("", name))
+    known = (role for each in forms for role in _roles_of(each, _OF_BOTH | _OF_CONSTRUCTORS))
+    return next(known, None)
+
+
+_OF_A_PART = re.compile(
+    r"(?i)^(vit|lm|llm|vlm|vision|text|image|audio|model|attention|attn|encoder|decoder|transformer)_"
+    r"(?=\w+_|(heads|dim|width|dropout)$)"
+)
+"""The part of a model at the beginning of a name, as in `vit_n_heads`, before what tells a role."""
 
 
 def role_of_last(path: str) -> str | None:
