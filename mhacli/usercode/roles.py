@@ -65,7 +65,8 @@ _OF_BOTH = {
         "dmodel modeldim nfeat embeddim dim hiddensize nembd din embsize embeddingdim size width "
         "inputdim features embdim embeddingsize hiddendim hidden emb inchannels channels "
         "infeatures dimin nstate units nhiddens querydim querysize keysize valuesize embedsize "
-        "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv hiddenunits"
+        "indim d k contextdim crossattentiondim kdim vdim dimmodel dimq dimk dimv hiddenunits "
+        "nqinputchannels nkvinputchannels"
     ),
     "n_tokens": (
         "vocabsize vocabdim vocab nvocab ntoken ntokens srcvocab srcvocabsize tgtvocab "
@@ -80,7 +81,7 @@ _OF_BOTH = {
 }
 _OF_CONSTRUCTORS = {
     "d_out": "dout outdim outputdim dimout outchannels outfeatures",
-    "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups",
+    "n_kv_heads": "nkvheads nkvhead nkeyvalueheads kvheads nkv ngroups nquerygroups nkvgroups",
     "d_v": "dv valuedim vheaddim",
     "context_length": (
         "contextlength contextsize blocksize maxlen maxlength maxseqlen maxseqlength seqlen "
