@@ -2,7 +2,6 @@
 weights, and test inputs, each of which shows one property, with the outputs for them.
 """
 
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, require
 from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
-from mhacli.usercode.build import as_float64, cast, cast_copy, copied
+from mhacli.usercode.build import as_float64, cast, cast_copy
+from mhacli.usercode.copies import copied, deep_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import RecordedCall, recorded
@@ -510,7 +510,7 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """A copy whose weights are parameters, also those that torch computes from others, as with a
     weight norm.
     """
-    copied_module: nn.Module = call_user(copy.deepcopy, module)
+    copied_module = deep_copy(module)
     for part in copied_module.modules():
         kind, names = type(part), [*getattr(part, "parametrizations", ())]
         if names:  # their property is one of the class, which the original has too
