@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mhacli.errors import lacks_memory
-
 from .door import NO_ANSWER, UserRaised, call_user
 from .foreign import copying_by, part_being_copied
 
@@ -39,9 +37,8 @@ def deep_copy(obj: T) -> T:
             return made
         except UserRaised as raised:
             fault, part = raised.fault, part_being_copied(raised.fault)
-            if part is obj or isinstance(part, nn.Module):
-                raise
-            if isinstance(fault, RecursionError) or lacks_memory(fault):
+            is_whole = part is obj or isinstance(part, nn.Module | nn.Parameter)
+            if is_whole or isinstance(fault, RecursionError):
                 raise
             shared[id(part)] = part
 
@@ -134,44 +131,39 @@ def _global_parts(function: FunctionType) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def unchanged(obj: object, examined: object) -> Iterator[None]:
+def unchanged(obj: object) -> Iterator[None]:
     """A context after which an object is as before, with its modules, their tensors, hooks and
-    other attributes, and so are the generators of random numbers. `examined` is its copy, or the
-    object itself; the numbers of tensors are kept where both hold the same ones.
+    other attributes, and so are the generators of random numbers.
     """
-    parts, same = _parts_of(obj), {id(tensor) for tensor in _tensors_of(_parts_of(examined))}
+    attributes = getattr(obj, "__dict__", {})
+    roots = [each for each in (obj, *attributes.values()) if isinstance(each, nn.Module)]
+    names = [attributes, *(vars(part) for root in roots for part in root.modules())]
+    dicts = [each for held in names for each in (held, *held.values()) if isinstance(each, dict)]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices), ExitStack() as after:
         after.callback(random.setstate, random.getstate())
         if numpy := sys.modules.get("numpy.random"):
             after.callback(numpy.set_state, numpy.get_state())
-        for tensor in _tensors_of(parts):
-            numbers = tensor.detach().clone() if id(tensor) in same else None
-            after.callback(setattr, tensor, "grad", tensor.grad)  # the last first
-            if tensor.grad is not None:
-                after.callback(_put_back, tensor.grad, tensor.grad.data, tensor.grad.clone(), False)
-            after.callback(_put_back, tensor, tensor.data, numbers, tensor.requires_grad)
-        for held in (each for part in parts for each in (vars(part), *vars(part).values())):
-            if isinstance(held, dict):
-                after.callback(held.update, dict(held))
-                after.callback(held.clear)
+        for held in dicts:
+            after.callback(held.update, dict(held))
+            after.callback(held.clear)  # what is last here comes first
+            for value in held.values():
+                if isinstance(value, Tensor) and value.is_leaf:
+                    after.callback(_putting_back(value))
         yield
 
 
-def _put_back(tensor: Tensor, data: Tensor, numbers: Tensor | None, needs_grad: bool) -> None:
-    tensor.data = data if numbers is None else data.copy_(numbers)
-    tensor.requires_grad_(needs_grad)
+def _putting_back(tensor: Tensor) -> Callable[[], None]:
+    """A function that gives a tensor and its gradient back what they have now."""
+    data, numbers, needs_grad = tensor.data, tensor.detach().clone(), tensor.requires_grad
+    gradient = tensor.grad
+    put_gradient_back = None if gradient is None else _putting_back(gradient)
 
+    def put_back() -> None:
+        tensor.data = data.copy_(numbers)
+        tensor.requires_grad_(needs_grad)
+        if put_gradient_back is not None:
+            put_gradient_back()
+        tensor.grad = gradient
 
-def _parts_of(obj: Any) -> list[Any]:
-    """An object that has attributes, and all modules in it."""
-    roots = [obj, *getattr(obj, "__dict__", {}).values()]
-    modules = [part for root in roots if isinstance(root, nn.Module) for part in root.modules()]
-    return [*{id(part): part for part in (obj, *modules) if hasattr(part, "__dict__")}.values()]
-
-
-def _tensors_of(parts: list[Any]) -> list[Tensor]:
-    """The tensors that parts hold, without those that autograd computed."""
-    held = [each for part in parts for each in (vars(part), *vars(part).values())]
-    values = [value for each in held if isinstance(each, dict) for value in each.values()]
-    return [value for value in values if isinstance(value, Tensor) and value.is_leaf]
+    return put_back

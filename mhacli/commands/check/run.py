@@ -156,9 +156,8 @@ def _named(thing: object) -> Iterator[str | None]:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             from mhacli.usercode.copies import copied, unchanged
 
-            copy = copied(thing)
-            after.enter_context(unchanged(thing, copy))
-            thing = copy
+            original, thing = thing, copied(thing)
+            after.enter_context(unchanged(original if thing is original else None))
         yield after.enter_context(naming(thing))
 
 
