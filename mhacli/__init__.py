@@ -1,5 +1,6 @@
 """mha, the attention inspector for the terminal. Importing this package does not import torch."""
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,10 @@ def __getattr__(name: str) -> Any:
     """A public name, imported from its module on first use, so that `import mhacli` is fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'mhacli' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    state = random.getstate()
+    found = getattr(import_module(_MODULES[name]), name)
+    random.setstate(state)  # rich draws a number when it is imported
+    return found
 
 
 def __dir__() -> list[str]:

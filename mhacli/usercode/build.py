@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import dataclasses
 import enum
 import functools
@@ -31,8 +30,8 @@ from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.record.record import Argument
 
+from .copies import copied, deep_copy
 from .door import (
-    NO_ANSWER,
     Attempt,
     AttemptLog,
     UserRaised,
@@ -746,7 +745,7 @@ class _Config:
         if self.arguments is not None:
             config = call_user(self.parameter.annotation, **self.arguments.values())
         elif self.parameter.default is not None and self.parameter.default is not _EMPTY:
-            config = call_user(copy.deepcopy, self.parameter.default)
+            config = deep_copy(self.parameter.default)
         for field, value in self.fields.items():
             if isinstance(config, dict):
                 config[field] = value
@@ -1010,14 +1009,6 @@ class WithoutDropout(TorchFunctionMode):
         return on_behalf(func, *args, **kwargs)
 
 
-def copied(obj: T) -> T:
-    """A deep copy, or the object itself if it cannot be copied."""
-    with contextlib.suppress(*NO_ANSWER):
-        copied_object: T = call_user(copy.deepcopy, obj)
-        return copied_object
-    return obj
-
-
 def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) -> T:
     """Casts the floating tensors of a module or instance in place to `dtype`, unregistered ones
     included, moves them to `device` if given, and returns it.
@@ -1061,8 +1052,7 @@ def cast_copy(call: T, dtype: torch.dtype, device: torch.device | str | None = N
     """
     if inspect.isroutine(call):
         return call
-    copied_call: T = call_user(copy.deepcopy, call)
-    return cast(copied_call, dtype, device)
+    return cast(deep_copy(call), dtype, device)
 
 
 def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
@@ -1078,7 +1068,7 @@ def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
         and not name.endswith("bias")
     }
     tiny = [name for name, number in largest.items() if number < 1e-3]
-    drawn = call_user(copy.deepcopy, module) if tiny else module
+    drawn = copied(module) if tiny else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
         for name in tiny:
             weight = drawn.get_parameter(name)

@@ -1,15 +1,17 @@
-"""What this room takes from the inside of torch.
+"""What this room takes from the inside of torch, and of Python's `copy`.
 
-A name that torch does not document can go with any release. Each function here reads one such
-name, and has an answer where torch lacks it. `tests/unit/test_foreign_usercode.py` says with which
+A name that they do not document can go with any release. Each function here reads one such
+name, and has an answer where it is missing. `tests/unit/test_foreign_usercode.py` says with which
 release they were tried, and fails if a name is gone.
 """
 
+import copy
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -42,8 +44,16 @@ def _attention_body() -> Callable[..., Any] | None:
 
 
 def uncompiled(module: Any) -> Any:
-    """The module that a compiled one wraps; any other object itself."""
-    return getattr(module, "_orig_mod", module)
+    """The module that a compiled one wraps; any other object itself. In both, methods that torch
+    compiled are again as they are written.
+    """
+    module = getattr(module, "_orig_mod", module)
+    for part in module.modules() if isinstance(module, nn.Module) else ():
+        for name, value in vars(part).items():
+            if isinstance(value, FunctionType):
+                written = vars(value).get("_torchdynamo_orig_callable")
+                vars(part)[name] = written if isinstance(written, MethodType) else value
+    return module
 
 
 def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -86,3 +96,24 @@ def without_compiling() -> AbstractContextManager[Any]:
     """A context in which what torch compiled runs as it is written, so that it can be watched."""
     is_loaded = "torch._dynamo" in sys.modules  # loading it takes a second
     return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
+
+
+@contextmanager
+def copying_by(copiers: Mapping[type, Callable[[Any, Any], Any]]) -> Iterator[None]:
+    """A context in which `copy.deepcopy` copies objects of these classes by these functions."""
+    names = vars(copy)
+    tables = ("_deepcopy_dispatch", "_atomic_types")
+    before = {name: names[name] for name in tables if name in names}
+    for name, table in before.items():
+        is_dispatch = isinstance(table, dict)
+        names[name] = {**table, **copiers} if is_dispatch else {*table} - copiers.keys()
+    try:
+        yield
+    finally:
+        names.update(before)
+
+
+def part_being_copied(fault: BaseException) -> Any:
+    """The object that `copy.deepcopy` was copying when it, or code of the object, raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    return [each.f_locals["x"] for each in frames if each.f_code is copy.deepcopy.__code__][-1]

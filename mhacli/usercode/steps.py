@@ -14,7 +14,7 @@ from torch import Tensor
 from mhacli.attention.stages import Inputs
 
 from .axes import MadeForSizes, leaves
-from .build import copied
+from .copies import copied
 from .door import Unreadable, call_user, on_behalf, ours
 from .masks import MaskForm
 from .roles import call_role, called_function, signature_of

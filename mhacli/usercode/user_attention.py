@@ -40,7 +40,8 @@ from .axes import (
     rearranged,
     strided,
 )
-from .build import Built, WithoutDropout, cast_dtype, copied, seeded
+from .build import Built, WithoutDropout, cast_dtype, seeded
+from .copies import copied
 from .door import Unreadable, call_user, on_behalf, ours
 from .masks import MaskForm, mask_in
 from .names import never_read

@@ -6,7 +6,9 @@ file to change.
 
 from __future__ import annotations
 
-from types import FunctionType
+import copy
+import threading
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -61,6 +63,21 @@ def test_a_compiled_module_is_unwrapped() -> None:
     module = nn.Linear(2, 2)
     assert foreign.uncompiled(torch.compile(module, backend="eager")) is module, TORCH
     assert foreign.uncompiled(module) is module
+    owner = nn.Module()
+    owner.method = MethodType(lambda self: self, owner)
+    owner.compiled = torch.compile(owner.method, backend="eager")
+    assert foreign.uncompiled(owner).compiled is owner.method, TORCH
+
+
+def test_copies_are_made_as_is_said_and_name_what_failed() -> None:
+    tables = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+    with foreign.copying_by({FunctionType: lambda _, memo: memo["made"]}):
+        assert copy.deepcopy([print, len, foreign.uncompiled], {"made": 3}) == [print, len, 3]
+    assert copy._deepcopy_dispatch is tables  # type: ignore[attr-defined]
+    lock = threading.Lock()
+    with pytest.raises(TypeError) as raised:
+        copy.deepcopy({"a": [lock]})
+    assert foreign.part_being_copied(raised.value) is lock
 
 
 @pytest.mark.parametrize("has_name", [True, False])

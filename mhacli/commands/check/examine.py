@@ -25,7 +25,8 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
-from mhacli.usercode.build import Built, arguments_of, copied, load_built, with_zeros_drawn
+from mhacli.usercode.build import Built, arguments_of, load_built, with_zeros_drawn
+from mhacli.usercode.copies import copied
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage

@@ -2,7 +2,6 @@
 weights, and test inputs, each of which shows one property, with the outputs for them.
 """
 
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.axes import ROW_AXES
-from mhacli.usercode.build import as_float64, cast, cast_copy, copied
+from mhacli.usercode.build import as_float64, cast, cast_copy
+from mhacli.usercode.copies import copied, deep_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import RecordedCall, recorded
@@ -538,7 +538,7 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """A copy whose weights are parameters, also those that torch computes from others, as with a
     weight norm.
     """
-    copied_module: nn.Module = call_user(copy.deepcopy, module)
+    copied_module = deep_copy(module)
     for part in copied_module.modules():
         kind, names = type(part), [*getattr(part, "parametrizations", ())]
         if names:  # their property is one of the class, which the original has too

@@ -3,7 +3,6 @@ loads torch.
 """
 
 import contextlib
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -11,10 +10,10 @@ from functools import partial
 from typing import Any, Literal
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
-from mhacli.usercode.door import UserRaised, call_user
+from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
@@ -153,16 +152,13 @@ def _named(thing: object) -> Iterator[str | None]:
         return
     if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
-    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
-        try:
-            thing = call_user(copy.deepcopy, thing)
-        except UserRaised as raised:
-            problem = f"{type(thing).__name__} cannot be copied: {raised}"
-            raise MhaError(
-                problem, hint="give a function that builds it", code="cannot-examine"
-            ) from raised.fault
-    with naming(thing) as name:
-        yield name
+    with contextlib.ExitStack() as after:
+        if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+            from mhacli.usercode.copies import copied, unchanged
+
+            original, thing = thing, copied(thing)
+            after.enter_context(unchanged(original if thing is original else None))
+        yield after.enter_context(naming(thing))
 
 
 def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from mhacli.record.record import Record, Step, UserModule, WeightShape
 from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import places
-from mhacli.usercode.build import arguments_of, copied, load_built
+from mhacli.usercode.build import arguments_of, load_built
+from mhacli.usercode.copies import copied
 from mhacli.usercode.find_call import find_modes
 from mhacli.usercode.graph import (
     KERNEL,

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "check"
 
 class Case(NamedTuple):
     """A target of a file, and what is right: `VERDICT`, `VERDICT:CODE|CODE` or `VERDICT:any`, and
-    words of the mistake's line.
+    words of the mistake's line. With `is_built` it is an instance, fresh from its constructor.
     """
 
     file: str
@@ -25,6 +25,7 @@ class Case(NamedTuple):
     expected: str = "right"
     line: str = ""
     arguments: dict[str, int] | None = None
+    is_built: bool = False
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
@@ -74,6 +75,10 @@ CASES = (
     Case("inline_block", "Block"),
     Case("inline_gpt", "SmallGPT"),
     Case("inline_gpt", "SmallGPT", "wrong:scale-d-model", arguments={"by_width": True}),
+    Case("lambda_feed_forward", "SmallGPT", "right|consistent", is_built=True),
+    Case("closure_begins_at_zero", "FreshGPT", "wrong:sees-the-future"),
+    Case("closure_begins_at_zero", "FreshGPT", "consistent", arguments={"ahead": 0}),
+    Case("uncopyable_part", "RotaryGPT"),
 )
 
 
@@ -81,7 +86,9 @@ CASES = (
 def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     path = FOLDER / f"{case.file}.py"
     layer = getattr(user_code.load(path), case.layer)
-    examination = user_code.check(layer, arguments=case.arguments or {})
+    arguments = case.arguments or {}
+    target, given = (layer(**arguments), {}) if case.is_built else (layer, arguments)
+    examination = user_code.check(target, arguments=given)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
