@@ -59,6 +59,12 @@ CASES = (
     Case("memory_as_queries_fixed", "DecoderLayer"),
     Case("key_padding_unturned", "wrong", "wrong:padding-leak"),
     Case("key_padding_unturned", "mended"),
+    Case("plain_names", "MultiHead"),
+    Case("sizes_in_main", "MultiHead"),
+    Case("inner_module", "Projected"),
+    Case("heads_given_causal", "SeriesCore"),
+    Case("own_embedding", "build"),
+    Case("least_length", "build", "wrong:padding-leak"),
 )
 
 
