@@ -58,7 +58,9 @@ def with_output(attention: UserAttention) -> UserAttention:
         orders.insert(0, (*attention.axes, "width"))
     if attention.is_function and "head" in attention.axes:
         orders += AXES_OF_HEADS[:2]
-    output = output_in(result, orders, attention.sizes_of(inputs))
+    output = None
+    if attention.end is None:  # else an answer for each text may stand beside states of its tokens
+        output = output_in(result, orders, attention.sizes_of(inputs))
     floats = [(path, tensor) for path, tensor in leaves(result) if tensor.is_floating_point()]
     is_shown = attention.example is not None and attention.ids is None
     if output is None and (attention.is_pooled or is_shown):

@@ -32,6 +32,7 @@ from mhacli.record.record import Argument
 
 from .copies import copied, deep_copy
 from .door import (
+    NO_ANSWER,
     Attempt,
     AttemptLog,
     UserRaised,
@@ -109,7 +110,7 @@ class Built:
         """The fewest ids that an embedding in it knows; 0 without one."""
         parts = [] if self.module is None else [*self.module.modules()]
         sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
-        return min(sizes, default=0)
+        return min((size for size in sizes if size > 1), default=0)
 
     def refusal(self, message: str, hint: str | None = None) -> MhaError:
         """The error for a target that cannot be called."""
@@ -544,8 +545,10 @@ def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
         words.sort(key=lambda word: word not in _TENSORS)
     elif called:
         made = "" if name in called else "()"
-        parts = [f"{cls.__name__}{made}" for cls in _parts_beside(thing)]
-        words = [*parts, *reversed(words)]
+        named, others = (
+            [f"{cls.__name__}{made}" for cls in parts] for parts in _parts_beside(thing, name)
+        )
+        words = [*named, *reversed(words), *others]
     elif re.search(rf"\b{name}\[", source):
         words.sort(key=lambda word: not word.startswith("("))
     elif re.search("head|group|layer|n_|num", name):
@@ -568,16 +571,18 @@ def _called(name: str, source: str) -> set[str]:
     return kept & {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
-def _parts_beside(thing: Any) -> list[type[nn.Module]]:
-    """The other classes of modules that its file defines."""
-    return [
-        cls
-        for cls in names_beside(thing).values()
-        if inspect.isclass(cls)
-        and issubclass(cls, nn.Module)
-        and cls.__module__ == thing.__module__
-        and cls is not thing
-    ]
+def _parts_beside(thing: Any, name: str) -> tuple[list[type[nn.Module]], list[type[nn.Module]]]:
+    """The other classes of modules that its file defines: those whose names begin a word as that of
+    an argument does, and the rest.
+    """
+    words = [word[:4] for word in name.replace("attn", "attention").split("_") if len(word) > 2]
+    named, rest = list[type[nn.Module]](), list[type[nn.Module]]()
+    for cls in names_beside(thing).values():
+        is_part = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls is not thing
+        if is_part and cls.__module__ == thing.__module__:
+            is_named = any(word in cls.__name__.lower() for word in words)
+            (named if is_named else rest).append(cls)
+    return named, rest
 
 
 def _part_for(
@@ -587,17 +592,17 @@ def _part_for(
     usual: UsualValues,
     path: str,
 ) -> Guess | None:
-    """A part for an argument that the code calls, of a class of the same file: the first whose name
-    has a word of the argument's, or the only one.
+    """A part for an argument that the code calls, of a class of the same file: the first of a like
+    name, or the only one.
     """
     name = parameter.name
     called = _called(name, source_of(thing))
-    parts = _parts_beside(thing) if called and path.count(".") < _DEEPEST else []
-    words = [word[:4] for word in name.replace("attn", "attention").split("_") if len(word) > 2]
-    named = [cls for cls in parts if any(word in cls.__name__.lower() for word in words)]
-    if not named and len(parts) != 1:
+    named, rest = _parts_beside(thing, name)
+    parts = named or rest
+    is_clear = named or (len(rest) == 1 and not re.search("norm|act|drop", name))
+    if not called or not is_clear or path.count(".") > _DEEPEST:
         return None
-    cls = next(iter(named or parts))
+    cls = parts[0]
     reason = f"a class of the file; --arg '{name}={cls.__name__}(…)' states another"
     if name in called:
         return Guess(cls, reason)
@@ -612,7 +617,7 @@ def _part_for(
     return None
 
 
-_DEEPEST: Final = 3
+_DEEPEST: Final = 2
 """Parts in parts that are made."""
 
 

@@ -23,6 +23,7 @@ BATCH = 3
 LENGTH = 6
 """Their length, which is no other size."""
 _EXAMPLE_LENGTH = 7
+_LONGER_LENGTHS = (16, 64, 256)
 _SECOND: AxisNames = ("row", "batch")
 _SOURCE_LENGTHS = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
@@ -46,7 +47,10 @@ def first_call_of_ids(
     `others` are the parameters besides the first, `source` that of an encoder beside the decoder.
     """
     has_mask = any(p.required and p.role in MASKS for p in others)
-    starts = _starts(attention, source, is_order_shown=has_mask)
+    starts = [*_starts(attention, source, is_order_shown=has_mask)]
+    for length in _LONGER_LENGTHS:  # some read no shorter text, or only multiples
+        longer = attention.sizes._replace(q_len=length, k_len=length)
+        starts += [replace(each, sizes=longer) for each in starts[:1]]
     return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
 
 
@@ -100,7 +104,8 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
         found = with_output(candidate)
         if found.is_inside and not reads_others(found):
             raise Unreadable("its output layer reads one token alone")
-        if found.is_resizable:  # a number of classes may be that of the tokens
+        # a number of classes may be that of the tokens
+        if found.is_resizable and found.sizes.q_len == LENGTH:
             with_output(
                 replace(found, sizes=found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1))
             )
@@ -125,6 +130,9 @@ def _outputs(template: UserAttention, others: Sequence[CallParameter]) -> Iterat
         for p in others
         if p.name in ("targets", "target", "labels", "y")
     ]
+    if template.end is not None:
+        yield replace(template, output=("", OF_TEXTS))
+        return
     returned = [template]
     returned += [replace(template, slots=(*template.slots, target)) for target in targets]
     yield from returned

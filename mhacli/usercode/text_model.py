@@ -76,7 +76,8 @@ class TextModel:
     @property
     def sides(self) -> tuple[PaddingSide, ...]:
         """The sides on which texts may be padded."""
-        is_right_only = self.has_source or (self.mask is not None and self.mask.kind == "lengths")
+        has_lengths = self.mask is not None and self.mask.kind == "lengths"
+        is_right_only = self.has_source or self.attention.end is not None or has_lengths
         return ("right",) if is_right_only else ("right", "left")
 
     def draw(self, seed: int, length: int) -> Tensor:
@@ -209,28 +210,35 @@ _MOST_IDS = 1 << 18
 
 
 def text_model_of_ids(
-    built: Built, request: TargetRequest, *, means: str | None = None, has_table: bool = True
+    built: Built,
+    request: TargetRequest,
+    *,
+    means: str | None = None,
+    has_table: bool = True,
+    end: int | None = None,
 ) -> TextModel | None:
     """A callable that takes token ids as a function of texts, of an encoder with a decoder the
     decoder's; None if it takes none, or needs more than a mask. Unless it `has_table`, an embedding
     that reads them, larger ids show how many it knows. `means`: what True in a mask means, if that
-    is stated.
+    is stated. With an `end`, each text ends with this id, and one that makes the text of its
+    decoder itself is read as any other.
     """
     template, n_ids = plain_call(built, request), built.n_ids
-    if not n_ids and not has_table and template.device.type == "cpu":
+    if not has_table and template.device.type == "cpu":
         n_ids = _FEWEST_IDS  # elsewhere a wrong id ends the process
     parameters = [p for p in signature_of(built.call) if p.name not in template.others]
     if not n_ids or not parameters:
         return None
     first, *others = parameters
-    decoder = next((p.name for p in others if p.name in _DECODER), None)
+    decoder = next((p.name for p in others if p.name in _DECODER and end is None), None)
     off = {p.name: False for p in others if p.role == "caching"}
     attention = replace(
         template,
         sizes=CallSizes(BATCH, LENGTH, LENGTH),
         slots=(CallParameter(decoder or first.name, "x", True, decoder is None),),
         axes=OF_IDS,
-        ids=torch.arange(n_ids, device=template.device),
+        ids=torch.tensor([i for i in range(n_ids) if i != end], device=template.device),
+        end=end,
         others={**off, **template.others},
         is_copied=False,
     )
@@ -260,7 +268,8 @@ def _of_found(
     given = dict(attention.others)
     if masks and masks[0].parameter in given:
         given[masks[0].parameter] = made_mask(_that_works(masks[0]))
-    ordinary = torch.tensor([i for i in range(n_ids) if i not in pads], device=found.device)
+    special = (*pads, found.end)
+    ordinary = torch.tensor([i for i in range(n_ids) if i not in special], device=found.device)
     attention = replace(attention, ids=ordinary, others=given)
     named = {p.role: p.name for p in reversed(parameters[1:])}
     steps = (each for each in step_conventions(attention) if each.caches or "offset" in named)
@@ -311,7 +320,7 @@ def _n_ids(attention: UserAttention) -> int:
 
     def is_too_large(i: int) -> bool:
         with suppress(*NO_ANSWER):
-            attention(Inputs(torch.full((BATCH, LENGTH, 1), i)), seed=0)
+            attention(Inputs(torch.full((*attention.sizes[:2], 1), i)), seed=0)
             return False
         return True
 

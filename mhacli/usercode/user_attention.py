@@ -69,9 +69,11 @@ class InputDrawer:
         """Token vectors of the query width, or of the context width, or token ids of width 1."""
         batch, ids = batch or self.sizes.batch, self.attention.ids
         if ids is not None:
-            return ids[
-                torch.randint(len(ids), (batch, length, 1), generator=self.generator).to(ids.device)
-            ]
+            chosen = torch.randint(len(ids), (batch, length, 1), generator=self.generator)
+            rows = ids[chosen.to(ids.device)]
+            if self.attention.end is not None:
+                rows[:, -1] = self.attention.end
+            return rows
         heads = (self.sizes.n_heads,) if self.sizes.n_heads else ()
         width = self.sizes.d_context if context else self.sizes.d_in
         return torch.randn(
@@ -151,11 +153,12 @@ class UserAttention:
 
     `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. It
     computes in `dtype` on `device`. `slots` are the parameters of queries, keys and values, and
-    `axes` those of each input. `ids` are the ordinary token ids, None for vectors. `others` are its
-    other arguments, some of them `MadeForSizes`. With an
-    `example`, a function of the callable and a length or of the callable alone, they are those of
-    the call that it makes. `output` is the path and the axes of the output; where `is_inside`, it
-    is what a `part` gives, or without one what the output layer reads, after one more token with
+    `axes` those of each input. `ids` are the ordinary token ids, None for vectors; each text ends
+    with the id `end`, if there is one. `others` are its other arguments, some of them
+    `MadeForSizes`. With an `example`, a function of the callable and a length or of the callable
+    alone, they are those of the call that it makes. `output` is the path and the axes of the
+    output; where `is_inside`, it is what a `part` gives, or without one what the output layer
+    reads, after one more token with
     `has_target`, which it only compares with.
 
     `forms` are the accepted forms of masks and of padding, with both meanings of True, the
@@ -173,6 +176,7 @@ class UserAttention:
     slots: tuple[CallParameter, ...] = ()
     axes: AxisNames = ROW_AXES
     ids: Tensor | None = None
+    end: int | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
     example: Callable[..., Any] | None = None
     output: tuple[str, AxisNames] = ("", ROW_AXES)

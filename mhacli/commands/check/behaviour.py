@@ -22,6 +22,7 @@ from mhacli.usercode.build import WithoutDropout
 from mhacli.usercode.door import NO_ANSWER, UserRaised
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.roles import signature
 from mhacli.usercode.target import source_file
 
 from . import padding
@@ -111,7 +112,9 @@ def is_claimed_causal(module: object) -> bool | None:
     """
     config: Any = getattr(module, "config", None)
     text = config if config_of(module) is None else config.get_text_config(decoder=True)
-    if getattr(config, "is_encoder_decoder", False):
+    forward: Any = getattr(module, "forward", None)
+    has_decoder = "decoder_input_ids" in signature(forward).parameters
+    if has_decoder and getattr(config, "is_encoder_decoder", False):
         return True
     if (
         getattr(text, "attn_type", "") == "bi"

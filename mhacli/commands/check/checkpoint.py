@@ -31,7 +31,7 @@ from mhacli.usercode.build import Built
 from mhacli.usercode.door import call_user
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
-from mhacli.usercode.text_model import text_model_of_ids
+from mhacli.usercode.text_model import TextModel, text_model_of_ids
 
 from .behaviour import CODES, NARROW, BehaviourTester, is_claimed_causal
 from .observed import Answers, Intent, Observed, Test, compared, not_tried, seen
@@ -57,16 +57,8 @@ def checkpoint_behaviour(
     finite; all else is asked in float32, where rounding is no excuse, if memory allows. Raises
     `MhaError` where it reads none, or its pass raises.
     """
-    model, notes, row = loaded.model, list[str](), (named_by_ids((0, 1)),)
-    made = make_inputs(
-        model, ModelInputs(row, row if is_pair(model) else None), "right", loaded.pad_id
-    )
-    outputs_of(model, made.keywords)  # raises where the model reads no text
-    target = TargetRequest(loaded.source, device=str(device_of(model)))
-    text_model = text_model_of_ids(Built(loaded.source, type(model), model, stage=stage), target)
-    if text_model is None:
-        raise UsageError(f"it is not known how {type(model).__name__} reads text")
-    text_model = replace(text_model, pad=loaded.pad_id)
+    model, notes = loaded.model, list[str]()
+    text_model = replace(_text_model(loaded, stage, notes), pad=loaded.pad_id)
     read = list[Tensor]()
     if texts and loaded.tokenizer is None:
         notes.append("there is no tokenizer: the texts are random token ids")
@@ -95,6 +87,31 @@ def checkpoint_behaviour(
         tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
     tester.test(names)
     return tester, (*loaded.notes, *notes)
+
+
+def _text_model(loaded: Loaded, stage: Stage, notes: list[str]) -> TextModel:
+    """A checkpoint as a function of texts. Where it refuses those of ordinary ids, its config gets
+    an id of padding, if it has none, or they end with its end token. Raises `MhaError`.
+    """
+    model, config = loaded.model, loaded.text_config
+    target = TargetRequest(loaded.source, device=str(device_of(model)))
+    of_ids = partial(
+        text_model_of_ids, Built(loaded.source, type(model), model, stage=stage), target
+    )
+    found, end = of_ids() or of_ids(has_table=False), getattr(config, "eos_token_id", None)
+    if found is None and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = loaded.pad_id
+        notes.append(f"config.pad_token_id is not set: {loaded.pad_id} was taken")
+        found = of_ids()
+    if found is None and isinstance(end, int):
+        found = of_ids(end=end)
+        notes.append(f"each text ends with the end token, {end}")
+    if found is None:
+        row = (named_by_ids((0, 1)),)
+        texts = ModelInputs(row, row if is_pair(model) else None)
+        outputs_of(model, make_inputs(model, texts, "right", loaded.pad_id).keywords)  # may raise
+        raise UsageError(f"it is not known how {type(model).__name__} reads text")
+    return found
 
 
 # ------------------------------------------------------------------------------------------ loading

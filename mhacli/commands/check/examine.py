@@ -180,8 +180,8 @@ def _of_checkpoint(
     loaded = admitted(model)
     target = request.model or request.target_request.target
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
-    tester, _ = checkpoint_behaviour(loaded, request, stage)
-    return _of_behaviour(tester, target)
+    tester, notes = checkpoint_behaviour(loaded, request, stage)
+    return replace(_of_behaviour(tester, target), notes=notes)
 
 
 def _of_code(built: Built, request: CheckRequest) -> Examination:

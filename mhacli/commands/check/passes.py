@@ -275,6 +275,8 @@ class Passes:
         if self.model.n_ids:
             other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)
         tokens[start:end] = other[start:end]
+        if self.model.attention.end is not None:
+            tokens[-1] = self.model.attention.end
         return tokens
 
     @property

@@ -79,6 +79,12 @@ CASES = (
     Case("closure_begins_at_zero", "FreshGPT", "wrong:sees-the-future"),
     Case("closure_begins_at_zero", "FreshGPT", "consistent", arguments={"ahead": 0}),
     Case("uncopyable_part", "RotaryGPT"),
+    Case("plain_names", "MultiHead"),
+    Case("sizes_in_main", "MultiHead"),
+    Case("inner_module", "Projected"),
+    Case("heads_given_causal", "SeriesCore"),
+    Case("own_embedding", "build"),
+    Case("least_length", "build", "wrong:padding-leak"),
 )
 
 
