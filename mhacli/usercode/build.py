@@ -64,6 +64,7 @@ class Built:
     defaults included; `given` names those from the user, and `guesses` those that mha had to guess,
     with the reason of each. `file` is its source file, None if there is none. `stage` reports when
     a call begins and ends, so that only calls have a time limit; `tried` notes what did not work.
+    `unset` are the parameters that the constructor gave no numbers.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Built:
     file: str | None = None
     stage: Stage = no_stage
     tried: AttemptLog = dataclasses.field(default_factory=AttemptLog)
+    unset: tuple[str, ...] = ()
 
     @property
     def module(self) -> nn.Module | None:
@@ -237,7 +239,9 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     def build(arguments: _Arguments) -> Built:
         values = arguments.values()
         with seeded(request.seed, torch.device("cpu")):
-            instance = call_user(thing, **values)
+            with _nan_where_unset():
+                instance = call_user(thing, **values)
+            unset = _set_numbers(instance)
         definition = thing
         if not inspect.isclass(thing):
             definition = instance if inspect.isroutine(instance) else type(instance)
@@ -249,6 +253,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
             given=frozenset(given),
             guesses={name: reason for name, reason in reasons.items() if name in shown},
             file=built.file or source_file(thing),
+            unset=unset,
         )
 
     built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried)
@@ -259,6 +264,38 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         raise failure
     built.tried.extend(tried)
     return built
+
+
+@contextlib.contextmanager
+def _nan_where_unset() -> Iterator[None]:
+    """A context in which memory that nothing sets, as of `torch.empty`, holds NaN, instead of what
+    stood there before.
+    """
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        torch.set_deterministic_debug_mode("warn")
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+def _set_numbers(instance: Any) -> tuple[str, ...]:
+    """Sets what a constructor left without numbers: draws parameters, whose names are returned, and
+    fills other tensors, such as a cache, with zeros.
+    """
+    names = list[str]()
+    parts = dict(instance.named_modules()) if isinstance(instance, nn.Module) else {}
+    for path, part in parts.items():
+        for name, each in {**vars(part), **part._buffers, **part._parameters}.items():
+            is_of_numbers = isinstance(each, Tensor) and each.is_floating_point()
+            if not is_of_numbers or each.is_meta or is_lazy(each) or not each.isnan().any():
+                continue
+            numbers = torch.zeros_like(each)
+            if isinstance(each, nn.Parameter):
+                numbers.normal_(std=each.shape[-1] ** -0.5 if each.ndim else 1.0)
+                names.append(f"{path}.{name}".lstrip("."))
+            each.detach().copy_(torch.where(each.isnan(), numbers, each))
+    return tuple(names)
 
 
 def _arguments_to_try(

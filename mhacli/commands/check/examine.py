@@ -150,7 +150,7 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
         built = replace(built, call=with_zeros_drawn(module, request.seed))
     with one_thread() if _n_parameters(module) < _SMALL else nullcontext():
         try:
-            return _of_code(built, request)
+            report = _of_code(built, request)
         except OutOfTime as over:  # during the search of a call, or the first pass over a text
             return Examination(
                 verdict="unknown",
@@ -161,6 +161,10 @@ def _of_target(request: CheckRequest, timed: TimedStage, stage: Stage) -> Examin
                 n_parameters=_n_parameters(module),
                 not_examined=(REFERENCE, *TESTS),
             )
+    if built.unset:
+        note = f"its constructor sets no numbers in {first_names(built.unset, 4)}: random ones are"
+        report = replace(report, notes=(*report.notes, f"{note} used"))
+    return report
 
 
 def _require_call(target: TargetRequest, built: Built) -> None:

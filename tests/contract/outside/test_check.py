@@ -60,6 +60,8 @@ CASES = (
     Case("memory_as_queries_fixed", "DecoderLayer"),
     Case("key_padding_unturned", "wrong", "wrong:padding-leak"),
     Case("key_padding_unturned", "mended"),
+    Case("unset_weights", "Unset"),
+    Case("unset_weights", "Unset", "wrong:scale-d-model", arguments={"by_width": True}),
     Case("pooled_probe", "AttentionPool"),
     Case("pooled_probe_scale", "AttentionPool", "wrong:scale-d-model", "scale=c**-0.5"),
     Case("label_attention", "LabelQueries"),
@@ -102,6 +104,14 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     assert bool(codes) == bool(expected)
     if case.line:
         assert case.line in path.read_text().splitlines()[examination.findings[0].line - 1]
+
+
+def test_weights_that_a_constructor_leaves_unset_are_named_and_drawn_alike_each_time() -> None:
+    layer = user_code.load(FOLDER / "unset_weights.py").Unset
+    first, second = (user_code.check(layer) for _ in range(2))
+    (note,) = [note for note in first.notes if "sets no numbers" in note]
+    assert "q_proj.weight" in note and "v_proj" not in note
+    assert first.comparison == second.comparison
 
 
 def test_the_fix_uses_the_name_that_the_line_assigns() -> None:
