@@ -59,6 +59,11 @@ CASES = (
     Case("memory_as_queries_fixed", "DecoderLayer"),
     Case("key_padding_unturned", "wrong", "wrong:padding-leak"),
     Case("key_padding_unturned", "mended"),
+    Case("gqa_tiled_tokens_first", "Grouped", "wrong:gqa-tiled", "k = k[:, :, None]"),
+    Case("late_layer", "FreshOutput", "wrong:not-repeatable", "out = nn.Linear("),
+    Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "repeat_interleave"),
+    Case("mask_of_other_text_fixed", "HeadsOutside"),
+    Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
 )
 
 
