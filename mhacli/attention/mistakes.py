@@ -69,12 +69,9 @@ def of_heads() -> Iterator[Mistake]:
     yield Mistake(
         "attention-over-heads", moved, "transposed all the same when they are joined", at=_SHAPING
     )
-    yield Mistake(
-        "value-not-split",
-        {"split": lambda layer, rows, role: rows[:, None]},
-        changes="z",
-        letters="v",
-    )
+    yield Mistake("value-not-split", {"split": with_whole_values}, changes="z")
+    first: stages.Stages = {"split": with_whole_values, "merge": merged_of_first_columns}
+    yield Mistake("value-not-split", first, "every head has the first columns", "z")
     for order in ("b3htd", "3bhtd", "3bthd", "b3thd", "bht3d", "bh3td"):
         wrong = {"project": partial(fused, order)}
         yield Mistake(
@@ -94,10 +91,10 @@ def of_heads() -> Iterator[Mistake]:
     )
     planes = "[batch · head, query, d_v] is read as [head, batch, query, d_v]"
     yield Mistake("merge-batch-moved", {"merge": heads_first}, planes)
-    yield Mistake(
-        "heads-averaged", {"merge": lambda layer, z: one_for_all(layer, z, z.mean(dim=1))}
-    )
-    yield Mistake("heads-summed", {"merge": lambda layer, z: one_for_all(layer, z, z.sum(dim=1))})
+    for code, how in (("heads-averaged", torch.mean), ("heads-summed", torch.sum)):
+        joined: stages.Stages = {"merge": partial(joined_by, how)}
+        yield Mistake(code, joined)
+        yield Mistake(code, {**joined, "split": with_whole_values}, "values are not split")
     yield Mistake(
         "head-repeated", {"merge": lambda layer, z: stages.merge(layer, z[:, :1].expand_as(z))}
     )
@@ -137,6 +134,16 @@ def heads_last(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
     return rows.reshape(*rows.shape[:2], layer.n_heads, -1)
 
 
+def with_whole_values(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
+    """Values that are not split: every head weighs whole rows."""
+    return rows[:, None] if role == "v" else stages.split(layer, rows, role)
+
+
+def merged_of_first_columns(layer: ReferenceLayer, z: Tensor) -> Tensor:
+    """Heads that keep as many columns as they would have if they were split."""
+    return stages.merge(layer, z[..., : z.shape[-1] // z.shape[1]])
+
+
 def fused(order: str, layer: ReferenceLayer, inputs: Inputs, role: str) -> Tensor:
     """Queries, keys or values of a fused projection reshaped to axes in another order."""
     require(layer.n_heads == layer.n_kv_heads and not layer.interleaved_split)
@@ -159,8 +166,9 @@ def heads_first(layer: ReferenceLayer, z: Tensor) -> Tensor:
     return stages.merge(layer, z.reshape(z.shape[1], z.shape[0], *z.shape[2:]).transpose(0, 1))
 
 
-def one_for_all(layer: ReferenceLayer, z: Tensor, head: Tensor) -> Tensor:
+def joined_by(how: Callable[..., Tensor], layer: ReferenceLayer, z: Tensor) -> Tensor:
     """One head for all, repeated to the width of the output projection if necessary."""
+    head = how(z, dim=1)
     out = None if layer.weights is None else layer.weights.out
     return (
         head
@@ -371,6 +379,11 @@ def of_masks() -> Iterator[Mistake]:
         ),
         ("mask-added-as-01", partial(added_where_masked, 1.0), "1 is added to masked scores"),
         ("mask-head-order", with_planes_moved, ""),
+        (
+            "mask-head-order, heads outside",
+            partial(with_planes_moved, is_repeated_by_text=True),
+            "",
+        ),
         ("mask-sign", partial(stages.mask, value=1e9), "10⁹"),
         ("mask-sign", partial(stages.mask, value=math.inf), "+∞"),
     ):
@@ -415,6 +428,27 @@ def sentinels(value: float, words: str = "") -> list[Mistake]:
     return [sentinel({"mask": wrong}, detail) for wrong, detail in forms]
 
 
+def multiplied(value: float) -> list[Mistake]:
+    """Masked scores that are multiplied by a number which would hide them if it were added, beside
+    visible ones that stay or become 0.
+    """
+    return [
+        Mistake(
+            "mask-multiplied",
+            {"mask": partial(factors_of_cells, value, visible)},
+            f"hidden ones by {value:g}, visible ones by {visible:g}",
+        )
+        for visible in (1.0, 0.0)
+    ]
+
+
+def factors_of_cells(
+    hidden: float, visible: float, layer: ReferenceLayer, scores: Tensor, keep: Tensor
+) -> Tensor:
+    """Scores times one number where masked, and another elsewhere."""
+    return scores * torch.where(keep, visible, hidden)
+
+
 def callers_alone(layer: ReferenceLayer, rules: tuple[Tensor | None, ...]) -> Tensor | None:
     """The caller's masks alone, without causality."""
     layer_rule, caller_mask, padding = rules
@@ -428,12 +462,18 @@ def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep
     return scores + (~keep).to(scores.dtype) * value
 
 
-def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Scores with the planes of the mask in the order head, batch."""
+def with_planes_moved(
+    layer: ReferenceLayer, scores: Tensor, keep: Tensor, *, is_repeated_by_text: bool = False
+) -> Tensor:
+    """Scores with the planes of the mask in the order head, batch, or where the scores have this
+    order, in the other one.
+    """
     batch, n_heads, q_len, k_len = scores.shape
     require(keep.shape[1] == 1)
-    planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
-    return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
+    planes = keep.expand(batch, n_heads, q_len, k_len)
+    order = (n_heads, batch) if is_repeated_by_text else (batch, n_heads)
+    moved = planes.reshape(*order, q_len, k_len).transpose(0, 1)
+    return stages.mask(layer, scores, moved.reshape(planes.shape))
 
 
 def by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `legend`; a head type has a `name` and a `short` one. The texts of sites and variants are
     templates; `general` is the formula of a site for any run, if it differs, and `why` the use of a
     variant. A mistake has an `effect`, a `wrong` and the `right` expression, and that of torch's
-    fused function, `in_torch`; a failure of a model has an `effect`, and `advice` what to do.
+    fused function, `in_torch`, further ones, `forms`, and `advice` in words; a failure of a model
+    has an `effect`, and `advice` what to do.
     `group` is set for `mha explain`.
     """
 
@@ -42,6 +43,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     wrong: str = ""
     right: str = ""
     in_torch: str = ""
+    forms: tuple[str, ...] = ()
     advice: str = ""
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mhacli.attention.mistakes import MISTAKES, sentinels
+from mhacli.attention.mistakes import MISTAKES, multiplied, sentinels
 from mhacli.attention.stages import (
     Inputs,
     Mistake,
@@ -189,7 +189,11 @@ class Diagnosis:
             "fused": reading is not None and reading.order is not None,
         }
         facts = {name for name, is_known in known.items() if is_known}
-        numbers = [mistake for number in call.numbers_below(-4.0) for mistake in sentinels(number)]
+        below = call.numbers_below(-4.0)
+        numbers = [
+            *(mistake for number in below for mistake in sentinels(number)),
+            *(mistake for number in (*below, -1e9) for mistake in multiplied(number)),
+        ]
         pool = [
             each
             for each in (*MISTAKES, *numbers)

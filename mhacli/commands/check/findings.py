@@ -5,9 +5,12 @@ smallest example.
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,20 +19,24 @@ from mhacli.attention.mistakes import DROPPED
 from mhacli.attention.stages import Mistake
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
-from mhacli.usercode.build import Built
+from mhacli.usercode.build import Built, as_float64
+from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
+from mhacli.usercode.rewriting import put, running
 from mhacli.usercode.roles import role_of, stated
 
 from .candidates import base_of, counts_of, numbers_of, score_biases_in
-from .diagnose import Diagnosis, Trial, error_of
+from .diagnose import Diagnosis, Trial, diagnose, error_of
 from .layer_sites import LayerSites, sites_in
 from .probes import (
     InputCase,
-    line_that_differs,
+    is_dropout,
+    operations_that_differ,
     parameters_without_effect,
+    probe,
 )
 from .result import Finding, finding_of, words_of_code
 
@@ -48,7 +55,10 @@ def findings_of(diagnosis: Diagnosis) -> Findings:
     sites = LayerSites(diagnosis.call)
     if diagnosis.candidate is not None:
         sites = sites_in(diagnosis.call, diagnosis.layer, diagnosis.mistakes)
-    proven = [*_contradictions(diagnosis, sites), *_proven(diagnosis)]
+    proven = [
+        *_contradictions(diagnosis, sites),
+        *_tried([*_proven(diagnosis)], partial(_is_mended, diagnosis)),
+    ]
     codes = {finding.code for finding in proven}
     measured, over = list[Finding](), None
     for measure in _MEASURES:
@@ -58,6 +68,66 @@ def findings_of(diagnosis: Diagnosis) -> Findings:
             over = fault
     others = [finding for finding in measured if finding.code not in codes]
     return Findings((*proven, *others), over)
+
+
+_ATTEMPTS = 3
+
+
+class Proposal(NamedTuple):
+    """A finding, and code that may be right in place of what its line has, the likelier first."""
+
+    finding: Finding
+    forms: Sequence[str]
+
+
+def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Finding]:
+    """The findings with the first code for all of them together with which a comparison `holds`,
+    else with words: where none does, and where none can be tried, as in a constructor.
+    """
+    found, outcome = [proposal.finding for proposal in proposals], None
+    for attempt in range(_ATTEMPTS):
+        with suppress(SyntaxError, LookupError, ValueError, OSError, OutOfTime, *NO_ANSWER):
+            file = found[0].file or ""
+            tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+            fixes = [
+                put(tree, each.line or 0, forms[attempt % len(forms)], attempt // len(forms))
+                for each, forms in proposals
+            ]
+            outcome = False
+            with running(tree, file):
+                if holds():
+                    pairs = zip(found, fixes, strict=True)
+                    return [replace(each, fix=fix, fix_tried=True) for each, fix in pairs]
+    words = [words_of_code(each.code).advice for each in found]
+    if outcome is None:
+        words = [f"{text} (not tried)" for text in words]
+    pairs = zip(found, words, strict=True)
+    return [replace(each, fix=text, fix_tried=outcome) for each, text in pairs]
+
+
+def _is_mended(diagnosis: Diagnosis, measured: str = "") -> bool:
+    """Whether the code as it is now gives the outputs of the reference in each case of a diagnosis;
+    or, where the code of a mistake that was `measured` is given, shows that no more, and else
+    gives what it gave.
+    """
+    probed, expected = diagnosis.probed, replace(diagnosis, proofs={})
+    if measured:
+        again = probe(replace(probed.subject, is_without_dropout=False), probed.request)
+        if measured not in probed.evidence:  # what is kept now changes the outputs
+            return again.visible != probed.visible and diagnose(again).is_right
+        if again.evidence or diagnosis.candidate is None:
+            return not again.evidence
+        expected = diagnosis
+    for case in diagnosis.cases:
+        output, ends = case.output, case.inputs.ends
+        if ends and diagnosis.steps is not None:
+            convention = diagnosis.steps.convention
+            output = convention(case.inputs.queries.to(convention.attention.dtype), ends)
+        else:
+            output = as_float64(probed.subject(case.inputs, mask=case.form))
+        if not expected.explains(replace(case, output=output)):
+            return False
+    return True
 
 
 def _sentence(mistake: Mistake) -> str:
@@ -78,8 +148,10 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     return words, {"proven": True, "error": error * tolerance, "tolerance": tolerance}
 
 
-def _proven(diagnosis: Diagnosis) -> Iterator[Finding]:
-    """A finding for each mistake of the layer that gives the outputs."""
+def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
+    """A finding for each mistake of the layer that gives the outputs, with code that may be
+    right.
+    """
     for mistake, (error, trial) in diagnosis.proofs.items():
         numbers, fields = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
@@ -90,7 +162,10 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Finding]:
             evidence += f", together with {' and '.join(codes)}"
         finding = finding_of(mistake.name, evidence, line, together_with=codes, **fields)
         names = _user_names(line, sites, trial.cases[0], diagnosis)
-        yield replace(finding, fix=_fix_of(mistake, line, names, finding.fix))
+        words = words_of_code(mistake.name)
+        plain = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
+        right = [_fix_of(mistake, line, names, form) for form in (plain, *words.forms)]
+        yield Proposal(finding, [*dict.fromkeys(right)])
 
 
 def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) -> SourceLine:
@@ -246,6 +321,14 @@ _HIDDEN = {
     "lengths": "torch.arange(length) >= mask[:, None]",
 }
 """The cells that a mask hides, by its kind, or else by what True means."""
+_SIZES = {
+    "d_head": "q.size(-1)",
+    "q_len": "q.size(-2)",
+    "k_len": "k.size(-2)",
+    "batch": "x.size(0)",
+    "length": "x.size(1)",
+}
+"""Sizes that have no name of their own."""
 
 
 def _user_names(
@@ -264,13 +347,18 @@ def _user_names(
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
     names = names_within(function, diagnosis.probed.subject.built.module, parts=parts, sizes=sizes)
-    names |= dict(sites.names_in(function))
-    if (scaled := names.pop("scaled", None)) is not None:
-        names.setdefault("scores", scaled)
+    right = sites_in(sites.call, layer)
+    names |= dict(right.names_in(function)) | dict(sites.names_in(function))
+    for site in ("scaled", "qk"):
+        if (scores := names.pop(site, None)) is not None:
+            names.setdefault("scores", scores)
     if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
         names["z"] = f"({names['pattern']} @ {names['v']})"
-    if "q" in names:
-        names.setdefault("d_head", f"{names['q']}.size(-1)")
+    for name, text in _SIZES.items():
+        if text.partition(".")[0] in names:
+            names.setdefault(name, in_user_names(text, names))
+    if (kernel := re.search(r"([\w.]+)\.scaled_dot_product_attention", line.source)) is not None:
+        names["F"] = kernel[1]
     form, means, made = (
         case.form,
         "keep",
@@ -282,7 +370,7 @@ def _user_names(
             form.parameter,
             form.kind if form.kind in _HIDDEN else form.true_means,
         )
-    elif layer.causal and "mask" not in ast.unparse(function):
+    elif layer.causal and "mask" not in (argument.arg for argument in function.args.args):
         names["mask"] = f"{ones}.tril()"
     hidden = in_user_names(_HIDDEN[means], names)
     return names | {"ones": ones, "hidden": hidden, "key_padding_mask": f"({hidden})"}
@@ -299,7 +387,7 @@ _IN_TRAINING = (
     (rf"(dropout\({_ARGUMENT}, *{_ARGUMENT}, *)((train|training)=)?True\b", r"\1\2self.training"),
     (rf"\bnn\.Dropout\(([^()]+)\)\(({_ARGUMENT})\)", r"F.dropout(\2, \1, training=self.training)"),
     (
-        rf"(dropout_p=|_product_attention\(({_ARGUMENT},){{4}}){_ARGUMENT}",
+        rf"(dropout_p=|_product_attention\(([^=,]+,){{4}}){_ARGUMENT}",
         r"\g<0> if self.training else 0.0",
     ),
 )
@@ -343,12 +431,20 @@ def _rows_without_key(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Findi
 def _probed(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """What the probes show."""
     for code, evidence in diagnosis.probed.evidence.items():
-        line = line_that_differs(diagnosis.probed, code) or sites.line_of("pattern")
+        differing = operations_that_differ(diagnosis.probed, code)
+        line = differing[0].at if differing else sites.line_of("pattern")
         finding = finding_of(code, evidence, line)
-        rules = [rule for rule in _IN_TRAINING if re.search(rule[0], line.source)]
-        if code == "dropout-in-eval" and rules:
-            finding = replace(finding, fix=re.sub(*rules[0], line.source))
-        yield finding
+        if code == "dropout-in-eval" and differing and not is_dropout(differing):
+            advice = words_of_code("not-repeatable").advice
+            finding = finding_of("not-repeatable", evidence, line, fix=advice)
+            if re.search(r"\b[A-Z]\w*\(", line.source):
+                words = "a layer is made anew in every call, with other weights"
+                finding = replace(finding, message=words, fix="make it once, in the constructor")
+            yield finding
+            continue
+        rules = [re.sub(*rule, line.source) for rule in _IN_TRAINING if code == "dropout-in-eval"]
+        forms = [text for text in rules if text != line.source] or [""]
+        yield from _tried([Proposal(finding, forms)], partial(_is_mended, diagnosis, code))
 
 
 def _ignored_masks(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
@@ -357,7 +453,9 @@ def _ignored_masks(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]
         for line in [op.at for op in diagnosis.call.operations if not op.readers]:
             fix = _with_result_kept(line) if ".masked_fill(" in line.source else None
             if fix is not None:
-                yield finding_of("mask-ignored", "its result is not kept", line, fix=fix)
+                finding = finding_of("mask-ignored", "its result is not kept", line)
+                holds = partial(_is_mended, diagnosis, "mask-ignored")
+                yield from _tried([Proposal(finding, [fix])], holds)
     for name in diagnosis.ignored:
         evidence = f"the output is the same if {name} hides nothing"
         yield finding_of("mask-ignored", evidence, sites.line_of("scores"))

@@ -139,7 +139,7 @@ class LayerSites:
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
-        for site in ("q", "k", "v", "scaled", "scores", "pattern", "z"):
+        for site in ("q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat"):
             producer = self._producer(site)
             if producer is None or not is_within(producer.at, function):
                 continue
@@ -147,7 +147,7 @@ class LayerSites:
             fitting = [name for name in names if read_name(name)[0] == site]
             if not fitting:
                 last = next(op for op in reversed(self.call.operations) if op.at == producer.at)
-                may_be = len(names) == 1 and read_name(names[0])[0] in ("", site)
+                may_be = len(names) == 1 and read_name(names[0])[0] in ("", "o", site)
                 fitting = names if may_be and last in self.producers(site) else []
             if len(fitting) == 1:
                 yield site, fitting[0]

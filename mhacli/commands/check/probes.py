@@ -26,8 +26,7 @@ from mhacli.usercode.axes import ROW_AXES
 from mhacli.usercode.build import as_float64, cast, cast_copy
 from mhacli.usercode.copies import copied, deep_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
-from mhacli.usercode.faults import SourceLine
-from mhacli.usercode.graph import RecordedCall, recorded
+from mhacli.usercode.graph import KERNEL, Operation, RecordedCall, recorded
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
@@ -577,10 +576,10 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
 # ----------------------------------------------------------------- measured to locate a mistake
 
 
-def line_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
-    """The first line of user code that computes something else in a second call with the same
-    input: with another seed, in training mode, or only because it is the second. None if there is
-    none, or if time is over.
+def operations_that_differ(probed: ProbedAttention, code: str) -> list[Operation]:
+    """The operations on lines of user code that compute something else in a second call with the
+    same input: with another seed, in training mode, or only because it is the second. None are
+    known if time is over.
     """
     subject = replace(probed.subject, is_without_dropout=False)
     twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
@@ -588,11 +587,27 @@ def line_that_differs(probed: ProbedAttention, code: str) -> SourceLine | None:
     with suppress(OutOfTime, *NO_ANSWER):
         inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
         first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
-        for one, other in zip(first.operations, second.operations, strict=False):
-            is_of_user = other.at.line is not None and other.output.numel() > 0
-            if is_of_user and largest_difference(one.output, other.output) > 0:
-                return other.at
-    return None
+        return [
+            one
+            for one, other in zip(first.operations, second.operations, strict=False)
+            if one.at.line is not None
+            and one.output.numel()
+            and not one.name.startswith("empty")  # where anything stands
+            and largest_difference(one.output, other.output) > 0
+        ]
+    return []
+
+
+def is_dropout(differing: Sequence[Operation]) -> bool:
+    """Whether some of the operations that differ drop at random: by their name, in torch's fused
+    function, whose inputs do not differ, or by giving no more than two numbers.
+    """
+    return any(
+        "dropout" in each.name
+        or (each.name == KERNEL and not {*each.sources}.intersection(differing))
+        or len(each.output.unique()) <= 2
+        for each in differing
+    )
 
 
 def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[str]:

@@ -163,12 +163,14 @@ class CheckRequest:
 @dataclass(frozen=True)
 class Finding:
     """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect`
-    the consequence, `fix` the corrected expression. `proven`: the reference with this mistake and
-    those of `together_with` gives the module's output within `tolerance`; `error` is the largest
-    difference. `file`, `line` and `source` locate the operation if known. `modes` are the affected
-    modes, empty for attention with one mode. `where` says in which calls the code differs, and
-    `beyond` up to which length it does not. `reproduce` is a script in plain torch that prints
-    `error`, to be run in the folder of the code; None where there is none.
+    the consequence, `fix` the corrected code, or what to do in words. `fix_tried`: with this code
+    in place of what `source` has most like it the comparison that found the mistake finds none;
+    False where no code that was tried does so, None where none was tried. `proven`: the reference
+    with this mistake and those of `together_with` gives the module's output within `tolerance`;
+    `error` is the largest difference. `file`, `line` and `source` locate the operation if known.
+    `modes` are the affected modes, empty for attention with one mode. `where` says in which calls
+    the code differs, and `beyond` up to which length it does not. `reproduce` is a script in plain
+    torch that prints `error`, to be run in the folder of the code; None where there is none.
     """
 
     code: str
@@ -187,6 +189,7 @@ class Finding:
     beyond: int | None = None
     where: str = ""
     reproduce: str | None = None
+    fix_tried: bool | None = None
 
     @property
     def in_words(self) -> str:
@@ -206,7 +209,7 @@ def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: An
     with `more` in place of them.
     """
     words = words_of_code(name)
-    fix = ("scaled_dot_product_attention" in line.source and words.in_torch) or words.right
+    fix = f"{words.advice} (not tried)" if words.right else ""
     said = words.explanation  # a sentence in the glossary, a clause behind a verdict
     message = said[0].lower() + said[1:].removesuffix(".")
     fields = {"message": message, "fix": fix, "effect": words.effect, **line._asdict()}

@@ -4,35 +4,15 @@ and a proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support import edits, mistakes, user_code
+from support import edits, mistakes
 from support.documents import ROOT
 from support.edits import Edit
-from support.mistakes import CAUSAL
+from support.mistakes import CAUSAL, examine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-SIZES = {
-    "d_model": 24,
-    "n_heads": 3,
-    "embed_dim": 24,
-    "num_heads": 3,
-    "n_embd": 24,
-    "n_head": 3,
-    "dim": 24,
-    "heads": 3,
-    "emb_size": 24,
-    "units": 24,
-    "input_dim": 20,
-    "query_dim": 24,
-    "context_dim": 20,
-    "dim_head": 7,
-    "d_k": 8,
-    "d_v": 8,
-}
 
 USED_AT = {
     "SelfAttention": "weights @ v",
@@ -57,19 +37,6 @@ NEARBY = 2
 
 STATED = {"heads-not-as-stated", "scale-not-as-stated"}
 """Codes of statements that the code contradicts; see `test_statements.py`."""
-
-
-def arguments_of(layer: type, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that a constructor takes by these names and has no default for."""
-    code = getattr(layer, "__init__", layer).__code__
-    required = code.co_varnames[1 : code.co_argcount - len(layer.__init__.__defaults__ or ())]
-    return {name: size for name, size in {**SIZES, **sizes}.items() if name in required}
-
-
-def examine(mistake: Edit, path: Path, **options: float) -> object:
-    thing = getattr(user_code.load(path), mistake.name)
-    arguments = arguments_of(thing, mistake.sizes) if isinstance(thing, type) else {}
-    return user_code.check(thing, arguments=arguments, **mistake.states, **options)
 
 
 def is_at(mistake: Edit, path: Path, line: int, named: int | None) -> bool:

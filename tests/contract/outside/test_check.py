@@ -87,6 +87,11 @@ CASES = (
     Case("heads_given_causal", "SeriesCore"),
     Case("own_embedding", "build"),
     Case("least_length", "build", "wrong:padding-leak"),
+    Case("gqa_tiled_tokens_first", "Grouped", "wrong:gqa-tiled", "k = k[:, :, None]"),
+    Case("late_layer", "FreshOutput", "wrong:not-repeatable", "out = nn.Linear("),
+    Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "repeat_interleave"),
+    Case("mask_of_other_text_fixed", "HeadsOutside"),
+    Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
 )
 
 
