@@ -5,10 +5,10 @@ is `mhacli.record.heads.STATISTICS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import HEAD_OUTPUTS, ROW_SUMS, TOLERANCES, Check, growth, worst_check
 from mhacli.record.heads import (
+    COPY_TYPES,
+    HEAD_TYPES,
     MAX_LARGEST,
     MAX_SINKS,
     NEAR,
@@ -28,9 +30,11 @@ from mhacli.record.heads import (
     HeadsSummary,
     HeadStatistics,
     Kept,
+    Kind,
     Sink,
     StrongCell,
     is_sink,
+    where_possible,
     with_kind,
 )
 from mhacli.run import Run
@@ -53,6 +57,11 @@ from .taps import not_finite
 _NOTHING = 1e-6
 """Weight that may be rounding."""
 _PER_QUERY = ("entropy", "squares", "distance", "first", "leading")
+_COPIES = ("duplicate", "induction")
+_SAME = 0.9
+"""The fraction of the weights of a type that one distance has to explain."""
+_ELSEWHERE = 1.5
+"""A head keeps a distance elsewhere too if it has so many times the weight that copies allow."""
 _WINDOWS = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 CHECKED_WHOLE = 128
 """Up to so many queries z is computed again from the weights of all of them."""
@@ -94,8 +103,10 @@ def head_statistics(
     outcomes = baseline["visible"]
     if sink_mass is not None:
         outcomes = outcomes + (outcomes > 0)
-    of_heads = _averages(statistics, outcomes, zero, offsets)
-    uniformly = _averages(baseline, baseline["visible"], zero, offsets)
+    n_copies = {name: baseline[f"n_{name}_queries"].sum(dim=0).double() for name in _COPIES}
+    of_heads = _averages(statistics, outcomes, n_copies, zero, offsets)
+    uniformly = _averages(baseline, baseline["visible"], n_copies, zero, offsets)
+    n_cells = cache(partial(_n_copy_cells, reduced.request))
     heads = []
     for index, head in enumerate(reduced.heads):
         top_scores = reduced.top_score[:, index]
@@ -121,8 +132,45 @@ def head_statistics(
             largest=_largest({place: rows[place] for place in lifted}, visible, axes),
             uniform=uniformly[index],
         )
-        heads.append(with_kind(of_head))
+        n_queries = int(reduced.has_keys[:, index].sum())
+        heads.append(_with_kind(of_head, n_queries, n_cells))
     return tuple(heads)
+
+
+def _with_kind(
+    head: HeadStatistics, n_queries: int, n_cells: Callable[[Kind, int], int]
+) -> HeadStatistics:
+    """The head with its type. `n_cells` counts the cells of a type at a distance. Where they can
+    hold the weights of the type, and the head has as much at the distance, the one explains the
+    other. If it has much more there, it keeps the distance also elsewhere. Distances 0 and −1 have
+    types of their own.
+    """
+    positional, repeated = set[Kind](), set[Kind]()
+    for kind in COPY_TYPES:
+        total = n_queries * (getattr(head, HEAD_TYPES[kind]) or 0.0)
+        distances = ((0, head.diagonal), (-1, head.previous), (head.offset, head.at_offset))
+        for distance, mean in distances:
+            if distance is None or not mean or not total:
+                continue
+            weight, n = n_queries * mean, n_cells(kind, distance)
+            if min(weight, n) >= _SAME * total:
+                is_kept = distance in (0, -1) or weight > _ELSEWHERE * n
+                (positional if is_kept else repeated).add(kind)
+    kinds = tuple(kind for kind in COPY_TYPES if kind in positional)
+    return with_kind(replace(head, positional=kinds), repeated - positional)
+
+
+def _n_copy_cells(request: StatisticsRequest, kind: Kind, distance: int) -> int:
+    """How many cells at a signed distance are on copies of the query's token, or after them; 0
+    between different texts.
+    """
+    labels, own = (request.before_k, 1) if kind == "induction" else (request.k_tokens, 0)
+    if not request.axes.is_self or distance == own:
+        return 0
+    n = request.q_tokens.shape[1]
+    queries = request.q_tokens[:, max(0, -distance) : n - max(0, distance)]
+    keys = labels[:, max(0, distance) : n - max(0, -distance)]
+    return int(((queries == keys) & (queries >= 0)).sum())
 
 
 def with_sink(reduced: Reduced) -> PassResults:
@@ -142,10 +190,14 @@ def with_sink(reduced: Reduced) -> PassResults:
 
 
 def _averages(
-    sums: PassResults, visible: Tensor, zero: int, offsets: Int[Tensor, " head"]
+    sums: PassResults,
+    visible: Tensor,
+    n_copies: Mapping[str, Float[Tensor, " #head"]],
+    zero: int,
+    offsets: Int[Tensor, " head"],
 ) -> list[Averages]:
     """The means of every head, in float64. Where one head stands for all, there is one for each of
-    the `offsets`.
+    the `offsets`. `n_copies` are the numbers of queries that see copies, or tokens after them.
     """
     seen = sums["mass"] > 0
     n = seen.sum(dim=(0, 2)).double()
@@ -167,8 +219,8 @@ def _averages(
         "previous": (profile[:, zero - 1] if zero else torch.zeros_like(n)) / n,
         "near": folded[:, : NEAR + 1].sum(dim=1) / n,
         "at_offset": torch.where(offsets < 0, torch.nan, at_offset),
-        "duplicate": sums["duplicate"].sum(dim=0) / n,
-        "induction": sums["induction"].sum(dim=0) / n,
+        **{name: sums[name].sum(dim=0) / n for name in _COPIES},
+        **{where_possible(name): sums[name].sum(dim=0) / n_copies[name] for name in _COPIES},
     }
     matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
     numbers = {name: row.expand(len(offsets)).tolist() for name, row in rows.items()}
@@ -178,10 +230,15 @@ def _averages(
     for name, weight in _WINDOWS.items():  # rounding of a millionth is forgiven
         window = torch.searchsorted(within, (weight - 1e-6) * within[:, -1:]).squeeze(1)
         windows[name] = window.expand(len(offsets)).tolist()
+    counts = {
+        f"n_{name}_queries": number.long().expand(len(offsets)).tolist()
+        for name, number in n_copies.items()
+    }
     return [
         Averages(
             **{name: finite(row[head]) for name, row in numbers.items()},  # type: ignore[arg-type]
             **{name: row[head] if is_known[head] else None for name, row in windows.items()},
+            **{name: row[head] for name, row in counts.items()},
             offset=None if offsets[head] < 0 else int(offsets[head]) - zero,
             patterns=tuple(map(finite, matched[head].tolist())),
         )

@@ -400,8 +400,15 @@ def _hidden(
     """The cells of a block that the mask hides; None where there is no mask, or weights show it."""
     if isinstance(attention, GivenAttention) or attention.allowed is None:
         return None
+    return ~_visible(attention, queries, keys)
+
+
+def _visible(
+    attention: Attention, queries: range, keys: range
+) -> Bool[Tensor, "_batch _head query key"]:
+    """The cells of a block that the mask leaves."""
     cells = attention.visible(indices(queries, attention.like), indices(keys, attention.like))
-    return ~cells.expand(-1, -1, len(queries), len(keys))
+    return cells.expand(-1, -1, len(queries), len(keys))
 
 
 def _block_of_torch(
@@ -509,8 +516,9 @@ def torch_because(attention: Attention, request: StatisticsRequest) -> str | Non
 
 def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResults:
     """The statistics of uniform attention over the same visible keys, and as `visible` how many of
-    them each query sees. By formula without a mask and with a causal one, else of scores that are
-    all 0. Head axes of 1 hold for all.
+    them each query sees; `n_duplicate_queries` and `n_induction_queries` count the queries that see
+    a copy of their token, and a token after one. By formula without a mask and with a causal one,
+    else of scores that are all 0. Head axes of 1 hold for all.
     """
     batch, _, n_queries, n_keys = attention.shape
     mask, like = mask_of(attention.allowed), attention.like
@@ -528,7 +536,24 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResul
         ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads)
     )
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
-    return reduced.statistics | {"visible": visible.to(attention.dtype)}
+    counts = {"visible": visible.to(attention.dtype), **_n_copy_queries(attention, request)}
+    return reduced.statistics | counts
+
+
+def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassResults:
+    """How many queries of a text see a copy of their token, and a token after one."""
+    counts: PassResults = {}
+    for queries, keys in blocks_of(attention, request):
+        hidden = _visible(attention, queries, keys)
+        for b, visible in enumerate(hidden):
+            cells = Cells(attention, request, b, queries, keys)
+            for name, plane in (("duplicate", cells.duplicate), ("induction", cells.induction)):
+                possible = (visible & (plane > 0)).any(dim=-1).sum(dim=-1).cpu()
+                key = f"n_{name}_queries"
+                if key not in counts:
+                    counts[key] = possible.new_zeros(len(hidden), len(possible))
+                counts[key][b] += possible
+    return counts
 
 
 def _of_first_keys(
@@ -593,7 +618,9 @@ def _of_first_keys(
     ):
         texts = zip(request.q_tokens, labels, strict=True)
         equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
-        statistics[name] = torch.stack(equal).double() @ weight
+        counts = torch.stack(equal)
+        statistics[name] = counts.double() @ weight
+        statistics[f"n_{name}_queries"] = (counts > 0).sum(dim=-1)
     statistics |= {"matched": weight.new_zeros(batch, 0), "between": weight.new_zeros(batch, 0, 0)}
     if request.q_spans is not None and request.k_spans is not None:
         statistics["between"] = request.q_spans.double() @ (weight * counted(request.k_spans)).mT

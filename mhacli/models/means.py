@@ -8,7 +8,7 @@ import numpy as np
 
 from mhacli.io.data import Array
 from mhacli.record.exports import HeadTable
-from mhacli.record.heads import Averages, HeadKey, HeadStatistics, with_kind
+from mhacli.record.heads import Averages, HeadKey, HeadStatistics, where_possible, with_kind
 from mhacli.record.record import Record
 
 CONDITION = "pattern_"
@@ -17,8 +17,12 @@ WINDOWS = ("window_50", "window_90", "window_99")
 _LEAST_KEYS = {"entropy_share": 1, **dict.fromkeys(WINDOWS, np.inf)}
 """The number of keys that a query must exceed to count in a mean, if it is not 0; quantiles of the
 distance have no mean."""
+COUNTS = {where_possible(name): f"n_{name}_queries" for name in ("duplicate", "induction")}
+"""The numbers of queries over which these statistics are means."""
 MEANS = tuple(
-    each.name for each in fields(Averages) if each.name not in ("offset", "at_offset", "patterns")
+    each.name
+    for each in fields(Averages)
+    if each.name not in ("offset", "at_offset", "patterns", *COUNTS.values())
 )
 """The statistics that have a mean, besides conditions. The strongest distance has none."""
 
@@ -31,10 +35,10 @@ def mean_head(
     """
 
     def averages(numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Numbers as fields: distances are whole, and conditions are one field."""
+        """Numbers as fields: distances and counts are whole, and conditions are one field."""
         known = {name: float(x) if np.isfinite(x) else None for name, x in numbers.items()}
         conditions = tuple(known.pop(name) for name in numbers if name.startswith(CONDITION))
-        for name in (*WINDOWS, "offset"):
+        for name in (*WINDOWS, *COUNTS.values(), "offset"):
             if (distance := known.get(name)) is not None:
                 known[name] = round(distance)
         return {**known, "patterns": conditions}
@@ -65,7 +69,10 @@ class HeadSums:
                 both = (head, head.uniform or Averages())
                 rows = [[getattr(means, name) for name in MEANS] for means in both]
                 numbers = np.array(rows, np.float64)
-                weights = np.isfinite(numbers) * n_queries[:, place % n_queries.shape[1]]
+                n = n_queries[:, place % n_queries.shape[1]]
+                for name, count in COUNTS.items():
+                    n[MEANS.index(name)] = getattr(head, count) or 0
+                weights = np.isfinite(numbers) * n
                 sums = np.stack([np.nan_to_num(numbers) * weights, weights])
                 self._sums[key] = self._sums.get(key, 0) + sums
                 score = np.array(head.max_score, np.float64)
@@ -77,6 +84,8 @@ class HeadSums:
         for key, (weighted, n) in self._sums.items():
             means = weighted / np.where(n, n, np.nan)
             of_head, uniform = (dict(zip(MEANS, row, strict=True)) for row in means)
+            for name, count in COUNTS.items():
+                of_head[count] = uniform[count] = n[0, MEANS.index(name)]
             of_head["max_score"] = float(self._largest[key])
             heads.append(mean_head(key, of_head, uniform))
         return HeadTable(heads)

@@ -5,7 +5,7 @@ were computed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,6 +39,8 @@ NEARLY_UNIFORM = 0.9
 """H/max from which a head without another type is uniform."""
 WORTH_NAMING = 0.05
 """The least excess for naming the nearest type of a mixed head."""
+LEAST_COPY_QUERIES = 4
+"""With fewer queries at which a copy can be attended to, the mean over all queries decides."""
 NEAR = 8
 """The distance in tokens up to which attention counts as local."""
 SINK_LIFT = 3.0
@@ -68,7 +70,9 @@ class Averages:
     that percentage of all attention. The others are weights: on the first token of each text or
     document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on
     tokens equal to the query (`duplicate`), on tokens after such a token (`induction`), within
-    `NEAR` tokens, and on the cells of each user condition (`patterns`). `at_offset` is the weight
+    `NEAR` tokens, and on the cells of each user condition (`patterns`).
+    `duplicate_where_possible` and `induction_where_possible` are means over only those queries that
+    see such a token, `n_duplicate_queries` and `n_induction_queries`. `at_offset` is the weight
     at the signed distance `offset`, neither 0 nor −1, whose excess over uniform attention is
     largest; both are None if no distance has one. `learned_sink` is the weight of a sink logit;
     None without one.
@@ -88,6 +92,10 @@ class Averages:
     previous: float | None = None
     duplicate: float | None = None
     induction: float | None = None
+    duplicate_where_possible: float | None = None
+    n_duplicate_queries: int | None = None
+    induction_where_possible: float | None = None
+    n_induction_queries: int | None = None
     near: float | None = None
     offset: int | None = None
     at_offset: float | None = None
@@ -142,7 +150,10 @@ class HeadStatistics(Averages):
     """The statistics of one head of one layer: its type with the excess (`certainty`), means over
     queries, and extremes.
 
-    `attention` is the module's name in a checkpoint. `max_score` is the largest score before
+    `attention` is the module's name in a checkpoint. `also_at` is the one distance that explains
+    the weights of an induction or duplicate-token head as well, as where a text repeats one block.
+    `positional` are the types of those two whose weights lie at a distance that the head also keeps
+    where nothing repeats. `max_score` is the largest score before
     softmax, at `max_score_at` (sequence, query, key). `sinks` are sink keys (see `is_sink`).
     `largest` are the cells with the greatest ratio to uniform, because the largest weights of any
     causal head are in its first rows. `uniform` are the same means under uniform attention.
@@ -158,6 +169,8 @@ class HeadStatistics(Averages):
     head: int = 0
     kind: Kind = "mixed"
     certainty: float | None = None
+    also_at: int | None = None
+    positional: tuple[Kind, ...] = ()
     max_score: float | None = None
     max_score_at: tuple[int, int, int] | None = None
     sinks: tuple[Sink, ...] = ()
@@ -266,6 +279,8 @@ HEAD_TYPES: Mapping[Kind, str] = {
     "mixed": "",
 }
 """The statistic that defines each head type. Among equal excesses the first type wins."""
+COPY_TYPES: tuple[Kind, ...] = ("induction", "duplicate-token")
+"""The types that the mean over the queries at which they are possible decides."""
 UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
 """The head types without a weight much above uniform attention."""
 
@@ -278,9 +293,10 @@ def words_of_type(kind: Kind) -> Word:
 # ----------------------------------------------------------------------------------- kind and order
 
 
-def with_kind(head: HeadStatistics) -> HeadStatistics:
+def with_kind(head: HeadStatistics, repeated: Collection[Kind] = ()) -> HeadStatistics:
     """The head with its type: that of the largest excess if it is large enough, else uniform or
-    mixed.
+    mixed. `repeated` are the types whose weights its strongest distance explains as well, because
+    of what the text repeats: they come before positional.
 
     The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for
     all attention.
@@ -288,8 +304,10 @@ def with_kind(head: HeadStatistics) -> HeadStatistics:
     excess = _excesses(head)
     certain = [kind for kind in excess if excess[kind] >= CERTAIN_ENOUGH]
     if certain:  # `near` includes weights at single distances, so `local` comes last
-        kind = max(certain, key=lambda kind: (kind != "local", excess[kind]))
-        return replace(head, kind=kind, certainty=excess[kind])
+        later = {"local"} if {*repeated}.isdisjoint(certain) else {"local", "positional"}
+        kind = max(certain, key=lambda kind: (kind not in later, excess[kind]))
+        also_at = head.offset if kind in repeated else None
+        return replace(head, kind=kind, certainty=excess[kind], also_at=also_at)
     entropy = head.entropy_share or 0.0
     if entropy >= NEARLY_UNIFORM:
         return replace(head, kind="uniform", certainty=entropy)
@@ -307,10 +325,18 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
     )
 
 
+def where_possible(name: str) -> str:
+    """The statistic over only those queries at which weights as in `name` are possible."""
+    return f"{name}_where_possible"
+
+
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
     excesses = dict[Kind, float]()
     for kind, name in HEAD_TYPES.items():
         if kind not in UNTYPED:
+            n_possible = getattr(head, f"n_{name}_queries", None) or 0
+            if kind not in head.positional and n_possible >= LEAST_COPY_QUERIES:
+                name = where_possible(name)
             weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
             if (
                 weight is None or uniform is None or uniform > 1 - _ROUNDING

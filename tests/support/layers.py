@@ -12,7 +12,8 @@ from support import oracle
 
 FIELDS = """
     entropy entropy_share effective_keys participation distance sink leading diagonal previous
-    duplicate induction near at_offset
+    duplicate induction near at_offset duplicate_where_possible n_duplicate_queries
+    induction_where_possible n_induction_queries
 """.split()
 KEPT = ("x", "q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out")
 

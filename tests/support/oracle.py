@@ -285,6 +285,7 @@ TYPES = {
     "at_offset": "positional",
 }
 MEANS = ("entropy", "entropy_share", "effective_keys", "participation", "distance")
+COPIES = ("duplicate", "induction")
 QUANTILES = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
 
 
@@ -343,7 +344,9 @@ def head_statistics(
     seen, signed = allowed.any(axis=-1), marks["signed"]
     marks = {name: cells for name, cells in marks.items() if name != "signed"}
     if not seen.any():
-        return dict.fromkeys((*MEANS, *QUANTILES, *marks, "at_offset"))
+        possible = dict.fromkeys(f"{name}_where_possible" for name in COPIES)
+        counts = dict.fromkeys((f"n_{name}_queries" for name in COPIES), 0)
+        return dict.fromkeys((*MEANS, *QUANTILES, *marks, "at_offset")) | possible | counts
     p, far, counts = pattern[seen], abs(signed[seen]), allowed[seen].sum(axis=-1) + has_sink
     rows = np.column_stack([p, 1 - p.sum(axis=-1)]) if has_sink else p
     h, choice = entropy(rows), counts > 1
@@ -370,16 +373,37 @@ def head_statistics(
             for name, part in QUANTILES.items()
         },
         **mass,
+        **_where_possible(p, allowed[seen], {name: marks[name][seen] for name in COPIES}),
         "at_offset": None if offset is None else float(pattern[signed == offset].sum() / len(p)),
     }
 
 
+def _where_possible(
+    p: np.ndarray, allowed: np.ndarray, marks: Mapping[str, np.ndarray]
+) -> dict[str, float | None]:
+    """The means over the queries that see a marked key, and how many these are."""
+    means: dict[str, float | None] = {}
+    for name, cells in marks.items():
+        rows = (cells & allowed).any(axis=-1)
+        weight = np.where(cells, p, 0.0).sum(axis=-1)[rows]
+        means |= {
+            f"{name}_where_possible": float(weight.mean()) if rows.any() else None,
+            f"n_{name}_queries": int(rows.sum()),
+        }
+    return means
+
+
 def head_type(means: Mapping[str, Any], uniformly: Mapping[str, Any]) -> tuple[str, float]:
     """The type of a head and its certainty: the excess `(w − u) / (1 − u)` of its weights over
-    uniform attention.
+    uniform attention; of copies over the queries that see any, if these are at least 4, and no
+    distance that the head keeps explains them.
     """
 
     def excess(name: str) -> float:
+        if means.get(f"n_{name}_queries", 0) >= 4 and TYPES[name] not in means.get(
+            "positional", ()
+        ):
+            name = f"{name}_where_possible"
         weight, even = means.get(name), uniformly.get(name)
         return (
             0.0
@@ -387,7 +411,8 @@ def head_type(means: Mapping[str, Any], uniformly: Mapping[str, Any]) -> tuple[s
             else (weight - even) / (1 - even)
         )
 
-    largest = max(TYPES, key=excess)
+    names = [name for name in TYPES if name != "at_offset" or means.get("also_at") is None]
+    largest = max(names, key=excess)
     if excess(largest) >= 0.4:
         return TYPES[largest], excess(largest)
     if excess("near") >= 0.4:

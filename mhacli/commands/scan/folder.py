@@ -31,7 +31,7 @@ from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import Array, checksum, decode, json_checksum, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
-from mhacli.models.means import CONDITION, MEANS, mean_head
+from mhacli.models.means import CONDITION, COUNTS, MEANS, mean_head
 from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import (
     CONFIDENCE,
@@ -565,6 +565,7 @@ def _head(
     n_documents = totals.n_documents
     n_conditions = len(totals.layers[0].survey.patterns)
     averaged = [*MEANS, *(f"{CONDITION}{n + 1}" for n in range(n_conditions))]
+    averaged = [name for name in averaged if name in columns]  # units of earlier versions lack some
     means = {name: _mean(columns[name]) for name in averaged}
     uniform = {name: _mean(columns[f"uniform_{name}"]) for name in averaged}
     distances = columns["offset"][np.isfinite(columns["offset"])]
@@ -575,6 +576,7 @@ def _head(
         for numbers, prefix in ((means, ""), (uniform, "uniform_")):
             weights = np.where(columns["offset"] == offset, columns[f"{prefix}at_offset"], 0.0)
             numbers["at_offset"] = float(np.nansum(weights)) / n_documents
+    means |= {name: np.nansum(columns[name]) for name in COUNTS.values() if name in columns}
     means[LARGEST] = np.fmax.reduce(columns[LARGEST])
     head = mean_head(totals.keys[number], means, uniform)
     counts = totals.sums["kinds"][number].tolist()

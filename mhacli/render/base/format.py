@@ -51,14 +51,17 @@ def rough_note(timings: Iterable[Timing]) -> str:
 
 def type_text(head: HeadStatistics) -> str:
     """A head's type with its excess over uniform attention, or the nearest type: `previous token
-    .62`, `mixed (prev .21)`.
+    .62`, `mixed (prev .21)`, `induction (also: one distance, −24) .96`.
     """
     name, nearest = words_of_type(head.kind).name, nearest_type(head)
     if nearest is not None:
         return f"{name} ({words_of_type(nearest[0]).short} {shown(nearest[1], 'weight')})"
     if head.certainty is None or head.kind in UNTYPED:
         return name
-    return f"{name} {shown(head.certainty, 'weight')}"
+    also = (
+        "" if head.also_at is None else f" (also: one distance, {head.also_at})".replace("-", "−")
+    )
+    return f"{name}{also} {shown(head.certainty, 'weight')}"
 
 
 def sparkline(counts: Sequence[float]) -> str:
