@@ -64,6 +64,8 @@ CASES = (
     Case("closure_begins_at_zero", "FreshGPT", "wrong:sees-the-future"),
     Case("closure_begins_at_zero", "FreshGPT", "consistent", arguments={"ahead": 0}),
     Case("uncopyable_part", "RotaryGPT"),
+    Case("decoder_by_config", "build", "wrong:sees-the-future"),
+    Case("not_autoregressive", "NonAutoregressiveTranslator"),
 )
 
 
