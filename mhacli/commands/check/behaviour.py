@@ -99,22 +99,34 @@ _IMPLIED_BY = {
 # ---------------------------------------------------------------------------------- what is claimed
 
 
-_BIDIRECTIONAL = re.compile(r"MaskedLM|Bert|BERT|Encoder|Bidirectional|Electra")
-_CAUSAL = re.compile(
-    r"^(?!.*Prefix).*(CausalLM|LMHeadModel|GPT|(?<![a-z])Causal|Decoder|Llama|Autoregressive)"
-)
+_CLAIMS: Mapping[str, bool | None] = {
+    "Prefix": None,
+    r"(Non|Not|Un|Anti)_?([cC]ausal|[aA]utoregressive)|Acausal": False,
+    r"MaskedLM|Bidirectional|(?<![lL]i)Bi(?![a-z])": False,  # not ALiBi
+    r"CausalLM|LMHeadModel|(?<![a-z])Causal|Autoregressive": True,
+    "Encoder": False,
+    "Decoder": True,
+    "Bert|BERT|Electra": False,
+    "GPT|Llama": True,
+}
+"""What words in the name of a class claim: whether a token sees only earlier ones. The first that
+is found counts: what is said of the model, then its role, then the family that it is named after.
+"""
 _CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$")
 
 
-def is_claimed_causal(module: object) -> bool | None:
+def is_claimed_causal(module: Any) -> bool | None:
     """Whether a token is claimed to see only earlier ones: by a model or its config, or by the name
     of its class or of the nearest class that it is made from. None if nothing says it.
     """
     config: Any = getattr(module, "config", None)
     text = config if config_of(module) is None else config.get_text_config(decoder=True)
     forward: Any = getattr(module, "forward", None)
-    has_decoder = "decoder_input_ids" in signature(forward).parameters
-    if has_decoder and getattr(config, "is_encoder_decoder", False):
+    taken = signature(forward).parameters
+    # where each call says whether it decodes, the config does not
+    is_decoder = getattr(config, "is_decoder", False) is True and "is_decoder" not in taken
+    has_decoder = "decoder_input_ids" in taken
+    if is_decoder or (has_decoder and getattr(config, "is_encoder_decoder", False)):
         return True
     if (
         getattr(text, "attn_type", "") == "bi"
@@ -130,10 +142,8 @@ def is_claimed_causal(module: object) -> bool | None:
     names = [*architectures, *(cls.__name__ for cls in type(module).__mro__)]
     if any(_CAUSAL_HEAD.search(name) for name in names):
         return True
-    telling = next(
-        (name for name in names if _BIDIRECTIONAL.search(name) or _CAUSAL.search(name)), None
-    )
-    return None if telling is None else not _BIDIRECTIONAL.search(telling)
+    claims = (claim for name in names for word, claim in _CLAIMS.items() if re.search(word, name))
+    return next(claims, None)
 
 
 # ---------------------------------------------------------------------------------- the questions

@@ -92,6 +92,8 @@ CASES = (
     Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "repeat_interleave"),
     Case("mask_of_other_text_fixed", "HeadsOutside"),
     Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
+    Case("decoder_by_config", "build", "wrong:sees-the-future"),
+    Case("not_autoregressive", "NonAutoregressiveTranslator"),
 )
 
 
