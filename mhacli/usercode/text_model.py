@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -134,7 +135,10 @@ class TextModel:
 
         def of_text(values: Any) -> Tensor | None:
             each = self._of_tokens(values, real.shape)
-            return None if each is None else each[row][real[row].to(each.device)].detach().clone()
+            if each is None:
+                return None
+            is_real = real[row].to(each.device) if each.shape[1] == real.shape[1] else ...
+            return each[row][is_real].detach().clone()
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
             n_earlier = sum(1 for earlier, _ in noted if earlier == name)
@@ -165,6 +169,8 @@ class TextModel:
         batch, length = shape if is_first else shape[::-1]
         found = output_in(result, _OF_TOKENS, CallSizes(batch, length, 0))
         output = None if found is None else dict(leaves(result))[found[0]]
+        if output is None and is_first:
+            return _along_tokens(result, batch, length)
         return output if is_first or output is None else output.transpose(0, 1)
 
     def padded(self, texts: Sequence[Tensor], side: PaddingSide) -> tuple[Tensor, Tensor]:
@@ -172,6 +178,20 @@ class TextModel:
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         real = pad([torch.ones(len(text), dtype=torch.bool) for text in texts])
         return pad(list(texts), padding_value=self.pad), real.to(texts[0].device)
+
+
+def _along_tokens(result: Any, batch: int, length: int) -> Tensor | None:
+    """The first tensor of a result that has an axis for the tokens of a text in any place, or
+    shorter ones alone, one of them for patches of several tokens, as `[text, token or patch, …]`.
+    """
+    floats = [each for _, each in leaves(result) if each.is_floating_point() and each.ndim > 1]
+    for n_rows, tensor in product(range(length, 1, -1), floats):
+        if length % n_rows == 0 and len(tensor) % batch == 0:
+            texts = tensor.unflatten(0, (batch, -1))
+            axes = [axis for axis in range(1, texts.ndim) if texts.shape[axis] == n_rows]
+            if axes and (n_rows == length or max(texts.shape[1:]) < length):
+                return texts.movedim(axes[0], 1)
+    return None
 
 
 def text_model_of_vectors(attention: UserAttention) -> TextModel | None:

@@ -298,8 +298,9 @@ def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None
     def differ(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape[1:] != other.shape[1:]:
             return False
-        a, b = (each[:n].reshape(n, -1).double() for each in (one, other))
-        return bool((relative_distance(a, b) > passes.tolerance).any())
+        n_rows = n * max(len(one), len(other)) // passes.length  # of patches fewer than tokens
+        a, b = (each[:n_rows].flatten(1).double() for each in (one, other))
+        return n_rows > 0 and bool((relative_distance(a, b) > passes.tolerance).any())
 
     part = attention = None
     for (name, call), (given, output) in ours.items():

@@ -69,6 +69,9 @@ from .result import (
 from .sees import cells_of, statement_of
 from .stated import seeing_in, stated_causal, tests_stated
 
+_NO_PROJECTIONS = (
+    "the names and shapes of the parameters do not show which project queries, keys and values"
+)
 _MOST_PARTS = 4
 _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
@@ -302,7 +305,10 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
-    if tester.inside or (subject.is_pooled and report.verdict == "unknown"):
+    # a causal model that has nothing to compare, such as one of convolutions
+    has_none = parts == {} and report.reason == _NO_PROJECTIONS and claim and tester.holds
+    is_pooled = subject.is_pooled and report.verdict == "unknown"
+    if tester.inside or is_pooled or has_none:
         behaved = _of_behaviour(tester, report.target)
         report = replace(
             behaved,
@@ -727,10 +733,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
             " its input"
         )
     elif likeliest is None:
-        reason = (
-            "the names and shapes of the parameters do not show which project queries, keys and"
-            " values"
-        )
+        reason = _NO_PROJECTIONS
     elif unclear:
         reason = f"it is not clear what it does with {first_names(unclear, _MOST_PARTS)}"
     elif departure is not None:

@@ -296,10 +296,13 @@ def _rates_of_another_width(diagnosis: Diagnosis, sites: LayerSites) -> Iterator
     given = [value for _, value in numbers_of(built.arguments.items(), "theta") if value > 1]
     is_meant = any(abs(math.log(base, theta) - 1) < 1e-4 for theta in given or [10000.0])
     is_meant = is_meant or (not given and abs(base - round(base)) < 1e-2)
+    # rates of 0 are left out, whose exponents count in the width of a head
+    still = 2 * len(rates) / (diagnosis.layer.d_head or 1)
     for theta, power in product(
         given or [10000.0], (2 * len(rates) / weights.q.weight.shape[1], 0.5, 2.0)
     ):
-        if not is_meant and abs(math.log(base, theta) - power) < 1e-4:
+        is_power = abs(math.log(base, theta) - power) < 1e-4
+        if is_power and not is_meant and abs(power - still) > 1e-4:
             evidence = (
                 f"matches exactly with base {base:.6g}, which is {theta:g} to the power of"
                 f" {power:.4g}"
