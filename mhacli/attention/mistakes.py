@@ -371,6 +371,7 @@ def of_masks() -> Iterator[Mistake]:
         ),
         ("mask-added-as-01", partial(added_where_masked, 1.0), "1 is added to masked scores"),
         ("mask-head-order", with_planes_moved, ""),
+        ("mask-head-order, heads outside", with_planes_inside, ""),
         ("mask-sign", partial(stages.mask, value=1e9), "10⁹"),
         ("mask-sign", partial(stages.mask, value=math.inf), "+∞"),
     ):
@@ -436,6 +437,14 @@ def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Te
     return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
 
 
+def with_planes_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores in the order head, batch with the planes of the mask in the order batch, head."""
+    batch, n_heads, q_len, k_len = scores.shape
+    require(keep.shape[1] == 1)
+    planes = keep.expand(batch, n_heads, q_len, k_len).flatten(0, 1).unflatten(0, (n_heads, batch))
+    return stages.mask(layer, scores, planes.transpose(0, 1))
+
+
 def by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores with the masks of two windows, 0 1 0 1, applied to neighbours, 0 0 1 1."""
     batch = len(scores)
@@ -495,7 +504,8 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-queries, and values", "qqq"),
     ):
         wrong = {"project": partial(projected, "qkv", givers)}
-        yield Mistake(code, wrong, letters=changed_roles(givers))
+        needs = ("context",) if "of-queries" in code else ()
+        yield Mistake(code, wrong, letters=changed_roles(givers), needs=needs)
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
         yield Mistake(

@@ -228,11 +228,11 @@ def captured(
 
     `batch` is the number of sequences, needed where code merges the axes of batch and heads.
     Attention that is written out, with an axis for heads or of all tokens over all, is captured
-    `anywhere`, or only in modules that are named like attentions. Other models are not affected; a second capture waits for the
-    first. If `take` returns None, nothing that the model computes is changed. What transformers'
-    interface gives is wrapped: the functions of its table, and the `eager_attention_forward` of a
-    modelling file. Functions are unwrapped in reverse order, also if a context that was opened
-    earlier is closed first; it then captures nothing more.
+    `anywhere`, or only in modules that are named like attentions. Other models are not affected; a
+    second capture waits for the first. If `take` returns None, nothing that the model computes is
+    changed. What transformers' interface gives is wrapped: the functions of its table, and the
+    `eager_attention_forward` of a modelling file. Functions are unwrapped in reverse order, also if
+    a context that was opened earlier is closed first; it then captures nothing more.
     """
     watch = Watch(model, take, batch, anywhere=anywhere)
     with _ONE_AT_A_TIME, ExitStack() as hooks:

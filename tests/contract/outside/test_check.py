@@ -25,9 +25,11 @@ class Case(NamedTuple):
     expected: str = "right"
     line: str = ""
     arguments: dict[str, int] | None = None
+    example: str | None = None
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
+ROWS, ROWS_LAST = "torch.randn(2, T, 64)", "torch.randn(2, 64, T)"
 CASES = (
     Case("causal_unless_masked", "CausalSelfAttention"),
     Case("causal_flag_missing", "CausalSelfAttention", "wrong:causal-missing"),
@@ -74,6 +76,29 @@ CASES = (
     Case("inline_block", "Block"),
     Case("inline_gpt", "SmallGPT"),
     Case("inline_gpt", "SmallGPT", "wrong:scale-d-model", arguments={"by_width": True}),
+    Case("qkv_list", "ListHeads"),
+    Case("kqv_list", "KeysFirst"),
+    Case("kqv_list", "KeysFirst", "wrong:qkv-order", arguments={"queries_first": True}),
+    Case("channels_first", "ConvHeads"),
+    Case("channels_first", "ConvHeads", example=f"lambda m, T: m({ROWS_LAST}, {ROWS_LAST})"),
+    Case("cross_named_c", "ConditionHeads"),
+    Case("cross_named_c", "ConditionHeads", example=f"lambda m, T: m({ROWS}, {ROWS})"),
+    Case("unknown_second", "Gated", "unknown", example=f"lambda m, T: m({ROWS}, {ROWS})"),
+    Case("unknown_second", "Ignored", "unknown|right"),
+    Case("rope_half_still", "StillHalf"),
+    Case("heads_given_causal", "SeriesCore"),
+    Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "masked_fill"),
+    Case("tables_two_axes", "PairHeads"),
+    Case("tables_of_calls", "Complex"),
+    Case("tables_of_calls", "Turned"),
+    Case("tables_of_calls", "Turned", "wrong:rope-axis", arguments={"by_head": True}),
+    Case("flat_scaled_logits", "FlatTranslator"),
+    Case(
+        "flat_scaled_logits",
+        "FlatTranslator",
+        "wrong:sees-the-future",
+        arguments={"leaky": True},
+    ),
 )
 
 
@@ -81,7 +106,7 @@ CASES = (
 def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     path = FOLDER / f"{case.file}.py"
     layer = getattr(user_code.load(path), case.layer)
-    examination = user_code.check(layer, arguments=case.arguments or {})
+    examination = user_code.check(layer, arguments=case.arguments or {}, example=case.example)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
