@@ -535,7 +535,8 @@ def of_projections() -> Iterator[Mistake]:
         ("keys-of-queries, and values", "qqq"),
     ):
         wrong = {"project": partial(projected, "qkv", givers)}
-        yield Mistake(code, wrong, letters=changed_roles(givers))
+        needs = ("context",) if "of-queries" in code else ()
+        yield Mistake(code, wrong, letters=changed_roles(givers), needs=needs)
     for taker, giver in permutations(_NAMES, 2):
         name = "projected-twice" if taker == "v" else f"projected-twice, {_NAMES[taker]}"
         yield Mistake(

@@ -585,10 +585,10 @@ class Mistake:
     projection serves for another one, which `takes` it. `changes` is the site that it changes,
     where it is not that of the stage. Its source line is the first that matches a
     regular expression of `at`, the likelier first, else the one that computes its site. `needs` are
-    facts without which it may be a choice: `causal` if attention is meant to be causal, `pairing`
-    if the rotary pairing is stated, `order` if it is known which projection is which, `fused` if
-    they are parts of one. `shown_by`: `further` inputs, large ones and masks of windows, or `steps`
-    with a cache. `may_be_nan`: it may leave only NaN.
+    facts without which it may be a choice: `causal` if attention is meant to be causal, `context`
+    if a name says that an input is one, `pairing` if the rotary pairing is stated, `order` if it is
+    known which projection is which, `fused` if they are parts of one. `shown_by`: `further` inputs,
+    large ones and masks of windows, or `steps` with a cache. `may_be_nan`: it may leave only NaN.
     """
 
     name: str

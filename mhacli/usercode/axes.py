@@ -43,11 +43,12 @@ class CallSizes(NamedTuple):
 @dataclass(frozen=True)
 class MadeForSizes:
     """An argument that is made for the sizes of each call. `hides_nothing`: it is a mask that lets
-    every query see every key.
+    every query see every key. `text` is code that makes it for a length T, if it is known.
     """
 
     make: Callable[[CallSizes], Any]
     hides_nothing: bool = False
+    text: str = ""
 
 
 def at_sizes(value: Any, sizes: CallSizes) -> Any:

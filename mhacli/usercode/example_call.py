@@ -166,6 +166,14 @@ def _slots_shown(template: UserAttention, calls: _ShownCalls) -> tuple[CallParam
     else:
         known = {p.name: p.role for p in signature_of(built.call, *ROWS)}
         roles = {name: known[name] for name in vectors if name in known}
+        unknown = [
+            p.name
+            for p in signature_of(built.call, "unknown")
+            if p.name in vectors and len(roles) == 1
+            if all(calls.made[p.name].ndim == calls.made[name].ndim for name in roles)
+        ]
+        if len(unknown) == 1:  # which may be a context
+            roles[unknown[0]] = "context"
         roles = roles or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     if roles:
         return tuple(CallParameter(name, role, True) for name, role in roles.items())

@@ -26,7 +26,7 @@ from .accepted import (
 )
 from .axes import OF_IDS, OF_TEXTS, ROW_AXES, CallSizes, MadeForSizes, leaves
 from .build import Built, as_typed, cast_copy, member_of, parameters_of, parse_value, seeded
-from .door import Attempt, UserRaised, first_that_works
+from .door import NO_ANSWER, Attempt, UserRaised, first_that_works
 from .example_call import (
     arguments_of_example,
     attention_of_example,
@@ -34,6 +34,7 @@ from .example_call import (
     working_example,
 )
 from .faults import user_code_error
+from .graph import Watcher
 from .limits import OutOfTime
 from .masks import MaskForm, forms_of, made_mask
 from .roles import MASKS, CallParameter, called_function, signature_of
@@ -193,14 +194,16 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
 
 
 def with_own_queries(attention: UserAttention) -> UserAttention | None:
-    """An attention that answers for whole texts as one that makes its queries itself, as many as
-    there are rows in an answer; None for other answers. Raises `UserRaised`.
+    """An attention over vectors that answers for whole texts as one that makes its queries itself,
+    as many as there are rows in an answer; None for other answers.
     """
     path, _ = attention.output
+    slot, *others = attention.slots
+    if others or attention.ids is not None:
+        return None
     with seeded(0, attention.device):
         out = dict(leaves(attention.result(random_inputs(attention))))[path]
-    slot, *others = attention.slots
-    if others or out.ndim not in (2, 3) or attention.ids is not None:
+    if out.ndim > 3:
         return None
     slots = (CallParameter("", "query", False), slot._replace(role="key", required=True))
     n, axes = (1, ("batch", "width")) if out.ndim == 2 else (out.shape[1], ROW_AXES)
@@ -249,13 +252,21 @@ def _kernel_error(built: Built, attempt: Attempt) -> MhaError | None:
     return None
 
 
+def _n_operations(tried: Attempt) -> int:
+    """How many operations a call runs before it fails."""
+    watcher = Watcher(None)
+    with suppress(OutOfTime, *NO_ANSWER):
+        tried.candidate.result(random_inputs(tried.candidate), within=watcher)
+    return len(watcher.operations)
+
+
 def _call_error(
     template: UserAttention, request: TargetRequest, tried: Sequence[Attempt]
 ) -> MhaError:
-    """The error if no call works: the exception of the first one, its line, and an example to
-    give.
+    """The error if no call works: the exception of the one that comes furthest, its line, and an
+    example to give.
     """
-    built, (attention, failure) = template.built, tried[0]
+    built, (attention, failure) = template.built, max(tried, key=_n_operations)
     if built.n_ids and "'indices'" in str(failure):
         # it takes token ids, and how it fails for them tells more
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(built.n_ids))

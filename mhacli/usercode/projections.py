@@ -192,13 +192,28 @@ def _groups(
     halves = [["qkv".strip(pair) or "k", pair] for pair in by_letters if len(pair) == 2]
     for combination in (["q", "k", "v"], *fused, *halves):
         if all(letters in by_letters for letters in combination):
-            yield [(letters, by_letters[letters]) for letters in combination]
+            whole = [(letters, by_letters[letters]) for letters in combination]
+            in_turn = [each for letters, group in whole for each in _in_turn(letters, group)]
+            if in_turn != whole:
+                yield in_turn
+            yield whole
     unnamed = by_letters.get("", [])
     if len(unnamed) in (3, 4):
         for trio in permutations(unnamed, 3):
             yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
     for part in [part for part in unnamed if len(unnamed) < 3 or part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
+
+
+def _in_turn(
+    letters: str, group: Sequence[WeightMatrix]
+) -> Iterator[tuple[str, list[WeightMatrix]]]:
+    """The parts of a list that is named by several letters, one for each."""
+    if len(letters) == len(group):
+        ordered = sorted(group, key=lambda part: part.number or 0)
+        yield from ((letter, [part]) for letter, part in zip(letters, ordered, strict=True))
+    else:
+        yield letters, [*group]
 
 
 # ---------------------------------------------------------------------------- queries, keys, values
@@ -232,6 +247,10 @@ def _matrices(
     d_in = widths.d_in if "q" in letters else widths.d_context
     n_heads = widths.n_heads if "q" in letters else widths.n_kv_heads or widths.n_heads
     weight = part.weight
+    if weight.ndim == 3 and len(weight) == len(letters) > 1:  # a matrix for each
+        yield from (
+            (each.flatten(0, 1), ()) for each in (weight, weight.mT) if each.shape[2] == d_in
+        )
     if weight.ndim == 3:
         kernel = Choice("kernel", "weights have an axis for heads")
         if part.number is not None:

@@ -227,6 +227,12 @@ class UserAttention:
         return not all(slot.name for slot in self.slots)
 
     @property
+    def is_named(self) -> bool:
+        """Whether names say what its inputs are, so that a second one is a context."""
+        unknown = {p.name for p in signature_of(self.built.call, "unknown")}
+        return unknown.isdisjoint(slot.name for slot in self.slots)
+
+    @property
     def is_turned(self) -> bool:
         """Whether it is called with another value of its causal switch than by default."""
         return self.mode in ("causal", "full")
@@ -462,7 +468,8 @@ class UserAttention:
         """
         words = {self.sizes.batch: "2", self.sizes.q_len: "T", self.sizes.k_len: "T"}
         texts = {
-            p.name: _text_of(at_sizes(self.others[p.name], self.sizes), words)
+            p.name: getattr(self.others[p.name], "text", "")
+            or _text_of(at_sizes(self.others[p.name], self.sizes), words)
             for p in signature_of(self.built.call)
             if p.name in self.others
         }
@@ -500,7 +507,8 @@ class _RowsInside:
         """Keeps the output of a part, or forgets those before other rows, such as a summary."""
         output = output[0] if isinstance(output, tuple) and output else output
         if self.attention.part:
-            self.outputs.extend([output] if name == self.attention.part else [])
+            if name == self.attention.part and isinstance(output, Tensor):
+                self.outputs[:] = [output.clone()]
             return
         is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
         if not is_of_part or output.is_nested or output.ndim != 3:
@@ -510,7 +518,7 @@ class _RowsInside:
         if batch == self.sizes.batch and not {1, self.sizes.q_len} & {*lengths}:
             self.outputs.clear()
         if fits(output.shape, (*axes, "width"), self.sizes):
-            self.outputs.append(output)
+            self.outputs.append(output.clone())  # which may be changed in place
 
     @property
     def last(self) -> Tensor:

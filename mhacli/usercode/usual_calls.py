@@ -2,10 +2,12 @@
 values of the other arguments.
 """
 
+import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -13,6 +15,7 @@ from typing import Any, Literal, NamedTuple, assert_never, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from mhacli.attention.layer import rates
 
@@ -27,13 +30,15 @@ from .axes import (
     without,
 )
 from .build import Built
+from .door import NO_ANSWER, call_user
 from .masks import forms_of, made_mask
 from .names import never_read
 from .roles import MASKS, PACKED, ROWS, CallParameter, signature_of, stated
 from .user_attention import UserAttention
 
-PositionShape = Literal["batched", "plain", "expanded"]
-"""The shape of the positions of a call: `[1, query]`, `[query]`, or `[batch, query]`."""
+PositionShape = Literal["batched", "plain", "expanded", "again"]
+"""The shape of the positions of a call: `[1, query]`, `[query]`, or `[batch, query]`, the last also
+beside a further form of rotations."""
 SHAPES: tuple[PositionShape, ...] = get_args(PositionShape)
 AXES_OF_HEADS: tuple[AxisNames, ...] = (HEAD_AXES, ("batch", "row", "head", "width"), ROW_AXES)
 """The axes of the inputs of a function of q, k and v, the likeliest first."""
@@ -46,14 +51,14 @@ _MOST_WIDTHS = 4
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of a layer that a call may ask for; `d_turned` of the columns of a head carry
+    """The sizes of a layer that a call may ask for; `d_rope` of the columns of a head carry rotary
     positions.
     """
 
     n_heads: int = 1
     d_head: int = 1
     d_model: int = 1
-    d_turned: int = 1
+    d_rope: int = 1
 
 
 def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttention]:
@@ -76,13 +81,49 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
                 n_split = sizes.n_heads if "head" in layout.axes else 1
                 scaled = (p.name for p in free if p.role == "scale" and p.name in usual)
                 usual |= dict.fromkeys(scaled, MadeForSizes(lambda call: call.d_in**-0.5))
-            yield replace(
+            call = replace(
                 template,
                 slots=slots,
                 axes=layout.axes,
                 others={**template.others, **usual, **masks},
                 sizes=layout.sizes._replace(d_in=d_in, d_context=d_context, n_heads=n_split),
             )
+            own = _own_tables(template.built, free, sizes.layer(d_in).d_rope)
+            yield from (replace(call, others={**call.others, **tables}) for tables in own)
+            yield call
+
+
+_OF_TABLES = re.compile("freq|rope|rot|table|cos|sin|angle|pos")
+"""Words in the name of a function that makes tables of rotations."""
+
+
+def _own_tables(
+    built: Built, free: Sequence[CallParameter], width: int
+) -> Iterator[dict[str, MadeForSizes]]:
+    """The tables of rotations that functions of the target's file make for heads of a width, by
+    the parameters that need them: each takes its part of what a function makes.
+    """
+    needing = [p.name for p in free if p.required and p.role == "rope"]
+    names = getattr(inspect.getmodule(built.thing), "__dict__", {}) if needing else {}
+    functions = {name: each for name, each in names.items() if inspect.isfunction(each)}
+    for name, function in functions.items():
+        sizes = (width, "T")[: sum(p.required for p in signature_of(function))]
+        code = f"{name}({', '.join(map(str, sizes))})"
+        texts = [f"{code}[{n}][:T]" for n in range(len(needing))]
+        with suppress(*NO_ANSWER):
+            made = _evaluated(names, code, CallSizes(1, 1, 1)) if _OF_TABLES.search(name) else ()
+            if len(needing) == 1:
+                is_one = isinstance(made, Tensor)
+                texts = [f"{code}[:T]" if is_one else f"[table[:T] for table in {code}]"]
+            if len(made):
+                each = [MadeForSizes(partial(_evaluated, names, text), text=text) for text in texts]
+                yield dict(zip(needing, each, strict=True))
+
+
+def _evaluated(names: Mapping[str, Any], code: str, sizes: CallSizes) -> Any:
+    """What an expression gives for the tokens of a call, T of them with those before it."""
+    made = call_user(eval, code, {**names, "T": sizes.start + sizes.q_len})
+    return tree_map_only(Tensor, lambda table: table[sizes.start :], made)
 
 
 def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[CallParameter, ...]]:
@@ -90,6 +131,12 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
     required ones. Raises `MhaError` if there is none.
     """
     unread = never_read(built.call)
+    more = [p.name for p in free if p.required and p.role in (*ROWS, "unknown")]
+    if len(more) == 2:  # a second one that it needs may be a context, of another length
+        free = [
+            p._replace(role="context") if p.role == "unknown" and p.name in more else p
+            for p in free
+        ]
     rows = tuple(p for p in free if p.role in ROWS and (p.required or p.name not in unread))
     if not rows and any(parameter.role == "rest" for parameter in free):
         rows = tuple(
@@ -102,10 +149,6 @@ def _slots_to_try(built: Built, free: Sequence[CallParameter]) -> list[tuple[Cal
         hint = "name a class or function that computes attention, or give --example"
         raise built.refusal(f"{built.name} {message}", hint)
     return [*dict.fromkeys((packed, rows, needed))]
-
-
-_OF_ROTATION = re.compile(r"(.*[._])?(rope|rotary|rot)_(\w*_)?dim")
-"""The names of the number of columns that carry rotary positions."""
 
 
 class _StatedSizes:
@@ -130,6 +173,7 @@ class _StatedSizes:
         n_starts = sum(p.required and p.role == "starts" for p in parameters)
         self.has_texts = n_starts > 0
         self.is_pair = len(slots) > 1 and n_starts != 1
+        self.is_guessed = not replace(template, slots=tuple(slots)).is_named
         letters = "".join(slot.part for slot in slots)
         self.is_function = not projects and {*letters} == {*"qkv"}
         self.is_packed = len(letters) > len(slots)
@@ -158,8 +202,10 @@ class _StatedSizes:
         if self.is_function:
             return LayerSizes(self.n_heads, d_in, self.n_heads * d_in, d_in)
         d_head = self.d_head or max(1, d_in // self.n_heads)
-        turned = (n for name, n in self.numbers.items() if _OF_ROTATION.fullmatch(name) and n > 1)
-        return LayerSizes(self.n_heads, d_head, d_in, next(turned, d_head))
+        turned = [
+            n for name, n in self.numbers.items() if re.search(r"rope\w*dim|rotary\w*dim", name)
+        ]
+        return LayerSizes(self.n_heads, d_head, d_in, next(iter(turned), d_head))
 
     def text_lengths(self, usual: int) -> list[int]:
         """The lengths that a text may need: two windows, the longest text, or that of a table;
@@ -202,10 +248,12 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     lengths = []
     if sizes.is_pair:
         lengths.append(CallSizes(batch, q_len, k_len))
-    for length in sizes.text_lengths(same):
+    for length in [] if sizes.is_guessed else sizes.text_lengths(same):
         n_texts = batch + 1 if batch == length else batch
         lengths.append(CallSizes(n_texts, length, length))
     orders: tuple[AxisNames, ...] = (ROW_AXES,)
+    if any(len(shape) == 3 for shape in sizes.weights):  # a convolution takes channels first
+        orders = (ROW_AXES, ("batch", "width", "row"))
     if sizes.is_function:
         orders = (TEXT_AXES,) if sizes.has_texts else AXES_OF_HEADS
         if sizes.is_packed:
@@ -215,7 +263,7 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     elif sizes.numbers.get("batch_first", True) is False:
         orders = (("row", "batch", "width"), ROW_AXES)
     layouts = [_Layout(axes, each) for each in lengths for axes in orders]
-    if not sizes.is_function:
+    if not (sizes.is_function or sizes.is_guessed):
         layouts.append(_Layout(MAP_AXES, CallSizes(batch, _MAP_CELLS, _MAP_CELLS)))
     return layouts
 
@@ -260,7 +308,7 @@ def usual_arguments(
         if role in (*ROWS, *MASKS, "unknown") or not (required or is_switch):
             continue
         if role == "rope":
-            others[name] = MadeForSizes(partial(_rotation, name, layer.d_turned, shape))
+            others[name] = MadeForSizes(partial(_rotation, name, layer.d_rope, shape))
         elif role in ("starts", "longest"):
             others[name] = MadeForSizes(partial(_of_texts, name, role))
         elif role in ("weight", "weight bias"):
@@ -288,7 +336,7 @@ def made_place(role: str, shape: PositionShape) -> MadeForSizes:
                 return q_idx[None]
             case "plain":
                 return q_idx
-            case "expanded":
+            case "expanded" | "again":
                 return q_idx.expand(sizes.batch, -1)
             case _:
                 assert_never(shape)
@@ -310,8 +358,8 @@ def _of_texts(name: str, role: str, sizes: CallSizes) -> Any:
 
 def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) -> Any:
     """A table of rotations: complex, or cosines and sines of all columns, or in pairs. A form of it
-    goes with each shape of positions, so that a call with both is tried in three variants, not in
-    nine; the likeliest form by the name goes with the likeliest shape.
+    goes with each shape of positions, so that a call with both is tried in few variants; the
+    likeliest form by the name goes with the likeliest shape.
     """
     frequencies = rates(d_head, 10_000.0, torch.device("cpu"))
     q_idx = made_place("positions", "plain").make(sizes)
@@ -319,16 +367,17 @@ def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) ->
     turns = torch.polar(torch.ones_like(angle), angle)
     whole = torch.cat([turns, turns], -1)
     pair, of_pairs = (whole[None].real, whole[None].imag), torch.view_as_real(turns)
+    further = [of_pairs, (whole.real, whole.imag)]
     lower = name.lower()
     if "cos" in lower:
         forms: list[Any] = [whole.real, whole[None].real, turns.real]
     elif "sin" in lower:
         forms = [whole.imag, whole[None].imag, turns.imag]
     elif "emb" in lower:
-        forms = [pair, turns, of_pairs]
+        forms = [pair, turns, *further]
     else:
-        forms = [turns, pair, of_pairs]
-    return forms[SHAPES.index(shape)]
+        forms = [turns, pair, *further]
+    return forms[SHAPES.index(shape) % len(forms)]
 
 
 def _weight(name: str, d_model: int, seed: int) -> Tensor:

@@ -491,12 +491,12 @@ class Rotation(NamedTuple):
     @property
     def words(self) -> str:
         """Which columns it turns, and by which angles."""
-        base, n_turned = base_of(self.rates), 2 * len(self.rates)
+        base, n_turned = base_of(self.rates), 2 * int((self.rates.abs() > 1e-6).sum())
         words = (
             f"{PAIRS[self.pairing]}, {'angles of its own' if base is None else f'base {base:g}'}"
         )
         if n_turned != self.d:
-            words = f"the first {n_turned} of {self.d} columns, {words}"
+            words = f"{n_turned} of {self.d} columns, {words}"
         return f"{words}, backwards" if self.rates[0] < 0 else words
 
 
@@ -564,11 +564,12 @@ def _rates(x: Tensor, y: Tensor, pairing: Pairing) -> Tensor | None:
     if len(steps) < 2 or not is_rotation or (steps - steps[:1]).abs().max() > 1e-4:
         return None
     rates = steps.mean(dim=0).angle().flatten()
-    rates = rates[rates.abs() > 1e-6]
+    turned = rates.abs() > 1e-6
     sizes = rates * rates[:1].sign()
-    if not len(rates) or sizes.min() < 0 or bool((sizes.diff() > 1e-6).any()):
+    if not turned.any() or sizes.min() < -1e-6 or bool((sizes.diff() > 1e-6).any()):
         return None
-    return rates
+    # of halves, pairs that stand still have places among the others
+    return rates if pairing == "half" else rates[turned]
 
 
 def _pairs(rows: Tensor, pairing: Pairing) -> Tensor:

@@ -183,6 +183,7 @@ class Diagnosis:
         is_named = all(choice.name != "unnamed" for choice in candidate.choices)
         known = {
             "causal": probed.expects_causal,
+            "context": probed.subject.is_named,
             "pairing": probed.request.rope is not None,
             "scale": probed.request.scale is None,
             "order": probed.subject.n_rows == 3 or is_named,

@@ -72,6 +72,7 @@ from .stated import seeing_in, stated_causal, tests_stated
 _NO_PROJECTIONS = (
     "the names and shapes of the parameters do not show which project queries, keys and values"
 )
+NO_ATTENTION = "no token attends to another: this is not attention"
 _MOST_PARTS = 4
 _SMALL = 5_000_000
 """Parameters of a model for which several threads would only wait."""
@@ -302,6 +303,8 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
             raise
         return compared
     tester.results |= {answer.name: answer for answer in report.behaviour}
+    if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
+        tester.results["prefix"] = Behaviour("prefix", ok=None, reason=NO_ATTENTION)
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
@@ -408,10 +411,7 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     """The report on the comparison of one mode with the reference."""
     report = _begun(subject, request)
     if subject.is_pooled:
-        own = None if subject.ids is not None else with_own_queries(subject)
-        found = report if own is None else _compared(own, request).examination
-        is_known = found.verdict != "unknown"
-        return ModeReport(subject, replace(found, called=report.called) if is_known else report)
+        return ModeReport(subject, _of_pooled(subject, request) or report)
     try:
         inner = within_block(subject)
         probed = probe(inner, request)
@@ -461,6 +461,15 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     elif not findings and not diagnosis.is_right:
         report = _undecided(report, diagnosis)
     return ModeReport(subject, report, untried)
+
+
+def _of_pooled(subject: UserAttention, request: CheckRequest) -> Examination | None:
+    """The report on attention that makes its queries itself; None where none is found."""
+    own = with_own_queries(subject)
+    if own is None:
+        return None
+    report = _compared(own, request).examination
+    return None if report.verdict == "unknown" else replace(report, called=subject.described)
 
 
 def _further(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Beyond:
@@ -719,8 +728,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
-        reason = "no token attends to another: this is not attention"
-        return replace(report, verdict="unknown", reason=reason, next_steps=(trace, *others))
+        return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
     departure = (
         None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
     )

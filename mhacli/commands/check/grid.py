@@ -142,12 +142,14 @@ def _of_function(longest: int) -> list[Shape]:
     ]
 
 
-def _of_layer(longest: int, *, takes_context: bool) -> list[Shape]:
+def _of_layer(longest: int, subject: UserAttention) -> list[Shape]:
     """The shapes of a class, whose heads and widths its arguments fix."""
     lengths = [(1, longest), (2, 7), (1, 1), (1, 64), (3, 65), (4, 33), (1, 127)]
     lengths.append((1, min(256, longest)))
+    if subject.has_own_queries:
+        return [Shape(batch, subject.sizes.q_len, length) for batch, length in lengths]
     shapes = [Shape(batch, length, length) for batch, length in lengths]
-    if takes_context:
+    if subject.takes_context:
         shapes += [Shape(2, 5, 40), Shape(1, 40, 5), Shape(1, 1, 130)]
     return shapes
 
@@ -164,9 +166,7 @@ def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None
     elif subject.is_function:
         shapes = [_in_its_widths(shape, subject, layer) for shape in _of_function(longest)]
     else:
-        shapes = _of_layer(longest, takes_context=subject.takes_context)
-        if subject.has_own_queries:
-            shapes = [shape._replace(q_len=sizes.q_len) for shape in shapes]
+        shapes = _of_layer(longest, subject)
     if is_slow:
         shapes = shapes[:most]
     if not subject.takes_context and not {"part", "token"}.isdisjoint(subject.axes):

@@ -58,6 +58,8 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     if kept > passes.tolerance:
         return _wrong(passes, "the outputs of a text follow the memory of another text", kept)
     if moved <= passes.tolerance:
+        if passes.too_coarse:
+            return not_tried(passes, passes.too_coarse)
         return _wrong(passes, "the memory changes no output")
     after = decoder.run(torch.cat([own[:, :-1], other[:, -1:]], dim=1))
     apart = relative_distance(after[0], before[0])
@@ -79,7 +81,9 @@ def _decoder(passes: Passes) -> _Decoder | None:
     if model.source is not None and attention.example is None:
         of_source = partial(_of_source, passes, model.source, texts)
         return _Decoder(of_source, partial(_sources, passes, model.source))
-    if model.n_ids or attention.n_rows != 2 or not attention.is_resizable or attention.is_pooled:
+    if model.n_ids or attention.n_rows != 2 or not attention.is_named:
+        return None
+    if not attention.is_resizable or attention.is_pooled:
         return None
 
     def run(memories: Tensor) -> Tensor:

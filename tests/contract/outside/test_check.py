@@ -26,9 +26,11 @@ class Case(NamedTuple):
     line: str = ""
     arguments: dict[str, int] | None = None
     is_built: bool = False
+    example: str | None = None
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
+ROWS, ROWS_LAST = "torch.randn(2, T, 64)", "torch.randn(2, 64, T)"
 CASES = (
     Case("causal_unless_masked", "CausalSelfAttention"),
     Case("causal_flag_missing", "CausalSelfAttention", "wrong:causal-missing"),
@@ -94,6 +96,27 @@ CASES = (
     Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
     Case("decoder_by_config", "build", "wrong:sees-the-future"),
     Case("not_autoregressive", "NonAutoregressiveTranslator"),
+    Case("qkv_list", "ListHeads"),
+    Case("kqv_list", "KeysFirst"),
+    Case("kqv_list", "KeysFirst", "wrong:qkv-order", arguments={"queries_first": True}),
+    Case("channels_first", "ConvHeads"),
+    Case("channels_first", "ConvHeads", example=f"lambda m, T: m({ROWS_LAST}, {ROWS_LAST})"),
+    Case("cross_named_c", "ConditionHeads"),
+    Case("cross_named_c", "ConditionHeads", example=f"lambda m, T: m({ROWS}, {ROWS})"),
+    Case("unknown_second", "Gated", "unknown", example=f"lambda m, T: m({ROWS}, {ROWS})"),
+    Case("unknown_second", "Ignored", "unknown|right"),
+    Case("rope_half_still", "StillHalf"),
+    Case("tables_two_axes", "PairHeads"),
+    Case("tables_of_calls", "Complex"),
+    Case("tables_of_calls", "Turned"),
+    Case("tables_of_calls", "Turned", "wrong:rope-axis", arguments={"by_head": True}),
+    Case("flat_scaled_logits", "FlatTranslator"),
+    Case(
+        "flat_scaled_logits",
+        "FlatTranslator",
+        "wrong:sees-the-future",
+        arguments={"leaky": True},
+    ),
 )
 
 
@@ -103,7 +126,7 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     layer = getattr(user_code.load(path), case.layer)
     arguments = case.arguments or {}
     target, given = (layer(**arguments), {}) if case.is_built else (layer, arguments)
-    examination = user_code.check(target, arguments=given)
+    examination = user_code.check(target, arguments=given, example=case.example)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
