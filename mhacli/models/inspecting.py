@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from mhacli.attention.core import four_axes
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.record.exports import HeadTable
-from mhacli.record.record import Record
+from mhacli.record.record import Positions, Record
 from mhacli.run import KEPT, Run
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Statistics
 from mhacli.text.numbers import shown
@@ -143,6 +143,7 @@ class Seen:
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
         self._chain: TextPasses | None = None
+        self._began = ModelPass(1)
 
     def __repr__(self) -> str:
         """The number of passes, and the notes."""
@@ -205,9 +206,14 @@ class Seen:
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
         self._n_passes += 1
+        self._began = began
         if self._chain is not None and self._chain.goes_on(began):
             self._chain.passes.append(began)
-            return
+        else:
+            self._begin_text(began)
+
+    def _begin_text(self, began: ModelPass) -> TextPasses:
+        """Begins another text, with a pass."""
         self.finish()
         self._chain = TextPasses(
             self._model,
@@ -218,11 +224,22 @@ class Seen:
             tokenizer=self._tokenizer,
             n_tokens=began.n_past,
         )
+        return self._chain
 
     def take(self, call: Call) -> None:
-        """Inspects an attention of the pass."""
+        """Inspects an attention of the pass. What reads another text is in another record."""
         chain = self._chain
         assert chain is not None
+        reads = {half: self._began.halves.get(half) for half in _halves_of(call)}
+        used = chain.last.used
+        others = [half for half, read in reads.items() if used.setdefault(half, read) is not read]
+        if any(reads[half] is not None for half in others):
+            chain = self._begin_text(replace(self._began, used=reads))
+        elif others:
+            chain.unknown.add((call.title, call.layer))
+        if any(read is None and half in self._began.halves for half, read in reads.items()):
+            why = "a call reads several texts, and which of them an attention reads is not known"
+            self._notes[f"{why}: tokens are shown as positions"] = None
         last_head = max(self._request.statistics.heads or (0,))
         is_requested = self._request.model.includes(call.layer, call.kind)
         if 0 in call.shape:
@@ -281,20 +298,28 @@ class Seen:
 # ----------------------------------------------------------------------------- passes over one text
 
 
+def _halves_of(call: Call) -> tuple[Half, Half]:
+    """The halves of a model that queries and keys come from."""
+    of_query: Half = "encoder" if call.kind == "encoder" else "decoder"
+    of_key: Half = "encoder" if call.kind in ("encoder", "cross") else "decoder"
+    return of_query, of_key
+
+
 @dataclass
 class TextPasses(PassInspection):
     """The inspection of the passes over one text: a single one, or those that fill a cache,
     including the encoder's. `notes` explains the substitutes for unknown tokens.
 
-    The texts of each half become known with the first attention that reads them. `n_tokens` are in
-    the cache now. `parts` are copies of each attention, pass by pass, together not above the limit
-    for kept matrices.
+    The texts of each half become known with the first attention that reads them; of the attentions
+    `unknown` it is not known which ids they read. `n_tokens` are in the cache now. `parts` are
+    copies of each attention, pass by pass, together not above the limit for kept matrices.
     """
 
     passes: list[ModelPass] = field(kw_only=True)
     tokenizer: ModelTokenizer | None = None
     n_tokens: int = 0
     parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
+    unknown: set[tuple[str, int]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
@@ -309,7 +334,7 @@ class TextPasses(PassInspection):
     @property
     def is_encoded(self) -> bool:
         """Whether the last pass was that of an encoder alone, whose decoder may follow."""
-        return self.last.halves.keys() == {"encoder"}
+        return {half for half, read in self.last.halves.items() if read} == {"encoder"}
 
     def goes_on(self, began: ModelPass) -> bool:
         """Whether a new pass continues this text: it reads the cache as filled so far, or the
@@ -344,20 +369,24 @@ class TextPasses(PassInspection):
             self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(name))
             self.unfit[call.place] = reason
 
+    def positions_of(self, call: Call) -> Positions | None:
+        """All sizes of axes where it is not known which ids an attention read."""
+        n_texts, _, *lengths = call.shape
+        is_unknown = (call.title, call.layer) in self.unknown
+        return (n_texts, *lengths) if is_unknown else super().positions_of(call)
+
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the
         caller and continues.
         """
         columns = list[slice]()
-        # the query comes from one half of the model, and the key from one
-        of_key: Half = "encoder" if call.kind in ("encoder", "cross") else "decoder"
-        of_query: Half = "encoder" if call.kind == "encoder" else "decoder"
-        for half, n in zip((of_query, of_key), call.shape[2:], strict=True):
+        for half, n in zip(_halves_of(call), call.shape[2:], strict=True):
             if half not in self._texts:
                 self._texts[half] = self._texts_of(half, n, call)
             read = self._read.get(half)
             n_real = n
-            if read is not None and read.ids.shape[1] == n:  # padded beyond the longest text
+            is_read = read is not None and (call.title, call.layer) not in self.unknown
+            if is_read and read.ids.shape[1] == n:  # padded beyond the longest text
                 n_real = max(len(text.ids) for text in self._texts[half])
             columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
         context = self._texts.get("encoder")
@@ -376,8 +405,8 @@ class TextPasses(PassInspection):
         padded = [
             read.real
             for each in self.passes
-            for read in each.halves.values()
-            if not bool(read.real.all())
+            for read in each.used.values()
+            if read is not None and not bool(read.real.all())
         ]
         if padded:
             return "right" if all(bool(real[:, 0].all()) for real in padded) else "left"
@@ -387,7 +416,7 @@ class TextPasses(PassInspection):
         """The texts on an axis of `n` positions: the ids of all passes, or positions if there are
         none.
         """
-        parts = [each.halves[half] for each in self.passes if half in each.halves]
+        parts = [read for each in self.passes if (read := each.used.get(half)) is not None]
         n_texts, batch = call.shape[0], self.last.batch
         if not parts:
             is_read = any(each.halves for each in self.passes)
@@ -400,7 +429,7 @@ class TextPasses(PassInspection):
             ids, real = ids.T, real.T
         elif size == (n, n) and n > 1 and call.is_token_first:
             why_positions = f"ids are {n} × {n}, and either axis may be that of the tokens"
-        elif size != (batch, n):
+        elif size[1] != n:
             why = f"attention has {n} positions for {size[1]} ids"
             self.notes.append(f"{why}: tokens are shown as positions")
         if why_positions is None and any(each.are_places for each in parts):

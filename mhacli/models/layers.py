@@ -101,7 +101,7 @@ class PassInspection:
 
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
-        positions = _positions_of_axes(call, self.inputs)
+        positions = self.positions_of(call)
         reason = call.unread_mask
         if positions is not None and not self._shows_positions(call):
             batch, _, q_len, k_len = call.shape
@@ -123,13 +123,33 @@ class PassInspection:
         self.results.append(results._replace(layer=layer))
         self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
 
+    def positions_of(self, call: Call) -> Positions | None:
+        """The sizes of the axes of an attention that are not the tokens of the texts; None if all
+        are.
+        """
+        n_texts, _, *lengths = call.shape
+        texts = texts_of(call.kind, self.inputs.sequences, self.inputs.context)
+        are_tokens = [
+            len(of_axis) == n_texts and max(len(text.ids) for text in of_axis) == n
+            for of_axis, n in zip(texts, lengths, strict=True)
+        ]
+        if all(are_tokens):
+            return None
+        has_prefix = are_tokens == [True, False] and lengths[0] < lengths[1]
+        is_of_one_length = len({len(text.ids) for text in texts[0]}) == 1
+        if call.kind != "cross" and not (has_prefix and is_of_one_length):
+            are_tokens = [False, False]
+        q_len, k_len = (
+            None if is_text else n for is_text, n in zip(are_tokens, lengths, strict=True)
+        )
+        return n_texts, q_len, k_len
+
     def _shows_positions(self, call: Call) -> bool:
         """Whether an attention over something else than the texts is shown, by positions. Without
         values it may be one of windows, whose axes stand in another order.
         """
         n_heads = getattr(config_of(self.model), "num_attention_heads", call.shape[1])
-        is_batch = call.shape[0] >= len(self.inputs.sequences)
-        return self.any_length and is_batch and (call.v is not None or n_heads == call.shape[1])
+        return self.any_length and (call.v is not None or n_heads == call.shape[1])
 
     def _dtype_of(self, call: Call) -> str:
         """The dtype that decides tolerances: the coarser of the model's and that of the values,
@@ -324,26 +344,6 @@ def layer_words(layers: Sequence[LayerChoice]) -> str:
 
 
 # --------------------------------------------------------------------------- the tokens of the axes
-
-
-def _positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
-    """The sizes of the axes of an attention that are not the tokens of the texts; None if all
-    are.
-    """
-    n_texts, _, *lengths = call.shape
-    texts = texts_of(call.kind, inputs.sequences, inputs.context)
-    are_tokens = [
-        len(of_axis) == n_texts and max(len(text.ids) for text in of_axis) == n
-        for of_axis, n in zip(texts, lengths, strict=True)
-    ]
-    if all(are_tokens):
-        return None
-    has_prefix = are_tokens == [True, False] and lengths[0] < lengths[1]
-    is_of_one_length = len({len(text.ids) for text in texts[0]}) == 1
-    if call.kind != "cross" and not (has_prefix and is_of_one_length):
-        are_tokens = [False, False]
-    q_len, k_len = (None if is_text else n for is_text, n in zip(are_tokens, lengths, strict=True))
-    return n_texts, q_len, k_len
 
 
 def axes_of(

@@ -40,15 +40,46 @@ class ReadIds(NamedTuple):
 
 @dataclass
 class ModelPass:
-    """The inputs of one call of a model: the number of sequences, and the ids of each half, if any.
+    """The inputs of one call of a model: the number of sequences, and the ids that the running part
+    of the model reads, of each half that has any: None if it may read several.
 
-    `n_past` tokens are already in a cache. `is_cached` says that the pass reads or creates a cache.
+    `used` are the ids of the first attention of each half. `n_past` tokens are already in a cache.
+    `is_cached` says that the pass reads or creates a cache.
     """
 
     batch: int
-    halves: dict[Half, ReadIds] = field(default_factory=dict)
+    halves: dict[Half, ReadIds | None] = field(default_factory=dict)
+    used: dict[Half, ReadIds | None] = field(default_factory=dict)
     n_past: int = 0
     is_cached: bool = False
+
+
+@dataclass
+class _Reader:
+    """A running part of a model, with the ids that it reads, the number of their sequences, and the
+    tables of ids that embeddings looked up meanwhile.
+    """
+
+    module: nn.Module
+    halves: dict[Half, ReadIds | None]
+    batch: int
+    tables: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
+
+    def look_up(self, embedding: nn.Module, ids: Tensor) -> None:
+        """Reads the ids that an embedding looks up. A second text means that those of an attention
+        are unknown; positions and types of tokens are no text.
+        """
+        read = self.halves.get("decoder")
+        if read is not None and read.ids.shape != ids.shape:
+            return
+        is_known = read is not None and torch.equal(read.ids, ids)
+        is_text = is_known or not _counts_up(ids) or any(embedding is e for e, _ in self.tables)
+        if not is_text:
+            return
+        if not any(torch.equal(ids, table) for _, table in self.tables):
+            self.tables.append((embedding, ids))
+        if read is not None and not is_known:
+            self.halves["decoder"] = None if len(self.tables) > 1 else read._replace(ids=ids)
 
 
 @contextmanager
@@ -72,10 +103,13 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
         ExitStack() as hooks,
     ):
         hooks.callback(passes.interrupt)
+        has_names = hasattr(model, "config") or is_pair(model)
         for name, part in model.named_modules():
-            if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
-                continue
             enter, leave = _function(passes.enter), _function(passes.leave)
+            if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
+                if has_names or not (isinstance(part, nn.Embedding) or any(part.children())):
+                    continue
+                enter = _function(passes.enter_unnamed)
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield passes.watch
@@ -101,7 +135,7 @@ class _Passes:
         is_of_transformers = hasattr(model, "main_input_name")
         # a part of a model may begin with a later layer
         self._first_layer = 0 if is_of_transformers else foreign.first_layer_idx(model) or 0
-        self._running: list[nn.Module] = []
+        self._running: list[_Reader] = []
         self._pass = ModelPass(1)
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
@@ -115,6 +149,18 @@ class _Passes:
         self._enter(module, args, keywords)
 
     @ours()
+    def enter_unnamed(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
+        """The hook before a part that may read ids under any name: its first tensor."""
+        first = next((v for v in (*args, *keywords.values()) if isinstance(v, Tensor)), None)
+        if first is None or not self._running or not _is_table(first):
+            return
+        if not isinstance(module, nn.Embedding):
+            self._enter(module, args, keywords)
+        elif not (foreign.is_in_backward() or is_transformed(first)):
+            for part in self._running:
+                part.look_up(module, first.cpu().clone())
+
+    @ours()
     def _enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """Begins a run of such a module; a copy of the model is another one."""
         if id(module) not in self.watch.names or foreign.is_in_backward():
@@ -125,15 +171,20 @@ class _Passes:
                 hint=f"open {self._by} in the thread that calls the model",
                 code="other-thread",
             )
-        if module in self._running:  # an interrupted pass calls no hook
+        if any(
+            part.module is module for part in self._running
+        ):  # an interrupted pass calls no hook
             self.interrupt()
         arguments = _named_arguments(module, args, keywords)
         self._require_readable(arguments.values())
         is_first = not self._running
         if is_first:
             self._begin(module, args, arguments)
-        self._running.append(module)
+        around = {} if is_first else self._pass.halves
+        self._running.append(_Reader(module, dict(around), self.watch.batch))
+        self._pass.halves = self._running[-1].halves
         self._read(self.watch.names[id(module)], arguments, is_first=is_first)
+        self.watch.batch = self._running[-1].batch
         if is_first:
             self._listener.begin(self._pass)
 
@@ -153,7 +204,7 @@ class _Passes:
         fault of mha in the pass.
         """
         self._leave(module, output)
-        is_outermost = not self._running or self._running[0] is module
+        is_outermost = not self._running or self._running[0].module is module
         if is_outermost and self.calls.fault is not None and _is_whole(output):
             self.interrupt()
             self.calls.end()
@@ -161,11 +212,15 @@ class _Passes:
     @ours()
     def _leave(self, module: nn.Module, output: Any) -> None:
         """Ends a run of such a module."""
-        if not self._running or self._running[-1] is not module:
+        if not self._running or self._running[-1].module is not module:
             return
-        self._running.pop()
+        left = self._running.pop().halves
         if not self._running:
             self._listener.end(is_whole=_is_whole(output))
+            return
+        around = self._running[-1]
+        around.halves |= left | around.halves  # what it reads itself goes before
+        self._pass.halves, self.watch.batch = around.halves, around.batch
 
     def interrupt(self) -> None:
         """Ends a pass that was interrupted."""
@@ -202,8 +257,8 @@ class _Passes:
         vectors = arguments.get(f"{prefix}inputs_embeds")
         if ids is None and takes_tensor and not hasattr(self._model, "config"):
             ids = _tensor(arguments, at=1 if prefix else 0)
-        is_table = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
-        has_ids = is_table and ids.dtype in _WHOLE
+        has_ids = isinstance(ids, Tensor) and _is_table(ids)
+        around = self._pass.halves.get(half)
         if has_ids:
             read = ids.cpu()
         elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
@@ -211,7 +266,15 @@ class _Passes:
         else:
             return
         real = _shown(arguments.get(f"{prefix}attention_mask"), read, self._pass.n_past)
-        self._pass.halves.setdefault(half, ReadIds(read, real, are_places=not has_ids))
+        if around is None or not torch.equal(around.ids, read):
+            if not is_first:
+                self._running[-1].batch = read.shape[0]
+            self._pass.halves[half] = ReadIds(read, real, are_places=not has_ids)
+        elif around.real.all() and not real.all():  # the part alone is given the mask
+            masked = around._replace(real=real)
+            for part in self._running:
+                if part.halves.get(half) is around:
+                    part.halves[half] = masked
 
     def _require_readable(self, values: Iterable[Any]) -> None:
         """Raises `MhaError` for tensors without data, with rows of different lengths, or with
@@ -291,11 +354,29 @@ def _named_arguments(module: nn.Module, args: Any, keywords: Mapping[str, Any]) 
     ]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
     arguments = dict(zip(names, args, strict=False)) | more | dict(keywords)
+    batches = [value for value in arguments.values() if _names_ids(value)]
+    if len(batches) == 1:  # as the output of a tokenizer
+        arguments |= batches[0]
     return {
         name: arguments[name]
         for name in ("input_ids", "inputs_embeds", *names, *arguments)
         if name in arguments
     }
+
+
+def _names_ids(value: Any) -> bool:
+    return isinstance(value, Mapping) and "input_ids" in value
+
+
+def _is_table(tensor: Tensor) -> bool:
+    """Whether a tensor has the form of the ids of a batch."""
+    return tensor.ndim == 2 and tensor.numel() > 0 and tensor.dtype in _WHOLE
+
+
+def _counts_up(ids: Tensor) -> bool:
+    """Whether rows begin near 0 and never rise by more than 1, as positions and types do."""
+    steps = ids.diff(dim=1)
+    return bool(((steps >= 0) & (steps <= 1)).all() and (ids[:, 0] <= 2).all())
 
 
 def _tensor(arguments: Mapping[str, Any], at: int) -> Tensor | None:

@@ -236,8 +236,6 @@ class Record(Shown):
         encoder besides. Raises `MhaError` if the record lacks the pattern, or has several that do
         not fit into one array.
         """
-        if not 0 <= batch < len(self.sequences):
-            raise UsageError(out_of_range("batch", batch, len(self.sequences)))
         in_layer = [each for each in self.attentions if layer in (None, each.inspected.layer)]
         if kind is None and "self" in {each.inspected.kind for each in in_layer}:
             kind = "self"
@@ -251,6 +249,9 @@ class Record(Shown):
                 f"no attention with layer={layer} and kind={kind} is in the record, which has"
                 f" {', '.join(dict.fromkeys(names))}"
             )
+        n_texts = min(len(each.record.sequences) for each in chosen)
+        if not 0 <= batch < n_texts:
+            raise UsageError(out_of_range("batch", batch, n_texts))
         if len(chosen) > len({*numbers}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
             raise UsageError(f"the record has several attentions of layer {numbers[0]}", hint=hint)
