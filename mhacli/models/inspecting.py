@@ -371,9 +371,9 @@ class TextPasses(PassInspection):
 
     def positions_of(self, call: Call) -> Positions | None:
         """All sizes of axes where it is not known which ids an attention read."""
-        n_texts, _, *lengths = call.shape
+        n_texts, _, n_queries, n_keys = call.shape
         is_unknown = (call.title, call.layer) in self.unknown
-        return (n_texts, *lengths) if is_unknown else super().positions_of(call)
+        return (n_texts, n_queries, n_keys) if is_unknown else super().positions_of(call)
 
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the
@@ -385,8 +385,9 @@ class TextPasses(PassInspection):
                 self._texts[half] = self._texts_of(half, n, call)
             read = self._read.get(half)
             n_real = n
-            is_read = read is not None and (call.title, call.layer) not in self.unknown
-            if is_read and read.ids.shape[1] == n:  # padded beyond the longest text
+            is_known = (call.title, call.layer) not in self.unknown
+            # padded beyond the longest text
+            if read is not None and is_known and read.ids.shape[1] == n:
                 n_real = max(len(text.ids) for text in self._texts[half])
             columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
         context = self._texts.get("encoder")

@@ -304,7 +304,7 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         return compared
     tester.results |= {answer.name: answer for answer in report.behaviour}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
-        tester.results["prefix"] = Behaviour("prefix", ok=None, reason=NO_ATTENTION)
+        tester.results["prefix"] = Behaviour(name="prefix", ok=None, reason=NO_ATTENTION)
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)

@@ -91,7 +91,7 @@ CASES = (
     Case("least_length", "build", "wrong:padding-leak"),
     Case("gqa_tiled_tokens_first", "Grouped", "wrong:gqa-tiled", "k = k[:, :, None]"),
     Case("late_layer", "FreshOutput", "wrong:not-repeatable", "out = nn.Linear("),
-    Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "repeat_interleave"),
+    Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "masked_fill"),
     Case("mask_of_other_text_fixed", "HeadsOutside"),
     Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
     Case("decoder_by_config", "build", "wrong:sees-the-future"),
