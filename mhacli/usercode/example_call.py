@@ -110,6 +110,21 @@ def _axes_of(arguments: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def attentions_of_example(template: UserAttention, length: int) -> Iterator[UserAttention]:
+    """The target with what its example shows: vectors beside token ids, a memory, keep their length
+    where texts are shorter or longer, else change with them.
+    """
+    shown = attention_of_example(template, length)
+    made = arguments_of_example(template, length)
+    memories = {
+        name: MadeForSizes(partial(for_each_text, made[name], shown.sizes.batch))
+        for name in shown.others
+        if made[name].ndim == 3 and made[name].is_floating_point()
+    }
+    yield replace(shown, others={**shown.others, **memories})
+    yield shown
+
+
 def attention_of_example(template: UserAttention, length: int) -> UserAttention:
     """The target with the inputs that its example shows at a length: vectors, by name where names
     tell, else in order, or token ids, those of its decoder if it has one. Random arguments of

@@ -156,7 +156,8 @@ def _values_that_work(built: Built, request: TargetRequest, names: Sequence[str]
         require_call(built, replace(request, call_arguments=request.call_arguments + given))
         return as_typed("--call-arg", given)
 
-    return first_that_works(itertools.product(_WORDS, repeat=min(2, len(names))), typed, [])
+    values = itertools.islice(itertools.product(_WORDS, repeat=len(names)), _MOST_CALLS)
+    return first_that_works(values, typed, [])
 
 
 def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:

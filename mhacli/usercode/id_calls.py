@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 from .accepted import hides, reads_others, with_output
 from .axes import OF_IDS, OF_TEXTS, AxisNames, CallSizes, MadeForSizes
 from .door import Unreadable, first_that_works
-from .example_call import attention_of_example
+from .example_call import attentions_of_example
 from .masks import MaskForm, forms_of, made_mask
-from .roles import MASKS, CallParameter
+from .roles import MASKS, ROWS, CallParameter, signature_of
 from .user_attention import UserAttention
 from .usual_calls import LayerSizes, usual_arguments
 
@@ -27,6 +27,8 @@ _LONGER_LENGTHS = (16, 64, 256)
 _SECOND: AxisNames = ("row", "batch")
 _SOURCE_LENGTHS = (29, 3)
 """The lengths of what an encoder reads beside a decoder, the first that works."""
+_MEMORY = 9
+"""The vectors of a memory."""
 _OF_DECODER = ("tgt_mask", "trg_mask")
 _OPEN_MASKS = (MaskForm("", ("batch", "key"), "whole"), MaskForm("", ("batch", "key"), "bool"))
 _CAUSAL_MASKS = [
@@ -51,6 +53,7 @@ def first_call_of_ids(
     for length in _LONGER_LENGTHS:  # some read no shorter text, or only multiples
         longer = attention.sizes._replace(q_len=length, k_len=length)
         starts += [replace(each, sizes=longer) for each in starts[:1]]
+    starts += _beside_memories(attention)
     return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
 
 
@@ -74,6 +77,25 @@ def _starts(
         yield replace(attention, axes=axes, others={**attention.others, source: made})
 
 
+def _beside_memories(attention: UserAttention) -> Iterator[UserAttention]:
+    """Token ids and, beside them, vectors for each text, a memory, in either order of arguments."""
+    call, widths = attention.built.call, [shape[1] for shape in attention.built.weight_shapes]
+    needed = [p for p in signature_of(call, *ROWS, "unknown") if p.required]
+    if attention.example is not None or len(needed) != 2:
+        return
+    generator = torch.Generator().manual_seed(0)
+    orders = product(permutations(needed), dict.fromkeys(widths), (OF_IDS, _SECOND))
+    for (ids, memory), width, axes in orders:
+        vectors = torch.randn(_MEMORY, width, generator=generator).unsqueeze(axes.index("batch"))
+        made = MadeForSizes(partial(_for_each_text, attention.here(vectors)))
+        yield replace(
+            attention,
+            axes=axes,
+            slots=(CallParameter(ids.name, "x", True),),
+            others={**attention.others, memory.name: made},
+        )
+
+
 def _for_each_text(source: Tensor, sizes: CallSizes) -> Tensor:
     """The same source for each text."""
     return source.expand([sizes.batch if size == 1 else size for size in source.shape])
@@ -88,8 +110,9 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     """The first call that gives an output, with a causal mask, if it needs one, of the first of
     several meanings that hides the last token; else of the first that gives an output.
     """
+    alike = [attention]
     if attention.example is not None:
-        attention, others = attention_of_example(attention, _EXAMPLE_LENGTH), ()
+        alike, others = [*attentions_of_example(attention, _EXAMPLE_LENGTH)], ()
     usual = usual_arguments(
         [p for p in others if p.required], LayerSizes(), "batched", causal=False
     )
@@ -105,7 +128,7 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
         if found.is_inside and not reads_others(found):
             raise Unreadable("its output layer reads one token alone")
         # a number of classes may be that of the tokens
-        if found.is_resizable and found.sizes.q_len == LENGTH:
+        if found.is_resizable and found.sizes.q_len not in _LONGER_LENGTHS:
             with_output(
                 replace(found, sizes=found.sizes._replace(q_len=LENGTH - 1, k_len=LENGTH - 1))
             )
@@ -113,8 +136,9 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
         return found, hides(found, None)
 
     def hiding(masks: dict[str, Any]) -> UserAttention | None:
-        template = replace(attention, others={**usual, **attention.others, **masks})
-        found, is_hiding = first_that_works(_outputs(template, others), read, log) or (None, False)
+        templates = (replace(each, others={**usual, **each.others, **masks}) for each in alike)
+        outputs = (output for each in templates for output in _outputs(each, others))
+        found, is_hiding = first_that_works(outputs, read, log) or (None, False)
         return found if is_hiding else None
 
     hidden = first_that_works(_required_masks(others), hiding, log)

@@ -44,11 +44,12 @@ class TextModel:
     """A callable as a function of texts: of vectors `[token, width]`, or of token ids `[token, 1]`.
 
     Of token ids, `n_ids` is the number; 0 for vectors. `source` takes the ids of an encoder, beside
-    which these are those of a decoder. `masks` say which tokens are real, several if it is unknown
-    what True means in them; `hides_padding`: they are surely meant for it. Where it takes no mask,
-    `own_padding` is what is known of the padding among its ids. `table` reads the ids, in which
-    `pad` stands for padding if that `is_stated`. `positions` takes the numbers of positions, of
-    which the first is `first_position`. `cached` reads texts in steps, None if it takes no cache.
+    which these are those of a decoder; `memory` takes vectors for each text. `masks` say which
+    tokens are real, several if it is unknown what True means in them; `hides_padding`: they are
+    surely meant for it. Where it takes no mask, `own_padding` is what is known of the padding among
+    its ids. `table` reads the ids, in which `pad` stands for padding if that `is_stated`.
+    `positions` takes the numbers of positions, of which the first is `first_position`. `cached`
+    reads texts in steps, None if it takes no cache.
     """
 
     attention: UserAttention
@@ -57,6 +58,7 @@ class TextModel:
     is_stated: bool = False
     table: nn.Embedding | None = None
     source: str | None = None
+    memory: str | None = None
     own_padding: OwnPadding = _NONE_KNOWN
     masks: tuple[MaskForm, ...] = ()
     hides_padding: bool = True
@@ -277,6 +279,9 @@ def _of_found(
     means: str | None,
 ) -> TextModel:
     """The function of texts of a call that works, with its masks, padding, positions and cache."""
+    memory = _memory_of(found)
+    if memory is not None:
+        decoder = None
     source = None if decoder is None else parameters[0].name
     module = found.built.module
     n_ids = _n_ids(found) if table is None else table.num_embeddings
@@ -300,12 +305,27 @@ def _of_found(
         is_stated=bool(pads),
         table=table,
         source=source,
+        memory=memory,
         own_padding=own,
         masks=masks,
         positions=named.get("positions") if decoder is None else None,
         first_position=_first_position(module),
         cached=next(steps, None),
     )
+
+
+def _memory_of(attention: UserAttention) -> str | None:
+    """The argument that takes vectors for each text, as many beside a longer text."""
+    length = attention.sizes.q_len + 1
+    longer = attention.sizes._replace(q_len=length, k_len=length)
+    masks = [p.name for p in signature_of(attention.built.call, *MASKS)]
+    for name, value in attention.others.items():
+        if isinstance(value, MadeForSizes) and name not in masks:
+            made = value.make(attention.sizes)
+            is_vectors = isinstance(made, Tensor) and made.is_floating_point() and made.ndim == 3
+            if is_vectors and value.make(longer).shape == made.shape:
+                return name
+    return None
 
 
 def _that_works(form: MaskForm) -> MaskForm:

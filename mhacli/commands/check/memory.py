@@ -40,7 +40,10 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return not_tried(passes, "it takes none")
     n_tokens, refusal = _MEMORY, ""
     try:
-        rows = decoder.run(decoder.memories(n_tokens, 0)).shape[1]
+        output = decoder.run(decoder.memories(n_tokens, 0))
+        rows = output.shape[1]
+        if passes.model.attention.is_pooled:  # all it gives for a text, flat
+            rows = n_tokens if output.shape[2] == n_tokens * passes.model.n_ids else _LENGTH
     except OutOfTime:
         raise
     except NO_ANSWER as failure:
@@ -78,9 +81,11 @@ def _decoder(passes: Passes) -> _Decoder | None:
     """The model as a function of memories; None if it takes none."""
     model, attention = passes.model, passes.model.attention
     texts = [model.draw(passes.seed + n, _LENGTH) for n in range(2)]
-    if model.source is not None and attention.example is None:
-        of_source = partial(_of_source, passes, model.source, texts)
-        return _Decoder(of_source, partial(_sources, passes, model.source))
+    source = model.source if attention.example is None else None
+    source = model.memory or source
+    if source is not None:
+        of_source = partial(_of_source, passes, source, texts)
+        return _Decoder(of_source, partial(_sources, passes, source))
     if model.n_ids or attention.n_rows != 2 or not attention.is_named:
         return None
     if not attention.is_resizable or attention.is_pooled:
@@ -97,16 +102,19 @@ def _decoder(passes: Passes) -> _Decoder | None:
 
 
 def _of_source(passes: Passes, source: str, texts: list[Tensor], sources: Tensor) -> Tensor:
-    """The outputs of texts beside the ids that the encoder reads for each."""
-    ids = sources if passes.model.attention.axes[0] == "batch" else sources.T
-    return torch.stack([each.output for each in passes.run_pass(*texts, given={source: ids})])
+    """The outputs of texts beside what the encoder reads for each, or gives for it."""
+    is_first = passes.model.attention.axes[0] == "batch"
+    given = {source: sources if is_first else sources.transpose(0, 1)}
+    return torch.stack([each.output for each in passes.run_pass(*texts, given=given)])
 
 
 def _sources(passes: Passes, source: str, length: int, seed: int) -> Tensor:
-    """Ids for the encoder from those of the first call, for two texts."""
+    """Ids for the encoder from those of the first call, or vectors, for two texts."""
     attention = passes.model.attention
     known: Tensor = at_sizes(attention.others[source], attention.sizes)
     generator = torch.Generator().manual_seed(passes.seed + seed)
+    if known.is_floating_point():
+        return torch.randn((2, length, known.shape[-1]), generator=generator).to(known)
     chosen = torch.randint(known.numel(), (2, length), generator=generator)
     return known.flatten()[chosen.to(known.device)]
 
