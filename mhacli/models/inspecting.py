@@ -142,6 +142,7 @@ class Seen:
         self._strays: dict[str, None] = {}
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
+        self.refused: MhaError | None = None
         self._chain: TextPasses | None = None
 
     def __repr__(self) -> str:
@@ -165,6 +166,8 @@ class Seen:
                 code="not-called",
             )
         if not self._n_passes:
+            if self.refused is not None:
+                raise self.refused
             raise MhaError(
                 f"{name} was not called within {_NAME}",
                 hint=(
@@ -400,9 +403,11 @@ class TextPasses(PassInspection):
             ids, real = ids.T, real.T
         elif size == (n, n) and n > 1 and call.is_token_first:
             why_positions = f"ids are {n} × {n}, and either axis may be that of the tokens"
-        elif size != (batch, n):
+        elif size[1] != n:
             why = f"attention has {n} positions for {size[1]} ids"
             self.notes.append(f"{why}: tokens are shown as positions")
+        elif size[0] not in (batch, n_texts):
+            why_positions = f"attention has {n_texts} texts for ids of {size[0]}"
         if why_positions is None and any(each.are_places for each in parts):
             why_positions = "the model was given vectors, not ids"
         self._read[half] = ReadIds(ids, real)
