@@ -37,6 +37,9 @@ DTYPES = {
 }
 """The dtypes of files of mha, as the format spells them."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+_ZIP = b"PK\x03\x04"
+NUMPY = b"\x93NUMPY"
+_MAX_NAME_BYTES = 30 + (1 << 16)
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 
 
@@ -116,13 +119,35 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     """The bytes before the first tensor. Raises `MhaError` for a file of another kind."""
     first = read_up_to(read, 9)
     length = int.from_bytes(first[:8], "little")
-    is_pickle = first.startswith((b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6))))
+    if first.startswith(_ZIP):  # no length of a header is so large
+        member = _first_member(first + read_up_to(read, _MAX_NAME_BYTES))
+        if member.endswith(".npy"):
+            raise _of_numpy(path, "an archive of arrays")
+        if not path.lower().endswith(PICKLE_ENDINGS) and not member.endswith(".pkl"):
+            raise bad_file(path, f"{path} is a zip archive, not a safetensors file")
+    if first.startswith(NUMPY):
+        raise _of_numpy(path, "an array")
+    is_pickle = first.startswith((_ZIP, *(bytes((0x80, protocol)) for protocol in range(2, 6))))
     if path.lower().endswith(PICKLE_ENDINGS) or (is_pickle and first[8:] != b"{"):
         raise pickled(path, "its name or its first bytes are those of a pickle")
     if first and _TEXT.issuperset(first[:8]):
         hint = "mha run --file FILE reads a text, --model the folder of a checkpoint"
         raise bad_file(path, f"{path} is a text file, not a safetensors file", hint=hint)
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
+
+
+def _of_numpy(path: str, what: str) -> MhaError:
+    """The error of a file of numpy where only safetensors is read."""
+    hint = (
+        "mha show FILE --axes layer,head,query,key shows attention weights;"
+        " safetensors.numpy.save_file writes other arrays"
+    )
+    return bad_file(path, f"{path} is {what} of numpy, not a safetensors file", hint=hint)
+
+
+def _first_member(data: bytes) -> str:
+    """The name of the first file in a zip archive."""
+    return data[30 : 30 + int.from_bytes(data[26:28], "little")].decode(errors="replace")
 
 
 def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:

@@ -142,6 +142,7 @@ class Seen:
         self._strays: dict[str, None] = {}
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
+        self.refused: MhaError | None = None
         self._chain: TextPasses | None = None
         self._began = ModelPass(1)
 
@@ -166,6 +167,8 @@ class Seen:
                 code="not-called",
             )
         if not self._n_passes:
+            if self.refused is not None:
+                raise self.refused
             raise MhaError(
                 f"{name} was not called within {_NAME}",
                 hint=(
@@ -433,6 +436,8 @@ class TextPasses(PassInspection):
         elif size[1] != n:
             why = f"attention has {n} positions for {size[1]} ids"
             self.notes.append(f"{why}: tokens are shown as positions")
+        elif size[0] not in (batch, n_texts):
+            why_positions = f"attention has {n_texts} texts for ids of {size[0]}"
         if why_positions is None and any(each.are_places for each in parts):
             why_positions = "the model was given vectors, not ids"
         self._read[half] = ReadIds(ids, real)

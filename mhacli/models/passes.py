@@ -89,9 +89,10 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
 
     Its methods are `begin(ModelPass)`, where the inputs of a part of the model become known when
     the part runs; `take(call)` with each attention; `end(is_whole=)`, False if the model raised an
-    exception; and `stray(name)` for an attention outside any pass. Calls are detached from the
-    graph, with gradients and autocast off, and their tensors belong to the model. A listener that
-    `edits` gets them unchanged, and a tensor that it returns replaces z.
+    exception; and `stray(name)` for an attention outside any pass. Its `refused` becomes the error
+    of a call that cannot be followed. Calls are detached from the graph, with gradients and
+    autocast off, and their tensors belong to the model. A listener that `edits` gets them
+    unchanged, and a tensor that it returns replaces z.
 
     `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and
     when editing in a backward pass.
@@ -166,7 +167,7 @@ class _Passes:
         if id(module) not in self.watch.names or foreign.is_in_backward():
             return
         if threading.get_ident() != self._thread:
-            raise MhaError(
+            raise self._refused(
                 f"{self._name} is called in a different thread from the one that opened {self._by}",
                 hint=f"open {self._by} in the thread that calls the model",
                 code="other-thread",
@@ -187,6 +188,13 @@ class _Passes:
         self.watch.batch = self._running[-1].batch
         if is_first:
             self._listener.begin(self._pass)
+
+    def _refused(self, message: str, *, hint: str, code: str) -> MhaError:
+        """The error of a call that cannot be followed. The listener keeps it, because what a thread
+        raises may be lost.
+        """
+        fault = self._listener.refused = MhaError(message, hint=hint, code=code)
+        return fault
 
     def _begin(self, module: nn.Module, args: Any, arguments: Mapping[str, Any]) -> None:
         """Begins a pass with the module that is called."""
@@ -282,7 +290,7 @@ class _Passes:
         """
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(each.is_meta or each.is_nested or is_transformed(each) for each in tensors):
-            raise MhaError(
+            raise self._refused(
                 (
                     f"{self._name} is called with tensors whose numbers cannot be read: on the"
                     " device meta, nested, or in a transform of torch.func"

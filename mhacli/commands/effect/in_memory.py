@@ -148,6 +148,10 @@ def _require_rules(settings: EffectSettings) -> None:
                 )
 
 
+_OF_OUTPUT = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")
+"""Keywords of transformers that change what a model returns, and no number."""
+
+
 def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     """The arguments of a pass over one text, by name. A mask without padding is left out, as the
     command does.
@@ -162,10 +166,14 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     accepted = inspect.signature(model.forward).parameters
     if not isinstance(given, Mapping):
         given = {"input_ids" if "input_ids" in accepted else next(iter(accepted)): given}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
     inputs: dict[str, Any] = {}
     for name, value in given.items():
         if name not in accepted and "input_ids" in accepted:  # others take any
-            raise UsageError(f"{type(model).__name__} takes no {name}", hint=f"leave {name} out")
+            if takes_any and name in _OF_OUTPUT:
+                continue
+            fault = "may ignore" if takes_any else "takes no"
+            raise UsageError(f"{type(model).__name__} {fault} {name}", hint=f"leave {name} out")
         x = _input(name, value, device_of(model))
         if not name.endswith("attention_mask"):
             inputs[name] = x

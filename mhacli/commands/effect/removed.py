@@ -109,6 +109,7 @@ class _Removing:
         self.model = model
         self._removals = removals
         self._pass: ModelPass | None = None
+        self.refused: MhaError | None = None
         self._done: set[Removal] = set()
         self._layers: dict[LayerKey, None] = {}
         self._calls: list[Call] = []
@@ -116,6 +117,8 @@ class _Removing:
     def require_done(self) -> None:
         """Raises `MhaError` if not everything was removed."""
         name = type(self.model).__name__
+        if self._pass is None and self.refused is not None:
+            raise self.refused
         if self._pass is None:
             raise MhaError(
                 f"{name} was not called within {_REMOVED}, so nothing was removed",
