@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "check"
 
 class Case(NamedTuple):
     """A target of a file, and what is right: `VERDICT`, `VERDICT:CODE|CODE` or `VERDICT:any`, and
-    words of the mistake's line.
+    words of the mistake's line. `part` is that of a model that must be named.
     """
 
     file: str
@@ -25,6 +25,8 @@ class Case(NamedTuple):
     expected: str = "right"
     line: str = ""
     arguments: dict[str, int] | None = None
+    causal: bool = False
+    part: str = ""
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
@@ -34,7 +36,7 @@ CASES = (
     Case("mask_of_added_keys", "AddedKeysAttention"),
     Case("two_paths_added_mask", "TwoPaths"),
     Case("mask_minus_ten_thousand", "MaskedHeads"),
-    Case("torch_layer_batch_second", "BatchBlock", "wrong:batch-leak"),
+    Case("torch_layer_batch_second", "BatchBlock", "wrong:batch-leak", "nn.MultiheadAttention("),
     Case("scale_after_softmax", "LateScale", "wrong:scale-after-softmax", "/ self.d_model**0.5"),
     Case("batch_leak", "Folded", "wrong:merge-batch-moved|batch-leak"),
     Case("unused_projections", "SlicedHeads", "wrong:unused-parameters|one-projection"),
@@ -64,6 +66,15 @@ CASES = (
     Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "repeat_interleave"),
     Case("mask_of_other_text_fixed", "HeadsOutside"),
     Case("mask_negative_product", "NodeHead", "wrong:mask-multiplied", "score = score * mask"),
+    Case(
+        "series_convolutions",
+        "wrong",
+        "wrong:sees-the-future",
+        "y = self.norm(y.mT)",
+        causal=True,
+        part="layers.0.norm (GroupNorm)",
+    ),
+    Case("series_convolutions", "mended", "consistent", causal=True),
 )
 
 
@@ -71,12 +82,14 @@ CASES = (
 def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     path = FOLDER / f"{case.file}.py"
     layer = getattr(user_code.load(path), case.layer)
-    examination = user_code.check(layer, arguments=case.arguments or {})
+    examination = user_code.check(layer, arguments=case.arguments or {}, causal=case.causal)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
     assert expected == "any" or codes <= set(expected.split("|"))
     assert bool(codes) == bool(expected)
+    if case.part:
+        assert examination.findings[0].message.endswith(f"first in {case.part}")
     if case.line:
         assert case.line in path.read_text().splitlines()[examination.findings[0].line - 1]
 
