@@ -140,7 +140,7 @@ class Watcher(TorchFunctionMode):
 
     def __init__(self, file: str | None) -> None:
         super().__init__()
-        self.file = file and os.path.realpath(file)
+        self.file = file
         self.operations: list[Operation] = []
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
@@ -181,7 +181,7 @@ class Watcher(TorchFunctionMode):
         if inputs and is_same_view(output, inputs[0]) and not writes_into_input(name):
             self.makers[output] = sources[0]
             return
-        operation = Operation(name, output, arguments, _user_line(self.file), sources)
+        operation = Operation(name, output, arguments, user_line(self.file), sources)
         self.operations.append(operation)
         self.makers[output] = operation
         self.holders.setdefault(address_of(output), []).append(operation)
@@ -214,8 +214,9 @@ def address_of(tensor: Tensor) -> int:
         return 0
 
 
-def _user_line(user_file: str | None) -> SourceLine:
+def user_line(file: str | None) -> SourceLine:
     """The innermost running line of the user's file; empty in the code of a library."""
+    user_file = file and _real(file)
     frames = (
         (_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2))
     )

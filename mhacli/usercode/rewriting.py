@@ -37,9 +37,8 @@ class _Exchange(ast.NodeTransformer):
 
 def put(tree: ast.Module, line: int, code: str, place: int) -> str:
     """Puts code into the statement around a line of a tree, and returns what stands there then: an
-    assignment in place of one to the same names, or of a statement whose result is not kept; or an
-    expression in place of the one that it is likeliest to correct. A further `place` is the next
-    in this order.
+    assignment in place of another, or of a statement whose result is not kept; or an expression in
+    place of the one that it is likeliest to correct. A further `place` is the next in this order.
 
     In the code `this` stands for the value of the statement, and `it` for what its methods act on
     that lay out a tensor; they are replaced with it. Raises `SyntaxError` for what is no code or in
@@ -63,25 +62,18 @@ def put(tree: ast.Module, line: int, code: str, place: int) -> str:
     if not isinstance(right, ast.expr):
         raise SyntaxError("this is no expression")
     places: list[ast.AST] = []
-    if isinstance(new, ast.Assign) and _assigned(statement) in ([], _assigned(new)):
+    if isinstance(new, ast.Assign) and isinstance(statement, ast.Assign | ast.Expr):
         places = [statement]
     places += [laid_out] if re.search(r"\bit\b", code) else _by_likeness(statement, right)
     places.insert(1, value)
     old = places[place]
     put_in = new if old is statement else right
     if isinstance(put_in, ast.Call) and isinstance(old, ast.Call) and KERNEL in ast.dump(put_in):
-        given = ["scale", *(each.arg for each in put_in.keywords)]
+        given = {each.arg for each in put_in.keywords}
+        given |= {"attn_mask", "is_causal"} if given & {"attn_mask", "is_causal"} else {"scale"}
         put_in.keywords += [each for each in old.keywords if each.arg not in given]
     _Exchange(old, put_in).visit(tree)
     return ast.unparse(put_in)
-
-
-def _assigned(statement: ast.stmt) -> list[str]:
-    """The names that a statement assigns, in any order; those of others are its own text."""
-    if isinstance(statement, ast.Expr):
-        return []
-    targets = getattr(statement, "targets", [statement])
-    return sorted(re.findall(r"\w+", ast.unparse(targets[0])))
 
 
 def _laid_out(node: ast.AST) -> ast.AST:

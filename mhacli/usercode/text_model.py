@@ -5,15 +5,16 @@ behind a cache.
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from mhacli.attention.stages import Inputs
 from mhacli.settings import PaddingSide
@@ -113,7 +114,7 @@ class TextModel:
         if side == "left" and mask is not None and self.positions is not None:
             passed[self.positions] = (real.cumsum(dim=1) - 1).clamp(min=0) + self.first_position
         inputs = Inputs(rows, real=None if mask is None else real)
-        with NO_CONTEXT if note is None else self._noting(*note, real):
+        with NO_CONTEXT if note is None else self.noting(*note, real):
             result = attention.result(inputs, mask=mask, given=passed, **how)
         out = attention.read(result, attention.sizes_of(inputs))
         wholes = self._of_whole_texts(result, len(texts))
@@ -130,9 +131,9 @@ class TextModel:
             ]
         return list(zip(outputs, wholes, strict=True))
 
-    def _noting(self, row: int, noted: PartCalls, real: Tensor) -> AbstractContextManager[Any]:
-        """A context that notes what the parts of the model read and give for the real tokens of a
-        text.
+    def noting(self, row: int, noted: PartCalls, real: Tensor) -> RemovableHandle:
+        """A context, or a handle, that notes what the parts of the model read and give for the real
+        tokens of a text.
         """
 
         def of_text(values: Any) -> Tensor | None:
@@ -192,8 +193,37 @@ def _along_tokens(result: Any, batch: int, length: int) -> Tensor | None:
             texts: Tensor = tensor.unflatten(0, (batch, -1))
             axes = [axis for axis in range(1, texts.ndim) if texts.shape[axis] == n_rows]
             if axes and (n_rows == length or max(texts.shape[1:]) < length):
-                return texts.movedim(axes[0], 1)
+                rows: Tensor = texts.movedim(axes[0], 1)
+                return rows
     return None
+
+
+class NotedSteps:
+    """A context for each of some steps, that notes what the parts of a model read and give."""
+
+    def __init__(self, model: TextModel, ends: Sequence[int]) -> None:
+        self.model, self.lengths = model, [end - start for start, end in pairwise((0, *ends))]
+        self.noted = list[PartCalls]()
+
+    def __enter__(self) -> None:
+        """Begins to note what a step computes."""
+        real = torch.ones(1, self.lengths[len(self.noted)], dtype=torch.bool)
+        self.noted.append({})
+        self.watching = self.model.noting(0, self.noted[-1], real)
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self.watching.remove()
+
+    def joined(self) -> PartCalls:
+        """What each part reads and gives in all steps, one behind another."""
+
+        def whole(key: tuple[str, int], n: int) -> Tensor | None:
+            found = [step[key][n] for step in self.noted if key in step]
+            rows = [each for each in found if each is not None]
+            return torch.cat(rows) if len(rows) == len(self.noted) else None
+
+        return {key: (whole(key, 0), whole(key, 1)) for key in self.noted[0]}
 
 
 def text_model_of_vectors(attention: UserAttention) -> TextModel | None:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from mhacli.attention.stages import Inputs
 from mhacli.models.layer_names import config_of, is_attention
 from mhacli.usercode.build import WithoutDropout
-from mhacli.usercode.door import NO_ANSWER, UserRaised
-from mhacli.usercode.faults import SourceLine
+from mhacli.usercode.door import NO_ANSWER, UserRaised, ours
+from mhacli.usercode.faults import SourceLine, source_line
+from mhacli.usercode.graph import user_line
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import source_file
@@ -264,28 +265,58 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     )
     where = "for the whole text" if position is None else f"at position {position}"
     part, attention = _first_parts(passes, difference)
-    label, line = None, SourceLine()
-    if passes.module is not None:
-        label, line = _described(passes.module, part)
-    if label is not None:
+    if part == "" and behaviour.name == "causality":  # maybe patches hold more tokens
+        later = passes.changed(passes.middle, passes.length, 1)
+        part, attention = _first_parts(passes, passes.difference(later).first(passes.middle))
+    label, line, fix, module = None, SourceLine(), "", passes.module
+    if module is not None:
+        label, line = _described(passes, module, part)
+    if module is not None and label is not None:
         message = f"{message}, first in {label}"
+        if lacks_batch_first(module.get_submodule(part or "")):
+            fix = "build it with batch_first=True, without which it reads [length, batch, width]"
     evidence = f"{before}the output {where} differs by {sizes}"
     behaviour = replace(behaviour, at=Place(cut, position, label, attention))
-    return behaviour, finding_of(code, evidence, line, message=message, fix="")
+    return behaviour, finding_of(code, evidence, line, message=message, fix=fix)
 
 
-def _described(module: nn.Module, part: str | None) -> tuple[str | None, SourceLine]:
-    """A part of a module in words, None without one, and the line of `forward` of its class, or of
-    the first class around it that is not torch's.
+def _described(
+    passes: Passes, module: nn.Module, part: str | None
+) -> tuple[str | None, SourceLine]:
+    """A part of a module in words, None without one, and the line of `forward` of its class, or
+    where it is torch's, the line that calls it in the first class around it that is not.
     """
     around = [part.rsplit(".", n)[0] for n in range(part.count(".") + 1)] if part else []
-    classes = [type(module.get_submodule(name)) for name in (*around, "")]
-    cls = next((cls for cls in classes if not cls.__module__.startswith("torch.")), classes[0])
-    label = None if part is None else f"{part or 'the model'} ({classes[0].__name__})"
+    parts = [module.get_submodule(name) for name in (*around, "")]
+    cls = next((type(each) for each in parts if not is_of_torch(each)), type(parts[0]))
+    label = None if part is None else f"{part or 'the model'} ({type(parts[0]).__name__})"
+    lines, file = list[SourceLine](), source_file(cls)
+
+    @ours()
+    def note(*_: object) -> None:
+        lines.append(user_line(file))
+
+    if is_of_torch(parts[0]):
+        with parts[0].register_forward_pre_hook(note):
+            passes.run_pass(passes.text)
     with suppress(OSError, TypeError):  # its source cannot be read
-        line = inspect.getsourcelines(cls.forward)[1]
-        return label, SourceLine(source_file(cls.forward), line)
-    return label, SourceLine()
+        lines.append(SourceLine(source_file(cls.forward), inspect.getsourcelines(cls.forward)[1]))
+        if lacks_batch_first(parts[0]):
+            source, first = inspect.getsourcelines(cls)
+            made = re.compile(rf"\b{str(part).rpartition('.')[2]} *=[^=]")
+            numbers = [n for n, text in enumerate(source, first) if made.search(text)]
+            lines[:0] = [source_line(file or "", n) for n in numbers]
+    return label, next((line for line in lines if line.line is not None), SourceLine())
+
+
+def lacks_batch_first(module: nn.Module) -> bool:
+    """Whether it is a layer of torch that reads `[length, batch, width]`."""
+    return is_of_torch(module) and getattr(module, "batch_first", True) is False
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether it is a class of torch."""
+    return type(module).__module__.startswith("torch.")
 
 
 def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None, str | None]:

@@ -357,11 +357,13 @@ def _user_names(
             names.setdefault("scores", scores)
     if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
         names["z"] = f"({names['pattern']} @ {names['v']})"
+    called = r"([\w.]+)\.scaled_dot_product_attention(?:\((\w+), (\w+), (\w+))?"
+    for kernel in re.finditer(called, line.source):
+        given = zip("Fqkv", kernel.groups(), strict=True)
+        names = {**{name: text for name, text in given if text}, **names}
     for name, text in _SIZES.items():
         if text.partition(".")[0] in names:
             names.setdefault(name, in_user_names(text, names))
-    if (kernel := re.search(r"([\w.]+)\.scaled_dot_product_attention", line.source)) is not None:
-        names["F"] = kernel[1]
     form, means, made = (
         case.form,
         "keep",

@@ -32,7 +32,8 @@ from mhacli.usercode.door import (
     ours,
     plainly,
 )
-from mhacli.usercode.text_model import PartCalls, TextModel
+from mhacli.usercode.text_model import NotedSteps, PartCalls, TextModel
+from mhacli.usercode.user_attention import NO_CONTEXT
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
 LEAST: Mapping[str, float] = {
@@ -246,9 +247,18 @@ class Passes:
         """What the text gives in steps that end there, behind a cache."""
         assert self.model.cached is not None
         self.n_passes += len(ends)
-        with torch.no_grad(), seeded(self.seed, self.text.device):
-            (output,) = self.model.cached(self.text[None], ends)
-        return PassOutput(output, dict)
+        cached = self.model.cached
+
+        def run(within: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
+            with torch.no_grad(), seeded(self.seed, self.text.device):
+                return cached(self.text[None], ends, within=within)[0]
+
+        def parts() -> PartCalls:
+            noted = NotedSteps(self.model, ends)
+            run(noted)
+            return noted.joined()
+
+        return PassOutput(run(), parts)
 
     @cached_property
     def training_pass(self) -> PassOutput:

@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent / "check"
 class Case(NamedTuple):
     """A target of a file, and what is right: `VERDICT`, `VERDICT:CODE|CODE` or `VERDICT:any`, and
     words of the mistake's line. With `is_built` it is an instance, fresh from its constructor.
+    words of the mistake's line. `part` is that of a model that must be named.
     """
 
     file: str
@@ -27,6 +28,8 @@ class Case(NamedTuple):
     arguments: dict[str, int] | None = None
     is_built: bool = False
     example: str | None = None
+    causal: bool = False
+    part: str = ""
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
@@ -37,7 +40,7 @@ CASES = (
     Case("mask_of_added_keys", "AddedKeysAttention"),
     Case("two_paths_added_mask", "TwoPaths"),
     Case("mask_minus_ten_thousand", "MaskedHeads"),
-    Case("torch_layer_batch_second", "BatchBlock", "wrong:batch-leak"),
+    Case("torch_layer_batch_second", "BatchBlock", "wrong:batch-leak", "nn.MultiheadAttention("),
     Case("scale_after_softmax", "LateScale", "wrong:scale-after-softmax", "/ self.d_model**0.5"),
     Case("batch_leak", "Folded", "wrong:merge-batch-moved|batch-leak"),
     Case("unused_projections", "SlicedHeads", "wrong:unused-parameters|one-projection"),
@@ -117,6 +120,15 @@ CASES = (
         "wrong:sees-the-future",
         arguments={"leaky": True},
     ),
+    Case(
+        "series_convolutions",
+        "wrong",
+        "wrong:sees-the-future",
+        "y = self.norm(y.mT)",
+        causal=True,
+        part="layers.0.norm (GroupNorm)",
+    ),
+    Case("series_convolutions", "mended", "consistent", causal=True),
 )
 
 
@@ -127,11 +139,14 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     arguments = case.arguments or {}
     target, given = (layer(**arguments), {}) if case.is_built else (layer, arguments)
     examination = user_code.check(target, arguments=given, example=case.example)
+    examination = user_code.check(layer, arguments=case.arguments or {}, causal=case.causal)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
     assert expected == "any" or codes <= set(expected.split("|"))
     assert bool(codes) == bool(expected)
+    if case.part:
+        assert examination.findings[0].message.endswith(f"first in {case.part}")
     if case.line:
         assert case.line in path.read_text().splitlines()[examination.findings[0].line - 1]
 
