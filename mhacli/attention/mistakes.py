@@ -431,18 +431,21 @@ def added_where_masked(value: float, layer: ReferenceLayer, scores: Tensor, keep
 
 def with_planes_moved(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores with the planes of the mask in the order head, batch."""
-    batch, n_heads, q_len, k_len = scores.shape
-    require(keep.shape[1] == 1)
-    planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
-    return stages.mask(layer, scores, planes.view(batch, n_heads, q_len, k_len))
+    planes = planes_of(scores, keep)
+    return stages.mask(layer, scores, planes.transpose(0, 1).reshape(planes.shape))
 
 
 def with_planes_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
     """Scores in the order head, batch with the planes of the mask in the order batch, head."""
-    batch, n_heads, q_len, k_len = scores.shape
+    planes = planes_of(scores, keep)
+    moved = planes.reshape(planes.transpose(0, 1).shape).transpose(0, 1)
+    return stages.mask(layer, scores, moved)
+
+
+def planes_of(scores: Tensor, keep: Tensor) -> Tensor:
+    """The plane of a mask for each text and head."""
     require(keep.shape[1] == 1)
-    planes = keep.expand(batch, n_heads, q_len, k_len).flatten(0, 1).unflatten(0, (n_heads, batch))
-    return stages.mask(layer, scores, planes.transpose(0, 1))
+    return keep.expand(*scores.shape[:2], -1, -1)
 
 
 def by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:

@@ -85,6 +85,12 @@ CASES = (
     Case("cross_named_c", "ConditionHeads", example=f"lambda m, T: m({ROWS}, {ROWS})"),
     Case("unknown_second", "Gated", "unknown", example=f"lambda m, T: m({ROWS}, {ROWS})"),
     Case("unknown_second", "Ignored", "unknown|right"),
+    Case(
+        "unknown_second",
+        "Conditioned",
+        "unknown",
+        example=f"lambda m, T: m({ROWS}, {ROWS}, {ROWS})",
+    ),
     Case("rope_half_still", "StillHalf"),
     Case("heads_given_causal", "SeriesCore"),
     Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "masked_fill"),
