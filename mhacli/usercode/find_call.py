@@ -34,7 +34,7 @@ from .example_call import (
     working_example,
 )
 from .faults import user_code_error
-from .graph import Watcher
+from .graph import KERNEL, SOFTMAXES, Watcher
 from .limits import OutOfTime
 from .masks import MaskForm, forms_of, made_mask
 from .roles import MASKS, CallParameter, called_function, signature_of
@@ -195,16 +195,18 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
 
 
 def with_own_queries(attention: UserAttention) -> UserAttention | None:
-    """An attention over vectors that answers for whole texts as one that makes its queries itself,
-    as many as there are rows in an answer; None for other answers.
+    """A module of vectors that answers for whole texts, and attends once, as attention that makes
+    its queries itself, as many as there are rows in an answer; None for any other.
     """
     path, _ = attention.output
     slot, *others = attention.slots
     if others or attention.ids is not None:
         return None
+    watcher = Watcher(None)
     with seeded(0, attention.device):
-        out = dict(leaves(attention.result(random_inputs(attention))))[path]
-    if out.ndim > 3:
+        out = dict(leaves(attention.result(random_inputs(attention), within=watcher)))[path]
+    names = [operation.name for operation in watcher.operations]
+    if out.ndim > 3 or sum(map(names.count, (KERNEL, *SOFTMAXES))) != 1:
         return None
     slots = (CallParameter("", "query", False), slot._replace(role="key", required=True))
     n, axes = (1, ("batch", "width")) if out.ndim == 2 else (out.shape[1], ROW_AXES)

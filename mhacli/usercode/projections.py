@@ -188,32 +188,21 @@ def _groups(
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
+    for letters, group in [*by_letters.items()]:
+        if len(letters) == len(group) > 1:  # a list with a part for each letter
+            for letter, part in zip(letters, group, strict=True):
+                by_letters.setdefault(letter, []).append(part)
     fused = [[letters] for letters in by_letters if set(letters) == set("qkv")]
     halves = [["qkv".strip(pair) or "k", pair] for pair in by_letters if len(pair) == 2]
     for combination in (["q", "k", "v"], *fused, *halves):
         if all(letters in by_letters for letters in combination):
-            whole = [(letters, by_letters[letters]) for letters in combination]
-            in_turn = [each for letters, group in whole for each in _in_turn(letters, group)]
-            if in_turn != whole:
-                yield in_turn
-            yield whole
+            yield [(letters, by_letters[letters]) for letters in combination]
     unnamed = by_letters.get("", [])
     if len(unnamed) in (3, 4):
         for trio in permutations(unnamed, 3):
             yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
     for part in [part for part in unnamed if len(unnamed) < 3 or part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
-
-
-def _in_turn(
-    letters: str, group: Sequence[WeightMatrix]
-) -> Iterator[tuple[str, list[WeightMatrix]]]:
-    """The parts of a list that is named by several letters, one for each."""
-    if len(letters) == len(group):
-        ordered = sorted(group, key=lambda part: part.number or 0)
-        yield from ((letter, [part]) for letter, part in zip(letters, ordered, strict=True))
-    else:
-        yield letters, [*group]
 
 
 # ---------------------------------------------------------------------------- queries, keys, values

@@ -255,13 +255,17 @@ class UserAttention:
 
     @property
     def untried(self) -> tuple[str, ...]:
-        """The arguments that always keep their defaults, though they may change the output."""
+        """The arguments that always keep their defaults, though they may change the output, and
+        what follows a part that is read.
+        """
+        behind = [f"what follows {self.part}"] if self.part else []
         if self.example is not None:
-            return ()
+            return (*behind,)
         passed = {slot.name for slot in self.slots} | {form.parameter for form in self.forms}
         passed |= {name for name, value in self.others.items() if value is not None}
-        return tuple(  # an offset is passed, but always 0
-            p.name for p in self._effective if p.name not in passed or p.role == "offset"
+        return (  # an offset is passed, but always 0
+            *(p.name for p in self._effective if p.name not in passed or p.role == "offset"),
+            *behind,
         )
 
     @property

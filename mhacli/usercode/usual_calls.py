@@ -93,7 +93,9 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
             yield call
 
 
-_OF_TABLES = re.compile("freq|rope|rot|table|cos|sin|angle|pos")
+_OF_TABLES = re.compile(
+    "(?<![a-z])(freqs?|rope|rotary|rotations?|tables?|cos|sin|angles?)(?![a-z])"
+)
 """Words in the name of a function that makes tables of rotations."""
 
 
@@ -105,19 +107,20 @@ def _own_tables(
     """
     needing = [p.name for p in free if p.required and p.role == "rope"]
     names = getattr(inspect.getmodule(built.thing), "__dict__", {}) if needing else {}
-    functions = {name: each for name, each in names.items() if inspect.isfunction(each)}
-    for name, function in functions.items():
-        sizes = (width, "T")[: sum(p.required for p in signature_of(function))]
-        code = f"{name}({', '.join(map(str, sizes))})"
-        texts = [f"{code}[{n}][:T]" for n in range(len(needing))]
-        with suppress(*NO_ANSWER):
-            made = _evaluated(names, code, CallSizes(1, 1, 1)) if _OF_TABLES.search(name) else ()
-            if len(needing) == 1:
-                is_one = isinstance(made, Tensor)
-                texts = [f"{code}[:T]" if is_one else f"[table[:T] for table in {code}]"]
-            if len(made):
-                each = [MadeForSizes(partial(_evaluated, names, text), text=text) for text in texts]
-                yield dict(zip(needing, each, strict=True))
+    for name in filter(_OF_TABLES.search, names):
+        function = names[name]
+        n_sizes = sum(p.required for p in signature_of(function)) if callable(function) else 0
+        code = f"{name}({', '.join((str(width), 'T')[:n_sizes])})"
+        made, texts = None, [f"{code}[{n}][:T]" for n in range(len(needing))]
+        if n_sizes in (1, 2):
+            with suppress(*NO_ANSWER):
+                made = _evaluated(names, code, CallSizes(1, 1, 1))
+        if len(needing) == 1:
+            is_one = isinstance(made, Tensor)
+            texts = [f"{code}[:T]" if is_one else f"[table[:T] for table in {code}]"]
+        if isinstance(made, Tensor | tuple | list):
+            each = [MadeForSizes(partial(_evaluated, names, text), text=text) for text in texts]
+            yield dict(zip(needing, each, strict=True))
 
 
 def _evaluated(names: Mapping[str, Any], code: str, sizes: CallSizes) -> Any:
@@ -209,8 +212,10 @@ class _StatedSizes:
 
     def text_lengths(self, usual: int) -> list[int]:
         """The lengths that a text may need: two windows, the longest text, or that of a table;
-        beside them a usual one.
+        beside them a usual one. None where keys must differ in number.
         """
+        if self.is_guessed:
+            return []
         lengths = [2 * size for name, size in self.numbers.items() if "window" in name]
         lengths += [usual, stated(self.built.arguments, "context_length") or usual]
         buffers = [] if self.built.module is None else [*self.built.module.buffers()]
@@ -248,7 +253,7 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     lengths = []
     if sizes.is_pair:
         lengths.append(CallSizes(batch, q_len, k_len))
-    for length in [] if sizes.is_guessed else sizes.text_lengths(same):
+    for length in sizes.text_lengths(same):
         n_texts = batch + 1 if batch == length else batch
         lengths.append(CallSizes(n_texts, length, length))
     orders: tuple[AxisNames, ...] = (ROW_AXES,)

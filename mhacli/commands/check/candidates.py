@@ -667,13 +667,11 @@ def input_norms(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignC
         yield _PLAIN
         return
     for q_norm, k_norm in product((*of_q, _unchanged), (*of_k, _unchanged)):
-        if q_norm is k_norm is not _unchanged:
-            words = "the input is normalised first"
-            yield _chosen("pre-norm", words, before=lambda inputs, norm=q_norm: inputs.map(norm))
-        elif q_norm is not k_norm and probed.subject.takes_context:
-            parts = {"queries": q_norm, "keys": k_norm}
-            passing = [part for part, norm in parts.items() if norm is not _unchanged]
-            words = f"the input of {' and of '.join(passing)} is normalised first"
+        words = "the input is normalised first"
+        if k_norm is _unchanged:
+            words = "the input of the queries is normalised first"
+        is_possible = q_norm is k_norm or probed.subject.takes_context
+        if is_possible and (q_norm, k_norm) != (_unchanged, _unchanged):
             yield _chosen("pre-norm", words, before=partial(_normalised, q_norm, k_norm))
 
 

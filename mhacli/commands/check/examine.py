@@ -304,7 +304,9 @@ def _with_behaviour(subject: UserAttention, request: CheckRequest) -> ModeReport
         return compared
     tester.results |= {answer.name: answer for answer in report.behaviour}
     if report.reason == NO_ATTENTION:  # what else it is given may be cut with its text
-        tester.results["prefix"] = Behaviour(name="prefix", ok=None, reason=NO_ATTENTION)
+        tester.results["prefix"] = Behaviour(
+            name="prefix", ok=None, reason=f"not tried: {NO_ATTENTION}"
+        )
     parts = _ask(tester)
     if report.verdict == "unknown":  # it may be a block around an attention
         _compare_inside(parts, tester, request)
@@ -444,9 +446,8 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
         n_parameters=_n_parameters(probed.module),
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(
-            name for name in (*subject.untried, *diagnosis.not_examined) if name not in passed
-        )
-        + ((f"what follows {inner.part}",) if inner.part else ()),
+            name for name in (*inner.untried, *diagnosis.not_examined) if name not in passed
+        ),
         notes=(
             *arguments_without_effect(subject),
             *arguments_changed(subject, request.seed),
@@ -465,11 +466,12 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
 
 def _of_pooled(subject: UserAttention, request: CheckRequest) -> Examination | None:
     """The report on attention that makes its queries itself; None where none is found."""
-    own = with_own_queries(subject)
-    if own is None:
-        return None
-    report = _compared(own, request).examination
-    return None if report.verdict == "unknown" else replace(report, called=subject.described)
+    with suppress(*NO_ANSWER):
+        own = with_own_queries(subject)
+        report = None if own is None else _compared(own, request).examination
+        if report is not None and report.verdict != "unknown":
+            return replace(report, called=subject.described)
+    return None
 
 
 def _further(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Beyond:

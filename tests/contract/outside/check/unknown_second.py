@@ -26,3 +26,13 @@ class Gated(nn.Module):
 class Ignored(Gated):
     def forward(self, x, g):
         return self.attend(x)
+
+
+class Conditioned(Gated):
+    def forward(self, x, c, g):
+        q, k, v = (
+            part(rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part, rows in ((self.to_q, x), (self.to_k, c), (self.to_v, c))
+        )
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.to_out(y) + g.mean(1, keepdim=True)
