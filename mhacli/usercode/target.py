@@ -198,7 +198,8 @@ def find_target(target: str) -> Any:
             raise
         problem = f"{location} has no {name}"
     else:
-        if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
+        is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
+        if not (callable(thing) or hasattr(thing, "forward") or is_mask):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"

@@ -3,9 +3,9 @@ that make a mask. Their cells are compared with what is stated, or drawn.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -16,19 +16,21 @@ from mhacli.attention.core import dtype_name, four_axes
 from mhacli.errors import UsageError
 from mhacli.models.capture import FORBIDDING
 from mhacli.usercode.build import parse_value
-from mhacli.usercode.door import NO_ANSWER, Attempt, Unreadable, call_user, first_that_works
+from mhacli.usercode.door import Attempt, Unreadable, call_user, first_that_works
 from mhacli.usercode.process import Stage
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import Choice, find_target
 
 from .result import CheckRequest, Examination, Finding, Verdict, finding_of
-from .sees import Cells, Compared, Statement, seeing_of, statement_of, words_of_cells
+from .sees import Compared, Statement, seeing_of, statement_of, words_of_cells
 
 _DRAWN = 16
 """The length of a mask that is drawn, where nothing is stated."""
 _SHORTER = (32, 16, 8, 4)
 """The lengths at which a mask is tried that is made of fewer tokens, such as documents."""
 _N_HEADS, _WIDTH, _ID = 4, 16, 7
+_TEXTS_AND_HEADS = (*product((3, 2, 1), (16, 8, 4, 2)), (1, 1))
+"""The texts and heads of a function of FlexAttention, the first that it takes."""
 _USUAL: Mapping[str, Any] = {"device": "cpu", "dtype": torch.float32}
 """The usual arguments by these names."""
 _MOST_CELLS = 1 << 26
@@ -40,19 +42,21 @@ _BATCH, _HEAD = re.compile(r"_*(b|bs|bsz|batch\w*|b_idx|n)"), re.compile(r"_*(h|
 
 
 class MaskCells(NamedTuple):
-    """The cells of a mask, how they were made, and a mistake in its blocks; `is_bool` if True may
-    mean that a cell is hidden.
+    """The cells of a mask for each text, how they were made, and a mistake in its blocks; `is_bool`
+    if True may mean that a cell is hidden.
     """
 
-    cells: Cells
+    cells: Tensor
     described: str
     findings: tuple[Finding, ...] = ()
     is_bool: bool = False
 
 
 def is_mask(thing: object) -> bool:
-    """Whether an object is a mask by itself: a block mask, or a function of FlexAttention."""
-    return _is_block_mask(thing) or _n_of_function(thing) > 0
+    """Whether an object is a mask by itself: a tensor, a block mask, or a function of
+    FlexAttention.
+    """
+    return isinstance(thing, Tensor) or _is_block_mask(thing) or _n_of_function(thing) > 0
 
 
 def mask_of_target(request: CheckRequest, stage: Stage) -> object:
@@ -74,6 +78,8 @@ def examine_mask(thing: Any, request: CheckRequest, stage: Stage) -> Examination
     stage(f"calling {request.target_request.target}")
     tried = list[Attempt]()
     length = request.length or (_DRAWN if statement is None else statement.length)
+    if isinstance(thing, Tensor):
+        length = thing.shape[-1] if thing.ndim else 0
     if statement is not None:
         statement.require_shown_at(length)
     lengths = (length, *(each for each in _SHORTER if each < length))
@@ -141,52 +147,43 @@ def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[
 
 def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     """The cells of a mask. Raises `Unreadable` if it is none."""
-    n_heads = request.n_heads or _N_HEADS
     if _is_block_mask(made):
         return _of_blocks(made)
     if n := _n_of_function(made):
-        kind = "mask_mod" if n == 4 else "score_mod"
-        cells = _of_function(made, n_heads, length, length)
-        heads = f"h = 0 to {len(cells) - 1}" if cells[1:].any() else "h = 0"
-        words = f"{kind}(b, h, q_idx, kv_idx) at {length} tokens, b = 0, {heads}"
-        return MaskCells(cells, words)
+        kind, heads = "mask_mod" if n == 4 else "score_mod", request.n_heads
+        sizes = [(b, heads or h) for b, h in _TEXTS_AND_HEADS]
+        cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length), [])
+        cells = _of_function(made, 1, 1, length, length) if cells is None else cells
+        last = ", ".join(
+            f"{name} = 0 to {n - 1}" for name, n in zip("bh", cells.shape, strict=False)
+        )
+        return MaskCells(cells, f"{kind}(b, h, q_idx, kv_idx) at {length} tokens, {last}")
     if not isinstance(made, Tensor) or not 2 <= made.ndim <= 4 or 1 in made.shape[-2:]:
         raise Unreadable("it makes no mask")
     if made.numel() > _MOST_CELLS:
         raise Unreadable(f"it makes {made.numel():,} cells")
-    mask = four_axes(made.detach().cpu())[0]
+    mask = four_axes(made.detach().cpu())
     is_bool = not mask.is_floating_point() or set(mask.unique().tolist()) == {0.0, 1.0}
     cells = mask != 0 if is_bool else mask > FORBIDDING
     if bool(cells.all()) and bool(mask.any()) and not is_bool:  # such as logits
         raise Unreadable("it makes numbers, none of which hides a cell")
     if is_bool and request.mask_means == "hide":
         cells = ~cells
-    of_first = ", that of the first text" if made.ndim == 4 and len(made) > 1 else ""
-    words = f"a mask {[*made.shape]} of {dtype_name(made.dtype)}{of_first}"
+    words = f"a mask {[*made.shape]} of {dtype_name(made.dtype)}"
     return MaskCells(cells, words, is_bool=is_bool)
 
 
-def _of_function(function: Callable[..., Any], n_heads: int, q_len: int, k_len: int) -> Cells:
-    """The cells of a function of FlexAttention, for one head if it takes no more."""
-    n = _n_of_function(function) or 4
-
-    def cells(n_heads: int) -> Cells:
-        places = [torch.arange(size) for size in (1, n_heads, q_len, k_len)]
-        batch, head, query, key = torch.meshgrid(*places, indexing="ij")
-        if n == 4:
-            seen = call_user(function, batch, head, query, key)
-        else:
-            scores = torch.zeros(batch.shape)
-            seen = call_user(function, scores, batch, head, query, key) > FORBIDDING
-        seen = torch.as_tensor(seen)
-        if seen.dtype != torch.bool:
-            raise Unreadable(f"it gives {seen.dtype}, not True or False")
-        return seen.expand(batch.shape)[0]
-
-    try:
-        return cells(n_heads)
-    except NO_ANSWER:
-        return cells(1)
+def _of_function(function: Callable[..., Any], *sizes: int) -> Tensor:
+    """The cells of a function of FlexAttention for texts, heads, queries and keys."""
+    places = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+    if _n_of_function(function) == 5:
+        seen = call_user(function, torch.zeros(sizes), *places) > FORBIDDING
+    else:
+        seen = torch.as_tensor(call_user(function, *places))
+    if seen.dtype != torch.bool:
+        raise Unreadable(f"it gives {seen.dtype}, not True or False")
+    cells: Tensor = seen.expand(sizes)
+    return cells
 
 
 def _of_blocks(mask: Any) -> MaskCells:
@@ -194,34 +191,46 @@ def _of_blocks(mask: Any) -> MaskCells:
     its function: a full block is not looked into, and a block that is left out is not computed.
     """
     (q_len, k_len), sizes = mask.seq_lengths, mask.BLOCK_SIZE
-    n_heads = mask.kv_num_blocks.shape[1]
-    if n_heads * q_len * k_len > _MOST_CELLS:
-        raise Unreadable(f"it has {n_heads * q_len * k_len:,} cells")
-    of_function = _of_function(mask.mask_mod, n_heads, q_len, k_len)
+    shape = (*mask.kv_num_blocks.shape[:2], q_len, k_len)
+    if math.prod(shape) > _MOST_CELLS:
+        raise Unreadable(f"it has {math.prod(shape):,} cells")
+    of_function = _of_function(mask.mask_mod, *shape)
     lengths = mask.seq_lengths
     cells = of_function & _in_blocks(mask.kv_num_blocks, mask.kv_indices, sizes, lengths)
     if mask.full_kv_num_blocks is not None:
         cells |= _in_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, sizes, lengths)
-    apart = Compared("", None, of_function, cells, counts_all=True)
-    words = (
-        (apart.unstated, "sees, in a full block where mask_mod hides it,"),
-        (apart.missing, "does not see, because its block is left out,"),
+    evidence = "; ".join(
+        words_of_cells(apart, each, verb)
+        for apart in _compared_by_text(of_function, cells)
+        for each, verb in (
+            (apart.unstated, "sees, in a full block where mask_mod hides it,"),
+            (apart.missing, "does not see, because its block is left out,"),
+        )
+        if each.any()
     )
-    evidence = "; ".join(words_of_cells(apart, each, verb) for each, verb in words if each.any())
     findings = (finding_of("blocks-differ", evidence),) if evidence else ()
     return MaskCells(cells, f"a BlockMask of {q_len} × {k_len} cells", findings)
 
 
 def _in_blocks(
     counts: Tensor, indices: Tensor, sizes: tuple[int, int], lengths: tuple[int, int]
-) -> Cells:
-    """The cells of the blocks of a list, of the first text."""
-    _, n_heads, n_rows, n_columns = indices.shape
-    blocks = torch.zeros(n_heads, n_rows, n_columns, dtype=torch.bool)
-    for head, row in product(range(n_heads), range(n_rows)):
-        blocks[head, row, indices[0, head, row, : counts[0, head, row]].long()] = True
+) -> Tensor:
+    """The cells of the blocks of a list, for each text."""
+    blocks = torch.zeros(indices.shape, dtype=torch.bool)
+    for at in product(*map(range, counts.shape)):
+        blocks[at][indices[at][: counts[at]].long()] = True
     cells = blocks.repeat_interleave(sizes[0], -2).repeat_interleave(sizes[1], -1)
-    return cells[:, : lengths[0], : lengths[1]]
+    return cells[..., : lengths[0], : lengths[1]]
+
+
+def _compared_by_text(stated: Tensor, measured: Tensor) -> list[Compared]:
+    """The comparison for each text, or for all where they are alike."""
+    is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
+    first = measured.shape[-1] - measured.shape[-2]
+    return [
+        Compared("" if is_alike else f"text {n}: ", None, *pair, first, counts_all=True)
+        for n, pair in enumerate(zip(stated, measured, strict=True))
+    ][: 1 if is_alike else None]
 
 
 # ------------------------------------------------------------------------------------- the report
@@ -233,16 +242,17 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
     *_, q_len, k_len = cells.shape
     size = f"{q_len} × {k_len} cells"
     if statement is None:
-        compared, words = Compared("", None, cells[:, :0], cells), f"{size}; nothing is stated"
-        findings = found.findings
+        compared = _compared_by_text(cells[..., :0, :], cells)
+        words, findings = f"{size}; nothing is stated", found.findings
     else:
-        stated = statement.cells(q_len, k_len, n_heads=len(cells))
-        compared = Compared("", None, stated, cells, k_len - q_len, counts_all=True)
-        turned = replace(compared, measured=~cells)
-        if found.is_bool and request.mask_means is None and not turned.differs:
+        stated = statement.cells(q_len, k_len, n_heads=cells.shape[1]).expand_as(cells)
+        compared = _compared_by_text(stated, cells)
+        turned = _compared_by_text(stated, ~cells)
+        is_open = found.is_bool and request.mask_means is None
+        if is_open and not any(each.differs for each in turned):
             compared = turned
             choices.append(Choice("mask-means-hide", "True hides a cell"))
-        seeing = seeing_of([compared], "")
+        seeing = seeing_of(compared, "")
         words, findings = f"{size}: {seeing.words}", (*found.findings, *seeing.findings)
     verdict: Verdict = "wrong" if findings else "consistent" if statement is None else "right"
     return Examination(
@@ -252,5 +262,5 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
         findings=findings,
         choices=tuple(choices),
         mask=words,
-        sees=tuple(compared.documents()),
+        sees=tuple(document for each in compared for document in each.documents()),
     )

@@ -150,7 +150,8 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    if not (callable(thing) or hasattr(thing, "forward") or hasattr(thing, "mask_mod")):
+    is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
+    if not (callable(thing) or hasattr(thing, "forward") or is_mask):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     with contextlib.ExitStack() as after:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):

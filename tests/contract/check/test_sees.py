@@ -227,6 +227,7 @@ def test_queries_behind_a_cache_begin_at_its_length() -> None:
         ("hidden", "q >= k"),
         ("added", "q >= k"),
         ("of_ids", "q >= k"),
+        ("TRIANGLE", "q >= k"),
     ],
 )
 def test_a_mask_is_compared_with_what_is_stated(target: str, stated: str) -> None:
@@ -234,6 +235,18 @@ def test_a_mask_is_compared_with_what_is_stated(target: str, stated: str) -> Non
     assert user_code.check(thing, sees=stated).verdict == "right"
     wrong = user_code.check(thing, sees="q % 2 == k % 2")
     assert codes(wrong) == {"sees-unstated", "misses-stated"}
+
+
+@pytest.mark.parametrize(
+    ("target", "cell"),
+    [
+        ("WRONG_CELL", "text 1: query 2 of head 5 sees key 3"),
+        ("of_later_texts", "text 1: query 3 of head 9 sees key 7"),
+    ],
+)
+def test_a_wrong_cell_of_a_mask_is_named_with_its_text_and_head(target: str, cell: str) -> None:
+    (finding,) = user_code.check(f"{CASES}/masks.py:{target}", sees="q >= k").findings
+    assert cell in finding.evidence
 
 
 def test_blocks_are_compared_with_their_function() -> None:

@@ -68,3 +68,13 @@ def added(sz: int, device: str) -> Tensor:
 def of_ids(ids: Tensor, pad: int = 0) -> Tensor:
     length = ids.shape[1]
     return (ids != pad)[:, None, None, :] & torch.ones(length, length).tril().bool()
+
+
+TRIANGLE = torch.ones(2, 6, 12, 12).tril().bool()
+WRONG_CELL = TRIANGLE.clone()
+WRONG_CELL[1, 5, 2, 3] = True
+
+
+def of_later_texts(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """Wrong in the second text, in a head beyond the first ones."""
+    return (q_idx >= kv_idx) | ((b == 1) & (h == 9) & (q_idx == 3) & (kv_idx == 7))
