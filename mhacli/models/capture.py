@@ -18,6 +18,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.errors import MhaError
 from mhacli.models import foreign
@@ -93,7 +94,9 @@ class Call:
 
     `unknown` names the keywords whose meaning is not known, and `dropout` after the softmax, for
     which z does not follow from the pattern. `is_token_first` says that the module's inputs have
-    the tokens as first axis and the sequences as second.
+    the tokens as first axis and the sequences as second; `is_changed` that the pattern is the
+    weights that code made of a softmax, which do not follow from the scores; `is_unclear` that the
+    first axis may be that of texts, or of the heads of one.
     """
 
     name: str
@@ -116,6 +119,8 @@ class Call:
     pattern: Float[Tensor, "batch head query key"] | None = None
     unknown: tuple[str, ...] = ()
     is_token_first: bool = False
+    is_changed: bool = False
+    is_unclear: bool = False
 
     @property
     def place(self) -> LayerKey:
@@ -162,8 +167,13 @@ class Call:
         return replace(self, **held | tensors)
 
     @property
-    def unread_mask(self) -> str | None:
-        """The reason why its mask cannot be read, None if it can or there is none."""
+    def unreadable(self) -> str | None:
+        """The reason why its axes or its mask cannot be read, None if they can."""
+        if self.is_unclear:
+            return (
+                "attention of some texts at a time, whose first axis may be that of texts or of"
+                " heads (it can be shown in calls with one text)"
+            )
         mask: Any = self.mask
         if mask is None:
             return None
@@ -259,6 +269,8 @@ _SDPA = nn.functional.scaled_dot_product_attention
 _MULTI_HEAD = nn.functional.multi_head_attention_forward
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+_SELECTING = ("__getitem__", "select", "unbind", "split", "chunk", "tensor_split", "narrow")
+_JOINING = ("stack", "cat", "concat", "pad_sequence")
 _PRODUCTS = ("matmul", "bmm", "__matmul__")
 _SAME_WEIGHTS = (
     "to",
@@ -294,15 +306,16 @@ class _ModuleRun(NamedTuple):
 @dataclass
 class _PendingPattern:
     """A captured softmax that waits for its product with the values. `weights` are its result, and
-    the tensors made of it with the same weights, of `n_sequences`.
+    the tensors made of it, of `n_sequences`; `is_changed` says that their weights are others.
     """
 
     call: Call
     n_sequences: int
     weights: list[Tensor]
+    is_changed: bool = False
 
     def is_in(self, value: Any) -> bool:
-        """Whether a value is the pattern, or a tensor made of it with the same weights."""
+        """Whether a value is the pattern, or a tensor made of it."""
         return any(value is tensor for tensor in self.weights)
 
 
@@ -344,6 +357,7 @@ class Watch(TorchFunctionMode):
         self._running: list[_ModuleRun] = []
         self._open: list[nn.Module] = []  # those that are named like attentions
         self._pending: _PendingPattern | None = None
+        self._of_some_texts = WeakTensorKeyDictionary()
 
     # -------------------------------------------------------------------------- the running modules
 
@@ -456,6 +470,7 @@ class Watch(TorchFunctionMode):
         if module is not None and func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
         result = on_behalf(func, *args, **kwargs)
+        self._mark(func.__name__, args, kwargs, result)
         if module is None:
             return result
         if func is _SDPA:
@@ -480,6 +495,23 @@ class Watch(TorchFunctionMode):
             return None
         return module if self._is_of_model(module) else None
 
+    def _mark(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Marks what is computed of some of the texts: their first axis is lost, or shorter."""
+        if self.batch < 2 or not self._running or name in _JOINING:
+            return
+        marked = self._of_some_texts
+        is_of_some = len(marked) and any(
+            isinstance(value, Tensor) and value in marked for value in args
+        )
+        if is_of_some or (name in _SELECTING and _selects(self.batch, name, args, kwargs)):
+            for tensor in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(tensor, Tensor):
+                    marked[tensor] = True
+
+    def _is_unclear(self, tensor: Tensor) -> bool:
+        """Whether the first axis of a tensor may be that of texts or of the heads of one."""
+        return tensor.ndim == 3 and tensor in self._of_some_texts
+
     def _sdpa(self, module: nn.Module, arguments: Mapping[str, Any], z: Tensor) -> Tensor:
         """The result of torch's own function, after its call was captured."""
         n, scale = self._count(arguments["query"]), arguments.get("scale")
@@ -490,6 +522,7 @@ class Watch(TorchFunctionMode):
             "causal": bool(arguments.get("is_causal")),
             "kernel": foreign.sdpa_kernel(**arguments),
             "unknown": ("dropout",) if arguments.get("dropout_p") else (),
+            "is_unclear": self._is_unclear(arguments["query"]),
         }
         changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
         return z if changed is None else changed.reshape(z.shape)
@@ -520,20 +553,23 @@ class Watch(TorchFunctionMode):
         self._give_pending()
         n = self._count(scores)
         seen = {"scores": _by_head(scores, n), "pattern": _by_head(pattern, n)}
-        call = self._call(module, "softmax", kernel="softmax", **seen)
+        is_unclear = self._is_unclear(scores)
+        call = self._call(module, "softmax", kernel="softmax", is_unclear=is_unclear, **seen)
         self._pending = _PendingPattern(call, n, [pattern])
 
     def _follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
         """The result of a function of the waiting pattern. A product with the values completes the
-        call; a tensor with the same weights stands for the pattern from then on.
+        call; a tensor of the same shape or the same weights stands for the pattern from then on.
         """
-        pending = self._pending
-        if pending is None or not args or not isinstance(result, Tensor):
+        pending, name = self._pending, func.__name__
+        weights = next((a for a in args if pending is not None and pending.is_in(a)), None)
+        if pending is None or weights is None:
             return result
-        weights, name = args[0], func.__name__
-        if not pending.is_in(weights):
+        if name == "__setitem__" and weights is args[0]:
+            pending.is_changed = True
+        if not isinstance(result, Tensor):
             return result
-        if name in _PRODUCTS:
+        if name in _PRODUCTS and weights is args[0]:
             return self._product(pending, weights, args[1], result)
         keeps_weights = name in _SAME_WEIGHTS or (
             name == "masked_fill" and _empties_rows(weights, result)
@@ -542,6 +578,9 @@ class Watch(TorchFunctionMode):
             pending.weights.append(result)
             if name == "dropout" and _drops(args, kwargs):
                 pending.call = replace(pending.call, unknown=("dropout",))
+        elif result.shape == weights.shape and result.is_floating_point():
+            pending.weights.append(result)
+            pending.is_changed = True
         return result
 
     def _product(self, pending: _PendingPattern, weights: Tensor, v: Tensor, z: Tensor) -> Tensor:
@@ -550,6 +589,8 @@ class Watch(TorchFunctionMode):
         """
         n = pending.n_sequences
         call = replace(pending.call, v=_by_head(v, n), z=_by_head(z, n))
+        if pending.is_changed:
+            call = _with_weights(call, _by_head(weights.detach(), n))
         empty = (_by_head(weights, n) == 0).all(dim=-1, keepdim=True)
         if empty.any():
             assert call.scores is not None
@@ -574,6 +615,7 @@ class Watch(TorchFunctionMode):
         at = next((i for i, tensor in enumerate(tensors) if pending.is_in(tensor)), None)
         if at is None or tensors[at].ndim < 3:
             return result
+        weights = tensors[at]
         terms, _, output = equation.replace(" ", "").partition("->")
         both = terms.split(",")
         (*outer, query, key), values = both[at], both[1 - at]
@@ -582,10 +624,13 @@ class Watch(TorchFunctionMode):
         z_axes = [*outer, query, *width]
         is_product = sorted(values) == sorted(v_axes) and sorted(output) == sorted(z_axes)
         if len(width) != 1 or not is_product:
+            if result.shape == weights.shape:  # it mixes heads
+                pending.weights.append(result)
+                pending.is_changed = True
             return result
         z = torch.einsum(f"{output}->{''.join(z_axes)}", result)
         v = torch.einsum(f"{values}->{''.join(v_axes)}", tensors[1 - at])
-        changed = self._product(pending, tensors[at], v, z)
+        changed = self._product(pending, weights, v, z)
         return result if changed is z else torch.einsum(f"{''.join(z_axes)}->{output}", changed)
 
     def _give_pending(self) -> Tensor | None:
@@ -601,6 +646,31 @@ class Watch(TorchFunctionMode):
             return first.shape[:-3].numel()
         is_one = self.may_lack_batch and first.shape[1] == self.batch
         return 1 if is_one or first.shape[0] % self.batch else self.batch
+
+
+def _with_weights(call: Call, weights: Tensor) -> Call:
+    """A call with the weights that code made of its pattern. Those that are masked, and the others
+    scaled, are the softmax of fewer scores.
+    """
+    assert call.scores is not None
+    scores = call.scores.detach().masked_fill(weights == 0, -torch.inf)
+    same = scores.double().softmax(dim=-1).nan_to_num(nan=0.0)
+    gap = (same - weights).abs().max()
+    is_changed = not bool(gap <= 8 * torch.finfo(weights.dtype).eps)
+    return replace(call, pattern=weights, scores=scores, is_changed=is_changed)
+
+
+def _selects(batch: int, name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function takes some texts out of a tensor, whose first axis they are."""
+    if not args or not isinstance(args[0], Tensor) or args[0].shape[:1] != (batch,):
+        return False
+    if name == "__getitem__":
+        first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        is_all = isinstance(first, slice) and first == slice(None)
+        return not (is_all or first is None or first is Ellipsis)
+    at = 1 if name in ("select", "unbind", "narrow") else 2
+    axis = args[at] if len(args) > at else kwargs.get("dim", 0)
+    return axis in (0, -args[0].ndim)
 
 
 def _empties_rows(pattern: Tensor, filled: Tensor) -> bool:

@@ -358,7 +358,7 @@ class TextPasses(PassInspection):
             return
         parts = self.parts.setdefault(name, [])
         limit = self.request.keep_limit
-        reason = call.unread_mask
+        reason = call.unreadable
         if reason is None:
             call = _without_free_places(call, n_tokens)
             reason = _misfit(call, parts, n_past, self.passes[0].n_past)
@@ -374,9 +374,9 @@ class TextPasses(PassInspection):
 
     def positions_of(self, call: Call) -> Positions | None:
         """All sizes of axes where it is not known which ids an attention read."""
-        n_texts, _, n_queries, n_keys = call.shape
+        n_texts, _, q_len, k_len = call.shape
         is_unknown = (call.title, call.layer) in self.unknown
-        return (n_texts, n_queries, n_keys) if is_unknown else super().positions_of(call)
+        return (n_texts, q_len, k_len) if is_unknown else super().positions_of(call)
 
     def inspect(self, call: Call) -> None:
         """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the
@@ -388,9 +388,9 @@ class TextPasses(PassInspection):
                 self._texts[half] = self._texts_of(half, n, call)
             read = self._read.get(half)
             n_real = n
-            is_known = (call.title, call.layer) not in self.unknown
-            # padded beyond the longest text
-            if read is not None and is_known and read.ids.shape[1] == n:
+            if (call.title, call.layer) in self.unknown:
+                read = None
+            if read is not None and read.ids.shape[1] == n:  # padded beyond the longest text
                 n_real = max(len(text.ids) for text in self._texts[half])
             columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
         context = self._texts.get("encoder")

@@ -102,7 +102,7 @@ class PassInspection:
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
         positions = self.positions_of(call)
-        reason = call.unread_mask
+        reason = call.unreadable
         if positions is not None and not self._shows_positions(call):
             batch, _, q_len, k_len = call.shape
             reason = (
@@ -236,6 +236,7 @@ class PassInspection:
         layers = tuple(results.layer for results in self.results)
         target = device_of(self.model)
         checks = [layer.survey.checks for layer in layers]
+        n_doubtful = sum(not layer.verified for layer in layers)
         names = [
             "hand-written" if layer.captured_by == "softmax" else model.implementation
             for layer in layers
@@ -255,7 +256,11 @@ class PassInspection:
             trace=(),
             heads=HeadTable(head for results in self.results for head in results.heads),
             timings=stage_timings(seconds, [seconds]),
-            self_check=SelfCheck.of_layers(checks, holds=model.identical_outputs is not False),
+            self_check=SelfCheck.of_layers(
+                checks,
+                holds=model.identical_outputs is not False,
+                doubt=f"{n_doubtful} of {len(layers)} attentions" if n_doubtful else "",
+            ),
             environment=environment(target, device or str(target)),
             not_kept=tuple(self.not_kept),
             model=model,
@@ -391,6 +396,8 @@ def _doubts(call: Call, attention: Attention, survey: HeadsSummary) -> Iterator[
         if check.rounding:
             size = f"{check.rounding:.3g}"
             yield f"scores are so large that rounding alone may change z by {size}"
+    if call.is_changed:
+        yield "the weights were changed after the softmax, and do not follow from the scores"
     for name in call.unknown:
         if name != "dropout":
             yield f"the keyword {name} is not understood"

@@ -153,7 +153,7 @@ def _written_out(call: Call, real: Bool[Tensor, "batch query"]) -> Attention:
     keep = _of_one_head(~hidden) & real[:, None, :, None]
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     wide = wide.masked_fill(hidden, -torch.inf)
-    is_exact = pattern.dtype in (torch.float32, torch.float64)
+    is_exact = call.is_changed or pattern.dtype in (torch.float32, torch.float64)
     weights = pattern if is_exact else wide.softmax(dim=-1)
     has_values = call.v is not None and call.z is not None
     return GivenAttention(

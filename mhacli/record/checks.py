@@ -54,7 +54,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def and_holds(self, also: bool | None) -> Self:
         """The check, ok only if something else holds too."""
-        return msgspec.structs.replace(self, ok=self.ok and also)
+        return msgspec.structs.replace(self, ok=also and self.ok)
 
 
 class SelfCheck(Check, frozen=True, kw_only=True):
@@ -65,12 +65,23 @@ class SelfCheck(Check, frozen=True, kw_only=True):
 
     error: float | None = msgspec.field(name="max_abs_error")
 
+    @property
+    def verdict(self) -> str:
+        """Whether it is ok, in words."""
+        if self.ok is None:
+            return "not verified"
+        return "self-check ok" if self.ok else "self-check FAILED"
+
     @classmethod
-    def of_layers(cls, layers: Sequence[Sequence[Check]], *, holds: bool = True) -> Self:
-        """The worst of the last checks of layers, ok if all checks are."""
+    def of_layers(
+        cls, layers: Sequence[Sequence[Check]], *, holds: bool = True, doubt: str = ""
+    ) -> Self:
+        """The worst of the last checks of layers, ok if all checks are, which a `doubt` leaves open.
+        """
         worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
         is_ok = holds and all(check.ok for checks in layers for check in checks)
-        return cls(error=worst.error, tolerance=worst.tolerance, ok=is_ok)
+        ok = None if is_ok and doubt else is_ok
+        return cls(error=worst.error, tolerance=worst.tolerance, ok=ok, note=doubt)
 
 
 def worst_check(same: Sequence[Check]) -> Check:

@@ -129,7 +129,7 @@ class Record(Shown):
         parts = [f"{len(self.heads)} heads", f"{' + '.join(lengths)} tokens"]
         if self.effects:
             parts.append(f"{len(self.effects)} effects")
-        parts.append(f"self-check {'ok' if self.self_check.ok else 'FAILED'}")
+        parts.append(self.self_check.verdict)
         return f"<Record{model}: {', '.join(parts)}>"
 
     @property

@@ -278,7 +278,8 @@ def type_words(session: Session) -> Text:
     """
     head = session.head
     statistics = head.statistics
-    doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
+    is_wrong = head.record.self_check.ok is False
+    doubts = f"  {head.record.self_check.verdict}: press i" if is_wrong else ""
     if not head.layer.inspected.verified:
         doubts += "  not verified"
     name = f" {words.type_text(statistics)}"

@@ -529,7 +529,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
         is_of_text = passes.model.attention.is_pooled or q_len == len(text)
-        if q_len == k_len > 1 and is_of_text and call.unread_mask is None:
+        if q_len == k_len > 1 and is_of_text and call.unreadable is None:
             hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
     if module is not None:

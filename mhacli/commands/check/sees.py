@@ -289,7 +289,7 @@ class Text:
             lengths = call.shape[2:]
             if lengths != (self.q_len, self.k_len) or call.kind not in ("self", "decoder"):
                 return
-            if call.unread_mask is None:
+            if call.unreadable is None:
                 cells = cells_of(call).any(dim=0).cpu()
                 found.append(Shown(call.name, call.layer, cells.expand(-1, *lengths)))
 

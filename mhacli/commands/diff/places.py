@@ -499,7 +499,7 @@ def _of_call(call: Call, units: Mapping[_Span, Tensor]) -> Iterator[tuple[str, s
     if call.q is not None and call.k is not None:
         yield "q_rotated", call.name, call.q
         yield "k_rotated", call.name, call.k
-    if call.unread_mask is None:
+    if call.unreadable is None:
         yield "scores", call.name, call
     if call.z is not None:
         yield "z", call.name, call.z

@@ -220,13 +220,17 @@ def _require_removable(removal: Removal, call: Call) -> None:
     from it.
     """
     n_heads = call.shape[1]
-    if any(head >= n_heads for head in removal.heads):
+    if not call.is_unclear and any(head >= n_heads for head in removal.heads):
         reason = out_of_range("head", removal.heads[0], n_heads)
         raise UsageError(f"layer {call.layer}: {reason}")
     if call.z is None:
         reason = "gives no head outputs that could be replaced"
+    elif call.is_unclear:
+        reason = "computes some texts, or some heads, at a time"
     elif "dropout" in call.unknown and removal.keys:
         reason = "drops weights by chance"
+    elif call.is_changed and removal.keys:
+        reason = "changes weights after the softmax"
     else:
         return
     raise MhaError(f"{call.name} {reason}: nothing can be removed", code="no-attention")

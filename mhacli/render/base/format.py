@@ -246,7 +246,8 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
         ("machine", device),
         (
             "self-check",
-            f"{'ok' if record.self_check.ok else 'FAILED'}: {agreement(record.self_check)}",
+            f"{record.self_check.verdict.removeprefix('self-check ')}:"
+            f" {visible(record.self_check.note) or agreement(record.self_check)}",
         ),
     )
     return tuple((word, visible(line)) for word, line in pairs)
@@ -294,7 +295,7 @@ def _origin(record: Record) -> tuple[str, str]:
 
 def self_check_verdict(*, ok: bool | None, numbers: str = "") -> Text:
     """Whether a self-check passes, with its numbers."""
-    verdict = Text(
-        "self-check ok" if ok else "self-check FAILED", "bold green" if ok else "bold red"
-    )
+    words = {True: "self-check ok", False: "self-check FAILED", None: "not verified"}
+    colour = {True: "green", False: "red", None: "yellow"}
+    verdict = Text(words[ok], f"bold {colour[ok]}")
     return verdict.append(f": {numbers}", style="not bold default") if numbers else verdict

@@ -211,7 +211,8 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     checks = [check for view in record.attentions for check in view.inspected.survey.checks]
     if ok and not in_detail:
         return self_check_verdict(ok=True, numbers=checks_in_brief(checks))
-    verdict = self_check_verdict(ok=ok, numbers=count_of(len(checks), "check") if ok else "")
+    numbers = count_of(len(checks), "check") if ok else visible(record.self_check.note)
+    verdict = self_check_verdict(ok=ok, numbers=numbers if ok is not False else "")
     parts = []
     if record.model is not None and record.model.identical_outputs is False:
         parts.append(Text("outputs differ from those without inspection", "bold red"))
