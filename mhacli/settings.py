@@ -61,9 +61,10 @@ class Option:
     `high`; `above` and `below` are bounds that are not included. `parse` makes the value of the
     word, or raises `ValueError` with what is wrong. `modes` are those that have the option. It
     changes nothing without one of the settings that it `needs`, and `excludes` others; both are
-    names of fields. A `common` option is in the short help too. `default` is the text about the
-    default, None for the value itself. `words` complete a value. An `argument` has no name. `many`
-    can be repeated.
+    names of fields. It is `idle` without one of these fields, or fields with a value (`view=top`):
+    a line says so, and the command goes on. A `common` option is in the short help too. `default`
+    is the text about the default, None for the value itself. `words` complete a value. An
+    `argument` has no name. `many` can be repeated.
     """
 
     panel: str
@@ -77,6 +78,7 @@ class Option:
     metavar: str | None = None
     modes: tuple[Mode, ...] = get_args(Mode)
     needs: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     common: bool = False
     hidden: bool = False

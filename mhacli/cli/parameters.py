@@ -30,6 +30,8 @@ import typer
 from mhacli.errors import UsageError
 from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 
+from .console import note
+
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the
 groups."""
@@ -194,6 +196,23 @@ def _require_fitting(
             raise UsageError(
                 f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}"
             )
+        if option.idle and not any(_is_given(given, it) for it in option.idle):
+            partners = [_as_typed(options, it) for it in option.idle]
+            note(f"{name} changes nothing without {' or '.join(filter(None, partners))}")
+
+
+def _is_given(given: Mapping[str, Any], condition: str) -> bool:
+    """Whether a setting is given, in the form `field=value` with this value."""
+    field_name, _, value = condition.partition("=")
+    return field_name in given and value in ("", str(given[field_name]))
+
+
+def _as_typed(options: Mapping[str, Option], condition: str) -> str:
+    """The option of a condition as one types it; empty for one that the command does not have."""
+    field_name, _, value = condition.partition("=")
+    if field_name not in options:
+        return ""
+    return f"{options[field_name].name(field_name)} {value}".strip()
 
 
 # ------------------------------------------------------------------------------- Typer's parameters

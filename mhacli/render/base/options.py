@@ -51,7 +51,10 @@ _HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _SORT = (
     "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
 )
-_ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
+_ROWS = (
+    "Show only these queries: generated, last, or positions such as 3,7-9, with --words those of"
+    " words; without --layer and --head, what they attend to on average."
+)
 _ALL = "Show everything; leave out no row, column, head or layer."
 _FITTING = "all that fit"
 _DETAILS = ("tokens", "shapes", "timings", "verbose")
@@ -81,7 +84,14 @@ class ViewOptions:
         None, VIEW, SEQUENCES_SHOWN, "--sequence", default=_FITTING
     )
     top: int = setting(
-        3, VIEW, "Keys per query, with --view top.", "--top --top-k", low=1, high=1000, metavar="K"
+        3,
+        VIEW,
+        "Keys per query, with --view top.",
+        "--top --top-k",
+        low=1,
+        high=1000,
+        metavar="K",
+        idle=("view=top", "rows"),
     )
     precision: int = setting(
         2, VIEW, "Decimals of attention weights.", "--precision --decimals", low=1, high=9
@@ -97,6 +107,7 @@ class ViewOptions:
         VIEW,
         "Merge subword tokens into words: sum over keys, mean over queries.",
         modes=("model",),
+        idle=("layers", "heads", "rows", "html", "svg", "png"),
     )
     rows: Rows | None = setting(
         None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",)

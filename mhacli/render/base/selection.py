@@ -141,14 +141,15 @@ def require_rows(
     sequences: tuple[TokenSequence, ...],
     context: tuple[TokenSequence, ...] | None,
 ) -> None:
-    """Raises `UsageError` for a position that no query text of layers of these kinds has, and for a
-    sequence out of range.
+    """Raises `UsageError` for a position, or with merged words for a number of a word, that no text
+    of queries in layers of these kinds has, and for a sequence out of range.
     """
     if not isinstance(options.rows, tuple):
         return
     shown = sequences_to_draw(options, len(sequences)).shown
     texts = [texts_of(kind, sequences, context)[0][b] for kind in kinds for b in shown]
-    longest = max((len(text.tokens) for text in texts), default=0)
+    lengths = (len(text.words if options.words else text.tokens) for text in texts)
+    longest = max(lengths, default=0)
     last = max(options.rows, default=0)
     if longest and last >= longest:
         raise UsageError(out_of_range("--from", last, longest))

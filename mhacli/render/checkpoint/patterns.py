@@ -42,12 +42,26 @@ def queries_of(head: DrawableHead, sequence: int, options: ViewOptions) -> Queri
         case "generated":
             rows = () if produced is None else tuple(range(produced, last))
         case _:
-            rows = tuple(row for row in dict.fromkeys(options.rows) if row <= last)
+            n_rows = len(text.words) if options.words else last + 1
+            rows = tuple(row for row in dict.fromkeys(options.rows) if row < n_rows)
     if not options.words:
         return Queries(rows, produced)
     if produced is not None:  # the word before the first generated word
         produced = sum(word[0] <= produced for word in text.words) - 1
-    return Queries(None if rows is None else words_with(text, rows), produced)
+    if isinstance(options.rows, str):
+        rows = words_with(text, rows or ())
+    return Queries(rows, produced)
+
+
+def mean_map(maps: Sequence[HeadMap]) -> HeadMap:
+    """The mean of the maps of some heads over the same tokens. A masked cell counts as 0."""
+    is_open = np.any([cells.is_open for cells in maps], axis=0)
+    mean = np.mean([np.where(cells.is_open, cells.weights, 0.0) for cells in maps], axis=0)
+    learned = [cells.learned for cells in maps if cells.learned is not None]
+    return replace(
+        cell_map(maps[0].queries, maps[0].keys, mean, is_open),
+        learned=np.sum(learned, axis=0) / len(maps) if learned else None,
+    )
 
 
 # -------------------------------------------------------------------------------------------- words

@@ -28,7 +28,7 @@ from mhacli.record.heads import (
 from mhacli.record.record import CheckpointRecord, LayerView, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.doc import Column, Grid, Table, fields
-from mhacli.render.base.format import fitted, flowing, token_at, type_text
+from mhacli.render.base.format import fitted, flowing, plural, token_at, type_text
 from mhacli.render.base.grids import MAX_LINES, grids
 from mhacli.render.base.options import Screen, Selection, ViewOptions, sequences_to_draw
 from mhacli.render.base.selection import (
@@ -36,12 +36,15 @@ from mhacli.render.base.selection import (
     chosen_heads,
     chosen_layers,
     drawable_heads,
+    grouped,
     names_of,
+    ranges,
     require_inspected_heads,
 )
 from mhacli.render.base.terminal import bare, spaced, table
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.head_map import (
+    HeadMap,
     TitledMap,
     head_map,
     kv_head_of,
@@ -62,7 +65,7 @@ from mhacli.text.escape import token_label, visible
 from mhacli.text.numbers import Unit, shown
 
 from .header import checks_view, model_header
-from .patterns import WORDS_CAPTION, queries_of, words_map
+from .patterns import WORDS_CAPTION, mean_map, queries_of, words_map
 
 _EFFECTS = ("d_logit", "d_output")
 """What ranks removals: the first number that they have."""
@@ -184,6 +187,8 @@ def _patterns(content: _Content) -> Iterator[RenderableType]:
     """The patterns of chosen layers or heads on a common scale; without a choice, how to choose."""
     options = content.options
     if not content.has_patterns:
+        if content.can_draw and options.rows is not None and not content.record.spans:
+            yield from _mean_rows(content)
         if content.can_draw:
             yield Text(HINT, "dim")
         return
@@ -203,6 +208,40 @@ def _patterns(content: _Content) -> Iterator[RenderableType]:
             options = replace(options, view="heatmap")
     maps = [_titled_map(head, b, options, is_alone=n_heads == 1) for head, b in chosen]
     yield from patterns(maps, options, content.screen, most=most, n_more=n_heads - len(maps))
+    yield from _captions(maps, options)
+
+
+def _mean_rows(content: _Content) -> Iterator[RenderableType]:
+    """What the requested queries attend to, averaged over the heads of all layers of a kind."""
+    options = content.options
+    listed = replace(options, view="top" if options.view == "auto" else options.view)
+    heads = [head for head in drawable_heads(content.record, options) if head.layer.has_pattern]
+    texts = grouped(heads, lambda head: (head.layer.inspected.kind, head.record.keys[0].tokens))
+    maps = []
+    for same, b in product(texts.values(), content.sequences.shown):
+        kind = same[0].layer.inspected.kind
+        layers = [*dict.fromkeys(head.layer.inspected.layer for head in same)]
+        label = f"{'' if kind == 'self' else kind} {plural(len(layers), 'layer')} {ranges(layers)}"
+        cells, queries = (
+            mean_map([_cells(head, b, options) for head in same]),
+            queries_of(same[0], b, options),
+        )
+        cells = replace(cells, produced=queries.produced)
+        rows = cells.of_rows(queries.rows or ())
+        if queries.rows:
+            title = where(content.record, b, label.strip(), f"mean of {len(same)} heads")
+            maps.append(TitledMap(title, rows))
+    yield from patterns(maps, listed, content.screen)
+    yield from _captions(maps, options)
+
+
+def _cells(head: DrawableHead, sequence: int, options: ViewOptions) -> HeadMap:
+    """The map of a head, of words on request."""
+    return words_map(head, sequence) if options.words else head_map(head, sequence)
+
+
+def _captions(maps: Sequence[TitledMap], options: ViewOptions) -> Iterator[Text]:
+    """What names of queries and words mean."""
     if any(cells.is_followed(row) for _, cells in maps for row in range(len(cells.weights))):
         yield Text("a → b: after query a the model generated token b", "dim")
     if options.words:
@@ -217,7 +256,7 @@ def _titled_map(
     """
     statistics = head.statistics
     queries = queries_of(head, sequence, options)
-    cells = words_map(head, sequence) if options.words else head_map(head, sequence)
+    cells = _cells(head, sequence, options)
     cells = replace(cells, produced=queries.produced)
     if queries.rows is not None:
         cells = cells.of_rows(queries.rows)
