@@ -263,6 +263,15 @@ def _n_operations(tried: Attempt) -> int:
     return len(watcher.operations)
 
 
+def _with_line(failure: Exception, built: Built) -> str:
+    """A failure in words, with the line of the user's file that it comes from."""
+    message = shorten(str(failure), 160, placeholder=" …")
+    line = failure.line(built.file) if isinstance(failure, UserRaised) else None
+    if line is None:
+        return message
+    return f"{message} (line {line.line}: {shorten(line.source, 80, placeholder=' …')})"
+
+
 def _call_error(
     template: UserAttention, request: TargetRequest, tried: Sequence[Attempt]
 ) -> MhaError:
@@ -276,16 +285,13 @@ def _call_error(
         of_ids = list[Attempt]()
         first_that_works([attention], with_output, of_ids)
         failure = of_ids[0].failure if of_ids else failure
-    message = shorten(str(failure), 160, placeholder=" …")
     if isinstance(failure, UserRaised):
         error = user_code_error(
             f"{built.name} could not be called", failure.fault, built.file, code=""
         )
         if error.code:
             return error  # no code of the call would mend it
-        line = failure.line(built.file)
-        if line is not None:
-            message += f" (line {line.line}: {shorten(line.source, 80, placeholder=' …')})"
+    message = _with_line(failure, built)
     if request.example is not None:
         return built.refusal(f"{built.name} could not be called by --example: {message}")
     works = None
@@ -298,15 +304,15 @@ def _call_error(
     parameters = signature_of(built.call, "unknown")
     unknown = [p.name for p in parameters if p.required and p.name not in attention.others]
     if unknown:
-        needed = (
+        message = (
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
         if works is None:
             given = _values_that_work(built, request, unknown)
-            hint = "show a whole call with --example"
-            hint = hint if given is None else f"for example {given}, or {hint}"
-        return built.refusal(needed, hint)
+            hint = " or ".join(filter(None, (given, "a whole call with --example")))
+            hint = f"give {hint}"
+        return built.refusal(message, hint)
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:

@@ -178,6 +178,18 @@ def _with_maker(part: WeightMatrix, maker: WeightMatrix | None) -> WeightMatrix:
     return replace(part, weight=part.weight @ maker.weight, bias=bias)
 
 
+def _by_letters(parts: Sequence[WeightMatrix]) -> dict[str, list[WeightMatrix]]:
+    """The parts by their letters; those of a list that has one for each letter by this one too."""
+    by_letters: dict[str, list[WeightMatrix]] = {}
+    for part in parts:
+        by_letters.setdefault(part.letters, []).append(part)
+    for letters, group in [*by_letters.items()]:
+        if len(letters) == len(group) > 1:
+            for letter, part in zip(letters, group, strict=True):
+                by_letters.setdefault(letter, []).append(part)
+    return by_letters
+
+
 def _groups(
     parts: Sequence[WeightMatrix], d_in: int
 ) -> Iterator[list[tuple[str, list[WeightMatrix]]]]:
@@ -185,13 +197,7 @@ def _groups(
     no name states them. A group shares its letters, such as the matrices of all heads. Where three
     or more have no name, one holds q, k and v together only if it has more numbers than a square.
     """
-    by_letters: dict[str, list[WeightMatrix]] = {}
-    for part in parts:
-        by_letters.setdefault(part.letters, []).append(part)
-    for letters, group in [*by_letters.items()]:
-        if len(letters) == len(group) > 1:  # a list with a part for each letter
-            for letter, part in zip(letters, group, strict=True):
-                by_letters.setdefault(letter, []).append(part)
+    by_letters = _by_letters(parts)
     fused = [[letters] for letters in by_letters if set(letters) == set("qkv")]
     halves = [["qkv".strip(pair) or "k", pair] for pair in by_letters if len(pair) == 2]
     for combination in (["q", "k", "v"], *fused, *halves):

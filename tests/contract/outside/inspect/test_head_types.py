@@ -137,8 +137,13 @@ def test_the_mean_is_over_the_queries_that_have_such_a_token(masked: str, name: 
     weights, possible = np.zeros(3), 0
     for text, ids in enumerate(texts):
         n = len(ids)
-        cells = np.array([[key - own >= 0 and ids[key - own] == ids[query] and key - own != query
-                           for key in range(n)] for query in range(n)])  # fmt: skip
+        copies = [key - own for key in range(n)]
+        cells = np.array(
+            [
+                [copy >= 0 and copy != query and ids[copy] == ids[query] for copy in copies]
+                for query in range(n)
+            ]
+        )
         cells &= True if masked == "none" else np.tri(n, dtype=bool)
         pattern = np.asarray(record.pattern(layer=0, batch=text))
         weights += (pattern.reshape(3, n, n) * cells).sum(axis=(1, 2))
