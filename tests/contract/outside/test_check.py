@@ -26,6 +26,7 @@ class Case(NamedTuple):
     line: str = ""
     arguments: dict[str, int] | None = None
     is_built: bool = False
+    example: str | None = None
 
 
 PAIRS = {"dim": 64, "n_heads": 4}
@@ -66,6 +67,14 @@ CASES = (
     Case("uncopyable_part", "RotaryGPT"),
     Case("decoder_by_config", "build", "wrong:sees-the-future"),
     Case("not_autoregressive", "NonAutoregressiveTranslator"),
+    Case("heads_given", "SeriesCore", arguments={"masked": False}),
+    Case("mask_query_key_batch", "TimeFirst"),
+    Case("memory_mask_inside", "WrapperDecoder"),
+    Case(
+        "mask_switch_decoder",
+        "SpeechTextDecoder",
+        example="lambda m, T: m(torch.randint(80, (2, T)), torch.randn(2, 9, 48))",
+    ),
 )
 
 
@@ -75,7 +84,7 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     layer = getattr(user_code.load(path), case.layer)
     arguments = case.arguments or {}
     target, given = (layer(**arguments), {}) if case.is_built else (layer, arguments)
-    examination = user_code.check(target, arguments=given)
+    examination = user_code.check(target, arguments=given, example=case.example)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
