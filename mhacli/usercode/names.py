@@ -152,12 +152,13 @@ def is_switched_off(function: Callable[..., object], parameter: str, others: Seq
     given = rf"\b{parameter} is (not )?None\b|\bexists\({parameter}\)"
     source = re.sub(given, "_given_", source_of(function))
     tree = ast.parse(source)
-    switches = "|".join([r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)", *others])
+    switches = [r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)"]
+    switches += [rf"{other}\b" for other in others]
     spans = [
         range(node.lineno, (tree.body[0] if _returns(node) else node).end_lineno or 0)
         for node in ast.walk(tree)
         if isinstance(node, ast.If | ast.IfExp)
-        and re.search(rf"\b({switches})", ast.unparse(node.test))
+        and re.search(rf"(\b|_)({'|'.join(switches)})", ast.unparse(node.test))
     ]
     read = [each for each in ast.walk(tree) if isinstance(each, ast.Name) and each.id == parameter]
     if not read:

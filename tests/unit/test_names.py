@@ -36,6 +36,13 @@ def beside_memory(self: Any, scores: Any, mask: Any = None, memory: Any = None) 
     return scores if memory is None else scores + mask
 
 
+def by_names(self: Any, scores: Any, mask: Any = None, memory: Any = None) -> Any:
+    has_mask, has_memory = mask is not None, memory is not None
+    if has_mask and has_memory:
+        scores = scores + mask
+    return scores
+
+
 def switching(self: Any, attend: Any, mask: Any = None) -> Any:
     return attend(is_causal=mask is not None)
 
@@ -53,14 +60,20 @@ def read_first(self: Any, scores: Any, mask: Any = None) -> Any:
     return scores.masked_fill(hidden, -9) if self.masked else scores
 
 
+def unkept(self: Any, scores: Any, memory_mask: Any = None, mask: Any = None) -> Any:
+    if mask is not None and mask.any():
+        scores = scores.masked_fill(mask == 0, -9)
+    return scores
+
+
 def replaced(self: Any, scores: Any, mask: Any = None) -> Any:
     if mask is not None:
         scores = scores.masked_fill(self.lower == 0, -9)
     return scores
 
 
-OFF = (switched, left_early, chosen, of_five_axes, beside_memory, switching)
-READ = (in_one_kernel, read_first, replaced)
+OFF = (switched, left_early, chosen, of_five_axes, beside_memory, by_names, switching)
+READ = (in_one_kernel, read_first, unkept, replaced)
 
 
 @pytest.mark.parametrize("function", [*OFF, *READ])

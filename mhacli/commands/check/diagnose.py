@@ -112,11 +112,11 @@ class Diagnosis:
     """The result of a diagnosis of what was `probed`. `call` is the recorded first case. `proofs`
     are the mistakes that together give the outputs. Where nothing explains the output, `likeliest`
     is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
-    mistake of it that gives the weighted values of the call. `not_examined` are masks that act only
-    beside another argument, `ignored` those that hide nothing whatever stands in them, and
-    `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave, and
-    `notes` are for callers. `over` ended it, if its
-    time was over, and left `untried` what it had still to try.
+    mistake of it that gives the weighted values of the call. `not_examined` are masks that the code
+    says it does not read in these calls, `ignored` those that hide nothing whatever stands in them,
+    and `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave,
+    and `notes` are for callers. `over` ended it, if its time was over, and left `untried` what it
+    had still to try.
     """
 
     probed: ProbedAttention
