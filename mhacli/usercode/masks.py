@@ -59,6 +59,7 @@ _MASKS: tuple[tuple[AxisNames, bool], ...] = (
     (PATTERN_AXES, False),
     (("batch", "query", "key"), False),
     (("query", "key"), False),
+    (("query", "key", "batch"), False),
     (("batch", "key"), True),
     (PATTERN_AXES, True),
     (("batch", "query", "key"), True),

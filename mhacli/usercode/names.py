@@ -144,19 +144,27 @@ def never_read(call: Callable[..., object]) -> set[str]:
     return {parameter.name for parameter in signature_of(call)} - names
 
 
-def is_read_only_with(
-    function: Callable[..., object], parameter: str, others: Sequence[str]
-) -> bool:
-    """Whether a function reads a parameter only where a condition names one of the others, such as
-    `if others is not None:`.
+def is_switched_off(function: Callable[..., object], parameter: str, others: Sequence[str]) -> bool:
+    """Whether the numbers of a mask are read only under a condition that asks for one of the other
+    arguments, for a switch of the constructor such as `self.masked`, or for the number of its axes;
+    or whether it only says if there is a causal mask. `if mask is not None` is no such condition.
     """
-    tree = ast.parse(source_of(function))
-    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    bodies = [
-        node.body
-        for node in conditions
-        if not {*others}.isdisjoint(re.findall(r"\w+", ast.unparse(node.test)))
+    given = rf"\b{parameter} is (not )?None\b|\bexists\({parameter}\)"
+    source = re.sub(given, "_given_", source_of(function))
+    tree = ast.parse(source)
+    switches = [r"self\.\w*(mask|causal)", rf"{parameter}\.(n?dim|shape|size)"]
+    switches += [rf"{other}\b" for other in others]
+    spans = [
+        range(node.lineno, (tree.body[0] if _returns(node) else node).end_lineno or 0)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If | ast.IfExp)
+        and re.search(rf"(\b|_)({'|'.join(switches)})", ast.unparse(node.test))
     ]
-    inside = [part for body in bodies for statement in body for part in ast.walk(statement)]
-    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == parameter]
-    return bool(reads) and all(node in inside for node in reads)
+    read = [each for each in ast.walk(tree) if isinstance(each, ast.Name) and each.id == parameter]
+    if not read:
+        return "_given_" in source and re.search(r"causal\w* *=[^=]", source) is not None
+    return all(any(span.start <= each.lineno <= span.stop for span in spans) for each in read)
+
+
+def _returns(node: ast.If | ast.IfExp) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)

@@ -26,8 +26,8 @@ from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.graph import RecordedCall
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm, as_tokenizers_mean
-from mhacli.usercode.names import is_read_only_with
-from mhacli.usercode.roles import call_role, called_function
+from mhacli.usercode.names import is_switched_off
+from mhacli.usercode.roles import call_role, called_function, signature_of
 from mhacli.usercode.target import Choice
 
 from .candidates import Candidate, candidates
@@ -112,11 +112,11 @@ class Diagnosis:
     """The result of a diagnosis of what was `probed`. `call` is the recorded first case. `proofs`
     are the mistakes that together give the outputs. Where nothing explains the output, `likeliest`
     is the layer that has the most tensors in common with the call, and `likeliest_mistake` the
-    mistake of it that gives the weighted values of the call. `not_examined` are masks that act only
-    beside another argument, `ignored` those that hide nothing whatever stands in them, and
-    `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave, and
-    `notes` are for callers. `over` ended it, if its
-    time was over, and left `untried` what it had still to try.
+    mistake of it that gives the weighted values of the call. `not_examined` are masks that the code
+    says it does not read in these calls, `ignored` those that hide nothing whatever stands in them,
+    and `unexplained` those that no hypothesis matches. `cache` is what `steps` behind a cache gave,
+    and `notes` are for callers. `over` ended it, if its time was over, and left `untried` what it
+    had still to try.
     """
 
     probed: ProbedAttention
@@ -412,8 +412,8 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         return
     form = cases[0].form
     assert form is not None
-    if is_read_only_with(called_function(subject.built.call), form.parameter, subject.untried):
-        result.not_examined.append(form.parameter)  # it belongs to an argument that is never given
+    if _is_switched_off(result, cases[0], form.parameter):
+        result.not_examined.append(form.parameter)
         return
     for case in cases:
         call = recorded_case(subject, case)
@@ -422,6 +422,25 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     result.unexplained.append(form.parameter)
     if is_same_unmasked(subject, cases[0]):
         result.ignored.append(form.parameter)
+
+
+def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool:
+    """Whether no operation reads a mask, and the code, or that of a part that may be given it, says
+    under which condition it would.
+    """
+    subject = result.probed.subject
+    n_read, n_plain = (
+        len({source for each in call.operations for source in each.sources if not source.name})
+        for call in (recorded_case(subject, case), result.call)
+    )
+    parts: list[Any] = [subject.built.call]
+    if subject.built.module is not None:
+        parts += subject.built.module.modules()
+    return n_read <= n_plain and any(
+        is_switched_off(called_function(part), name, subject.untried)
+        for part in parts
+        for name in {parameter, *(each.name for each in signature_of(part, "mask"))}
+    )
 
 
 def _replaces_causality(result: Diagnosis, case: InputCase) -> bool:

@@ -135,6 +135,14 @@ CASES = (
         part="layers.0.norm (GroupNorm)",
     ),
     Case("series_convolutions", "mended", "consistent", causal=True),
+    Case("heads_given", "SeriesCore", arguments={"masked": False}),
+    Case("mask_query_key_batch", "TimeFirst"),
+    Case("memory_mask_inside", "WrapperDecoder"),
+    Case(
+        "mask_switch_decoder",
+        "SpeechTextDecoder",
+        example="lambda m, T: m(torch.randint(80, (2, T)), torch.randn(2, 9, 48))",
+    ),
 )
 
 
