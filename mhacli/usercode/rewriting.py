@@ -65,7 +65,8 @@ def put(tree: ast.Module, line: int, code: str, place: int) -> str:
     if isinstance(new, ast.Assign) and isinstance(statement, ast.Assign | ast.Expr):
         places = [statement]
     places += [laid_out] if re.search(r"\bit\b", code) else _by_likeness(statement, right)
-    places.insert(1, value)
+    if places[0] is not value:
+        places.insert(1, value)
     old = places[place]
     put_in = new if old is statement else right
     if isinstance(put_in, ast.Call) and isinstance(old, ast.Call) and KERNEL in ast.dump(put_in):
@@ -92,15 +93,15 @@ def _laid_out(node: ast.AST) -> ast.AST:
 
 
 def _by_likeness(statement: ast.stmt, new: ast.AST) -> list[ast.expr]:
-    """The expressions of a statement but for another one: those with the most of its variables
-    first, and then those that read most like it.
+    """The expressions of a statement but for another one: first those with the most of its
+    variables and the fewest others, of its kind, and then those that read most like it.
     """
-    text = ast.unparse(new)
-    wanted = _variables(new) & _variables(statement)
+    text, wanted = ast.unparse(new), _variables(new) & _variables(statement)
 
-    def unlikeness(node: ast.expr) -> tuple[int, float]:
+    def unlikeness(node: ast.expr) -> tuple[int, bool, float]:
         likeness = SequenceMatcher(None, ast.unparse(node), text).ratio()
-        return len(wanted - _variables(node)), -likeness
+        n_wrong = len(_variables(node) ^ wanted) if wanted else 0
+        return n_wrong, type(node) is not type(new), -likeness
 
     nodes = [
         node
