@@ -273,6 +273,8 @@ def _call_error(
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
+        if not attention.is_named:
+            needed += f"; as a context: {message}"
         if works is None:
             given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
             hint = f"give {given}, or a whole call with --example"
