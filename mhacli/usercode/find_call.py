@@ -308,6 +308,8 @@ def _call_error(
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
+        if not attention.is_named:
+            needed += f"; as a context: {message}"
         if works is None:
             given = _values_that_work(built, request, unknown)
             hint = " or ".join(filter(None, (given, "a whole call with --example")))

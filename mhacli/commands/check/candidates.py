@@ -157,6 +157,7 @@ def _with_queries(
             inputs.rows_of("k").mean(1)[:, None].expand(-1, n, -1)
         ),
     }
+    own = {name: rows for name, rows in own.items() if call.producers_of(rows(call.inputs))}
     for path, part in module.named_modules():
         is_of_user = not type(part).__module__.startswith("torch.") and not is_norm(part)
         for name, each in part.named_parameters(path, recurse=False):
@@ -164,7 +165,7 @@ def _with_queries(
                 own[name] = partial(_repeated, each.reshape(n, -1))
     for name, queries in own.items():
         design = _chosen("own-queries", f"the queries are {name}", queries=queries)
-        inputs = call.inputs.with_queries(queries(call.inputs))
+        inputs = call.inputs.with_queries(queries(call.inputs).detach())
         known = recorded_case(subject, InputCase(name, inputs, call.out))
         sizes = subject.sizes._replace(d_in=inputs.queries.shape[-1])
         yield replace(probed, subject=replace(subject, sizes=sizes)), design, known
@@ -172,7 +173,7 @@ def _with_queries(
 
 def _repeated(rows: Tensor, inputs: Inputs) -> Tensor:
     """The same rows for each text."""
-    return rows.expand(len(inputs.queries), *rows.shape)
+    return rows.repeat(len(inputs.queries), 1, 1)
 
 
 def _base_layers(probed: ProbedAttention) -> Iterator[Candidate]:
