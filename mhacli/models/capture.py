@@ -161,6 +161,13 @@ class Call:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
+    def is_of_same(self, other: Call) -> bool:
+        """Whether another call reads the same memory, as long as that of both is kept."""
+        pairs = ((self.q, other.q), (self.v, other.v))
+        return any(
+            a is not None and b is not None and a.data_ptr() == b.data_ptr() for a, b in pairs
+        )
+
     def holding(self, tensors: dict[str, Any]) -> Call:
         """The call with other tensors, by name, instead of its own."""
         held: dict[str, Any] = dict.fromkeys(self.tensors)
@@ -223,7 +230,17 @@ class Call:
 # -------------------------------------------------------------------------------------- the capture
 
 
-Take = Callable[[Call], Tensor | None]
+class Edit(NamedTuple):
+    """What replaces the `z` of a call in the model, and how to make the call with the weights and
+    the values of which it follows.
+    """
+
+    z: Tensor
+    call: Call
+    used: Callable[[], Call]
+
+
+Take = Callable[[Call], Tensor | Edit | None]
 """Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A
 returned tensor replaces `z` in the model; None changes nothing."""
 
@@ -232,31 +249,40 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def captured(
-    model: nn.Module, take: Take, *, batch: int = 1, anywhere: bool = False
+    model: nn.Module,
+    take: Take,
+    *,
+    batch: int = 1,
+    anywhere: bool = False,
+    edits: bool = False,
 ) -> Iterator[Watch]:
     """A context in which `take` receives every attention of `model` as it is computed.
 
     `batch` is the number of sequences, needed where code merges the axes of batch and heads.
-    Attention that is written out, with an axis for heads or of all tokens over all, is captured
+    Attention of all tokens over all, or with an axis for heads, that is written out is captured
     `anywhere`, or only in modules that are named like attentions. Other models are not affected; a
     second capture waits for the first. If `take` returns None, nothing that the model computes is
     changed. What transformers' interface gives is wrapped: the functions of its table, and the
     `eager_attention_forward` of a modelling file. Functions are unwrapped in reverse order, also if
-    a context that was opened earlier is closed first; it then captures nothing more.
+    a context that was opened earlier is closed first; it then captures nothing more. Whatever was
+    opened first, what `edits` comes before what only receives.
     """
     watch = Watch(model, take, batch, anywhere=anywhere)
+    watch.edits = edits
     with _ONE_AT_A_TIME, ExitStack() as hooks:
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
         hooks.callback(register_module_forward_hook(watch.leave, always_call=True).remove)
-        with ExitStack() as wrapped:
-            wrapped.enter_context(foreign.attention_functions(watch.watching))
-            if _writes_out(model):
-                wrapped.enter_context(watch)
-            _OPEN.append((watch, wrapped.pop_all()))
+        around = list[Watch]()
+        while edits and _OPEN and not _OPEN[-1][0].edits:
+            receiver, wrapped = _OPEN.pop()
+            wrapped.close()
+            around.append(receiver)
+        for each in (watch, *reversed(around)):
+            _OPEN.append((each, each.wrapped()))
         try:
             yield watch
         finally:
-            watch.is_closed = True
+            watch.is_closed, Watch.edit = True, None
             while _OPEN and _OPEN[-1][0].is_closed:
                 _OPEN.pop()[1].close()
 
@@ -325,10 +351,13 @@ class Watch(TorchFunctionMode):
     `scaled_dot_product_attention` and softmax called by a modelling file.
 
     `silent` are modules, with their classes, that are named like attentions but ran without any.
-    While a receiver of any watch computes, `is_taking`, nothing is the model's.
+    While a receiver of any watch computes, `is_taking`, nothing is the model's. `edit` is the last
+    one of any watch.
     """
 
     is_taking = False
+    edit: Edit | None = None
+    edits = False
 
     def __init__(self, model: nn.Module, take: Take, batch: int, *, anywhere: bool) -> None:
         super().__init__()
@@ -349,7 +378,16 @@ class Watch(TorchFunctionMode):
         self._layers = {id(module) for name, module in named.items() if is_layer(name)}
         self._n_runs = self._n_calls = 0
         self._is_inside = False
+        self._writes_out = _writes_out(model)
         self.begin_pass()
+
+    def wrapped(self) -> ExitStack:
+        """Wraps the functions of attention until the stack is closed."""
+        with ExitStack() as functions:
+            functions.enter_context(foreign.attention_functions(self.watching))
+            if self._writes_out:
+                functions.enter_context(self)
+            return functions.pop_all()
 
     def begin_pass(self) -> None:
         """Starts a forward pass. What an interrupted pass left is forgotten."""
@@ -422,9 +460,18 @@ class Watch(TorchFunctionMode):
         return self._running[-1] if self._running else _ModuleRun(module, 0, 0)
 
     def _give(self, call: Call) -> Tensor | None:
-        """Passes a complete call to the receiver. Returns the replacement of its `z`, if any."""
+        """Passes a complete call, as it was edited, to the receiver. Returns the replacement of its
+        `z`, if any.
+        """
+        edit = Watch.edit
+        if not self.edits and edit is not None and edit.call.is_of_same(call):
+            used = {name: tensor for name, tensor in edit.used().tensors.items() if name != "z"}
+            call = replace(call, **used)
         with foreign.replaced(Watch, is_taking=True):
-            return self._take(call)
+            changed = self._take(call)
+        if self.edits:
+            Watch.edit = changed if isinstance(changed, Edit) else None
+        return changed.z if isinstance(changed, Edit) else changed
 
     @ours(instead=lambda _self, _level, original: original)
     def watching(

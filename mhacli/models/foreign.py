@@ -102,9 +102,13 @@ def attention_functions(
     }
     if hasattr(interface, "get_interface"):
         choose = interface.get_interface
-        functions["get_interface"] = lambda table, name, usual: choose(
-            table, name, wrap("module", usual)
-        )
+
+        def get_interface(table: Any, name: Any, usual: Any) -> Any:
+            chosen = choose(table, name, usual)
+            is_of_file = usual is not None and choose(table, name, None) is None
+            return wrap("module", chosen) if is_of_file else chosen
+
+        functions["get_interface"] = get_interface
     return replaced(interface, **functions)
 
 

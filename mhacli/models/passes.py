@@ -19,7 +19,7 @@ from mhacli.models import foreign
 from mhacli.usercode.door import UserCall, calls_of_user, for_user, on_behalf, ours
 from mhacli.usercode.foreign import is_transformed
 
-from .capture import FORBIDDING, Call, Watch, captured
+from .capture import FORBIDDING, Call, Edit, Watch, captured
 from .layer_names import is_pair
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -92,14 +92,16 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
     exception; and `stray(name)` for an attention outside any pass. Its `refused` becomes the error
     of a call that cannot be followed. Calls are detached from the graph, with gradients and
     autocast off, and their tensors belong to the model. A listener that `edits` gets them
-    unchanged, and a tensor that it returns replaces z.
+    unchanged, and may return an `Edit`.
 
     `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and
     when editing in a backward pass.
     """
     passes = _Passes(model, listener, by, edits)
     with (
-        captured(model, passes.take) as passes.watch,  # waits for the captures of other threads
+        captured(
+            model, passes.take, edits=edits
+        ) as passes.watch,  # waits for the captures of other threads
         calls_of_user() as passes.calls,
         ExitStack() as hooks,
     ):
@@ -299,7 +301,7 @@ class _Passes:
                 code="hidden",
             )
 
-    def take(self, call: Call) -> Tensor | None:
+    def take(self, call: Call) -> Edit | None:
         """Hands an attention of the model on."""
         if foreign.is_in_backward():
             if self._edits:
@@ -318,7 +320,7 @@ class _Passes:
             on_behalf(self._listener.stray, call.name)  # no end of a pass would raise it
             return None
         if self._edits:
-            edited: Tensor | None = self._listener.take(call)
+            edited: Edit | None = self._listener.take(call)
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():

@@ -76,7 +76,7 @@ class SelfCheck(Check, frozen=True, kw_only=True):
     def of_layers(
         cls, layers: Sequence[Sequence[Check]], *, holds: bool = True, doubt: str = ""
     ) -> Self:
-        """The worst of the last checks of layers, ok if all are, which a `doubt` leaves open."""
+        """The worst of the last checks of layers, ok if all are; a `doubt` leaves that open."""
         worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
         is_ok = holds and all(check.ok for checks in layers for check in checks)
         ok = None if is_ok and doubt else is_ok

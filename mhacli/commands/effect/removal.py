@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.core import per_query_head
+from mhacli.attention.core import four_axes, per_query_head
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.masking import as_attention
@@ -105,6 +105,34 @@ def without(
         if any(not removal.keys for removal in removals):
             removed.visible.add(row)
     return removed
+
+
+def as_used(call: Call, z: Tensor, rows: Mapping[int, Sequence[Removal]], *, start: int) -> Call:
+    """A call with the weights and the values of which `z` after the removals follows: an edge is
+    masked, and a removed head has what replaces it as the value of every key.
+    """
+    batch, n_heads, n_queries, n_keys = call.shape
+    cut = torch.zeros(batch, n_heads, n_queries, n_keys, dtype=torch.bool, device=call.device)
+    v = None if call.v is None else per_query_head(call.v, n_heads).clone()
+    for _, sequence, removal in _placed(call, rows, start, 0):
+        heads = removal.heads or range(n_heads)
+        if removal.keys:
+            keys = [key for key in removal.keys if 0 <= key < n_keys]
+            cut[sequence][np.ix_(heads, removal.queries, keys)] = True
+        elif v is not None:
+            v[sequence, list(heads)] = z[sequence, list(heads), :1].to(v.dtype)
+    if not cut.any():
+        return replace(call, v=v)
+    if call.scores is not None and call.pattern is not None:
+        scores = call.scores.masked_fill(cut, -torch.inf)
+        weights = scores.softmax(dim=-1).nan_to_num(nan=0.0).to(call.pattern.dtype)
+        is_cut = cut.any(dim=-1, keepdim=True)
+        return replace(call, v=v, scores=scores, pattern=weights.where(is_cut, call.pattern))
+    mask = ~cut
+    if call.mask is not None:
+        given = four_axes(call.mask)
+        mask = mask & given if given.dtype == torch.bool else given.masked_fill(cut, -torch.inf)
+    return replace(call, v=v, mask=mask)
 
 
 def _placed(

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.models.capture import Call
+from mhacli.models.capture import Call, Edit
 from mhacli.models.layer_names import LayerKey, is_pair
 from mhacli.models.passes import ModelPass, followed, require_open
 from mhacli.record.effect import HeadReplacement
 from mhacli.text.tokens import AttentionKind
 
 from .parts import same_heads
-from .removal import Removal, without
+from .removal import Removal, as_used, without
 from .settings import given_head, kind_and_numbers, require_replacement
 
 _REMOVED = "mhacli.removed"
@@ -157,7 +158,7 @@ class _Removing:
             code="not-called",
         )
 
-    def take(self, call: Call) -> Tensor | None:
+    def take(self, call: Call) -> Edit | None:
         """`z` after the removals in this attention. Raises `MhaError` for a head that does not
         exist, and if nothing can be removed.
         """
@@ -186,7 +187,8 @@ class _Removing:
             real = self._real(call, self._pass)
         rows = dict.fromkeys(range(call.shape[0]), here)
         with torch.autocast(call.device.type, enabled=False):
-            return without(call, rows, start=n_past, real=real).z
+            z = without(call, rows, start=n_past, real=real).z
+        return Edit(z, call, partial(as_used, call, z, rows, start=n_past))
 
     def _real(self, call: Call, model_pass: ModelPass) -> Tensor | None:
         """The positions of each sequence that are not padding; None if all are. Raises `MhaError`
