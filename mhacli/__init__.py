@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mhacli.commands.effect.removed import removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
+    from mhacli.models.given import record_of
     from mhacli.models.inspecting import inspecting
     from mhacli.record.record import Record
     from mhacli.record.storage import load
@@ -36,6 +37,7 @@ __all__ = [
     "inspect",
     "inspecting",
     "load",
+    "record_of",
     "removed",
 ]
 
@@ -53,6 +55,7 @@ _MODULES = {
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",
+    "record_of": "mhacli.models.given",
     "removed": "mhacli.commands.effect.removed",
 }
 

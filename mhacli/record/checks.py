@@ -43,6 +43,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def words(self) -> str:
+        """The verdict on a run."""
+        if self.ok is None:
+            return f"not verified: {self.note}"
+        return "self-check ok" if self.ok else "self-check FAILED"
+
+    @property
     def severity(self) -> tuple[bool, float]:
         """The sort key among checks of one name: failed ones last, then by error."""
         return not self.ok, math.inf if self.error is None else self.error

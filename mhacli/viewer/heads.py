@@ -278,7 +278,8 @@ def type_words(session: Session) -> Text:
     """
     head = session.head
     statistics = head.statistics
-    doubts = "" if head.record.self_check.ok else "  self-check FAILED: press i"
+    check = head.record.self_check
+    doubts = "" if check.ok else f"  {check.words}: press i"
     if not head.layer.inspected.verified:
         doubts += "  not verified"
     name = f" {words.type_text(statistics)}"
