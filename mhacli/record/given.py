@@ -341,7 +341,9 @@ def read_stack(path: str, axes: str | None) -> Stack:
         arrays = {name: _tensor(header, name) for name in header.tensors}
         is_rounded = any(tensor.dtype == "BF16" for tensor in header.tensors.values())
     given: Any = [arrays[name] for name in _in_order(arrays, path)]
-    stack = stack_of(given if len(given) > 1 else given[0], axes, path)
+    is_of_numpy = begin == NUMPY or begin.startswith(b"PK")
+    source = f"{path}, a file of numpy," if is_of_numpy else path
+    stack = stack_of(given if len(given) > 1 else given[0], axes, source)
     return replace(stack, dtype="bfloat16") if is_rounded else stack
 
 
