@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mhacli.commands.effect.removed import removed
     from mhacli.errors import MhaError
     from mhacli.layer.run import inspect
+    from mhacli.models.given import record_of
     from mhacli.models.inspecting import inspecting
     from mhacli.record.record import Record
     from mhacli.record.storage import load
@@ -37,6 +38,7 @@ __all__ = [
     "inspect",
     "inspecting",
     "load",
+    "record_of",
     "removed",
 ]
 
@@ -54,6 +56,7 @@ _MODULES = {
     "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.models.inspecting",
     "load": "mhacli.record.storage",
+    "record_of": "mhacli.models.given",
     "removed": "mhacli.commands.effect.removed",
 }
 

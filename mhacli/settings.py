@@ -687,17 +687,25 @@ def pairs(words: Sequence[str], name: str) -> tuple[tuple[str, str], ...]:
     return tuple(values.items())
 
 
+ALL_LAYERS, LAST_LAYER = -2, -1
+"""In place of numbers of layers, of all or of the last."""
+_NAMED_LAYERS = {"all": ALL_LAYERS, "last": LAST_LAYER, "-1": LAST_LAYER}
+
+
 def layer_list(word: str) -> tuple[LayerChoice, ...]:
-    """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `ValueError` with the form."""
+    """Layers from `5`, `0,8-10`, `decoder.0-3,cross.5`, `all` or `last`. Raises `ValueError` with
+    the form.
+    """
     layers: list[LayerChoice] = []
     for part in word.split(","):
         match = re.fullmatch(
-            rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip()
+            rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+|all|last)", part.strip()
         )
         if match is None:
             raise ValueError(f"{word[:80]!r} is not a list such as 5, 0,8-10 or decoder.5,cross.5")
         kind: Any = match[1]
-        layers += [(kind, n) for n in index_list(match[2])]
+        named = _NAMED_LAYERS.get(match[2])
+        layers += [(kind, n) for n in (index_list(match[2]) if named is None else (named,))]
     return tuple(layers)
 
 

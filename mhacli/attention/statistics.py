@@ -72,12 +72,12 @@ class Cells:
     @cached_property
     def duplicate(self) -> Float[Tensor, "query key"]:
         """1 at keys with the query's token."""
-        return self._equal_to(self.request.k_tokens, 0)
+        return self.equal_to(self.request.k_tokens, 0).to(self.attention.dtype)
 
     @cached_property
     def induction(self) -> Float[Tensor, "query key"]:
         """1 at keys after the query's token."""
-        return self._equal_to(self.request.before_k, 1)
+        return self.equal_to(self.request.before_k, 1).to(self.attention.dtype)
 
     @cached_property
     def matched(self) -> list[Float[Tensor, "query key"]]:
@@ -90,14 +90,13 @@ class Cells:
     def _indices(self) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
         return indices(self.queries, self.request.first), indices(self.keys, self.request.first)
 
-    def _equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Float[Tensor, "query key"]:
-        """1 where a key's label is the query's token, except at the key `query + shift`. Padding
+    def equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Bool[Tensor, "query key"]:
+        """Where a key's label is the query's token, except at the key `query + shift`. Padding
         equals nothing.
         """
         tokens = self.request.q_tokens[self.batch, self.rows]
         tokens = torch.where(tokens < 0, -2, tokens)
-        is_same = tokens[:, None] == labels[self.batch, self.columns]
-        same: Tensor = is_same.to(self.attention.dtype)
+        same: Tensor = tokens[:, None] == labels[self.batch, self.columns]
         offset = self.queries.start + shift - self.keys.start
         if self.request.axes.is_self and -len(self.queries) < offset < len(self.keys):
             same.diagonal(offset).zero_()
@@ -540,6 +539,13 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResul
     return reduced.statistics | counts
 
 
+def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...]:
+    """The statistics of copies, the label of each key that has to be the query's token, and how far
+    behind the query the key stands that does not count.
+    """
+    return ("duplicate", request.k_tokens, 0), ("induction", request.before_k, 1)
+
+
 def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassResults:
     """How many queries of a text see a copy of their token, and a token after one."""
     counts: PassResults = {}
@@ -547,8 +553,9 @@ def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassRes
         hidden = _visible(attention, queries, keys)
         for b, visible in enumerate(hidden):
             cells = Cells(attention, request, b, queries, keys)
-            for name, plane in (("duplicate", cells.duplicate), ("induction", cells.induction)):
-                possible = (visible & (plane > 0)).any(dim=-1).sum(dim=-1).cpu()
+            for name, labels, shift in _copies_of(request):
+                copies = cells.equal_to(labels, shift)
+                possible = (visible & copies).any(dim=-1).sum(dim=-1).cpu()
                 key = f"n_{name}_queries"
                 if key not in counts:
                     counts[key] = possible.new_zeros(len(hidden), len(possible))
@@ -612,10 +619,7 @@ def _of_first_keys(
         "first": weight * counted(request.first),
         "leading": weight * counted(request.leading),
     }
-    for name, labels, shift in (
-        ("duplicate", request.k_tokens, 0),
-        ("induction", request.before_k, 1),
-    ):
+    for name, labels, shift in _copies_of(request):
         texts = zip(request.q_tokens, labels, strict=True)
         equal = [_equal(*text, n_seen, shift if request.axes.is_self else None) for text in texts]
         counts = torch.stack(equal)

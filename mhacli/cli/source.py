@@ -144,6 +144,8 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     from mhacli.models.folder import is_hub_id, read_checkpoint, size_of
 
     path = model.path or ""
+    if any(n < 0 for _, n in model.layers or ()):
+        raise UsageError("--layer all and last are for mha run and mha show")
     if is_hub_id(path):
         return None
     if model.revision is not None:

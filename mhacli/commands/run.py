@@ -18,6 +18,7 @@ from mhacli.cli.output import (
     require_output,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
+from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading
 
@@ -47,9 +48,19 @@ def run(
     require_output(options, output, has_effects=False)
     require_generated(options.rows, is_generated=reading.generate is not None)
     options = replace(options, layers=what.model.layers)
+    if any(n < 0 for _, n in options.layers or ()):  # all are inspected, and then chosen
+        what = replace(what, model=replace(what.model, layers=None))
+    if options.is_mean and what.model.path is None:
+        raise UsageError("--head mean needs --model")
+    if options.is_mean and output.save is not None:
+        raise UsageError(
+            "--head mean has no heads to save", hint="mha show RECORD --head mean draws it later"
+        )
     also = ("v",) if output.html is not None else ()
     run, texts = make_run(what, reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
     record, notes = inspected(run, texts, options)
+    if options.is_mean:
+        record = record.mean_of_heads()
     print_result(record, notes, options=options, output=output, run=run, after=after_run)
 
 

@@ -1,20 +1,30 @@
 """`mha show`: draws a saved record in any view of `run`, without torch."""
 
+from dataclasses import replace
 from typing import Annotated
 
+from mhacli.cli.console import loading_torch, note
 from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
+from mhacli.io.safetensors import is_of_arrays
+from mhacli.record.record import Record
 from mhacli.record.storage import load
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
 from mhacli.settings import setting
+
+ARRAYS = "Arrays of other programs"
+_PATH = "A record that --save wrote, or weights in a file of numpy or safetensors."
+_AXES = "Names of the axes of weights, such as layer,head,query,key."
+_LABELS = "Tokens of the weights: one a line, or a JSON list."
 
 
 @command(
     "mha show cat.safetensors",
     "mha show cat.safetensors --view heatmap --head 0",
     "mha show cat.safetensors --html cat.html",
+    "mha show weights.npz --axes layer,head,query,key --labels tokens.txt",
 )
 def show(
     options: Annotated[
@@ -22,11 +32,14 @@ def show(
     ],
     output: Annotated[Output, offers("json", "csv", "force", *DRAWN)],
     *,
-    path: str = setting("", "", "A record that --save wrote.", metavar="RECORD", argument=True),
+    path: str = setting("", "", _PATH, metavar="RECORD", argument=True),
+    axes: str | None = setting(None, ARRAYS, _AXES, metavar="LIST"),
+    labels: str | None = setting(None, ARRAYS, _LABELS, metavar="FILE"),
+    raw: bool = setting(False, ARRAYS, "Show numbers that are no weights as they are."),
 ) -> None:
-    """Reads a record and prints it in the chosen view."""
+    """Reads a record, or weights of another program, and prints them in the chosen view."""
     require_output(options, output, read=path)
-    record = load(path)
+    record = _record(path, axes, labels, is_raw=raw)
     model = record.model
     if record.survey is None and model is None and options.maps:
         raise UsageError(f"--map needs a record of mha heads, which {path} is not")
@@ -39,9 +52,32 @@ def show(
             raise UsageError(
                 f"--{name} is for runs of mha's own layer, whose steps {path} does not have"
             )
-    require_choices(record.config.n_heads, len(record.sequences), options)
+    if options.is_mean and model is None:
+        raise UsageError(f"--head mean needs a record of a checkpoint, which {path} is not")
+    record = record.mean_of_heads() if options.is_mean else record
+    known = replace(options, heads=None) if options.is_mean else options
+    require_choices(record.config.n_heads, len(record.sequences), known)
     if model is not None and options.rows is not None:
         require_generated(options.rows, is_generated=model.generated is not None)
         kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
         require_rows(options, kinds, record.sequences, record.context)
     print_result(record, (), options=options, output=output, is_saved=True)
+
+
+def _record(path: str, axes: str | None, labels: str | None, *, is_raw: bool) -> Record:
+    """The record in a file, or that of arrays of another program."""
+    if not (axes or labels or is_raw or is_of_arrays(path)):
+        return load(path)
+    from mhacli.record.given import read_labels, read_stack, record_of_stack
+
+    tokens = None if labels is None else read_labels(labels)
+    record = record_of_stack(read_stack(path, axes), tokens, source=path, name=path, is_raw=is_raw)
+    if is_raw:
+        return record
+    try:
+        with loading_torch():
+            from mhacli.models.given import with_statistics
+    except ModuleNotFoundError as fault:
+        note(f"{fault.name} is missing, so the table of heads has no numbers")
+        return record
+    return with_statistics(record)

@@ -136,6 +136,25 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
 
 
+def is_of_arrays(path: str) -> bool:
+    """Whether a file holds arrays of numpy, or tensors of three axes or more that mha did not
+    write.
+    """
+    try:
+        with opened(path) as read:
+            first = read_up_to(read, 9)
+            if first.startswith(_ZIP):
+                member = _first_member(first + read_up_to(read, _MAX_NAME_BYTES))
+                return member.endswith(".npy")
+        if first.startswith(NUMPY):
+            return True
+        header = read_tensor_header(path)
+    except MhaError:
+        return False
+    ranks = {len(tensor.shape) for tensor in header.tensors.values()}
+    return header.metadata is None and bool(ranks) and min(ranks) > 2
+
+
 def _of_numpy(path: str, what: str) -> MhaError:
     """The error of a file of numpy where only safetensors is read."""
     hint = (

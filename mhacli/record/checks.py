@@ -43,6 +43,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def words(self) -> str:
+        """The verdict on a run."""
+        if self.ok is None:
+            return f"not verified: {self.note}" if self.note else "not verified"
+        return "self-check ok" if self.ok else "self-check FAILED"
+
+    @property
     def severity(self) -> tuple[bool, float]:
         """The sort key among checks of one name: failed ones last, then by error."""
         return not self.ok, math.inf if self.error is None else self.error
@@ -64,13 +71,6 @@ class SelfCheck(Check, frozen=True, kw_only=True):
     """
 
     error: float | None = msgspec.field(name="max_abs_error")
-
-    @property
-    def verdict(self) -> str:
-        """Whether it is ok, in words."""
-        if self.ok is None:
-            return "not verified"
-        return "self-check ok" if self.ok else "self-check FAILED"
 
     @classmethod
     def of_layers(

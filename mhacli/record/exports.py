@@ -194,16 +194,20 @@ def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Colum
 # ------------------------------------------------------------------------------- attention patterns
 
 
+MEAN_OF_HEADS = -1
+"""The number that stands for the mean of all heads."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern(Table):
     """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives
     the weights.
 
     `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query
-    key` for all layers. `layers` and `heads` are their numbers, `batch` is the text's number, and
-    `queries` and `keys` are the texts of the axes. As a table it has a row per cell: `layer`,
-    `sequence`, `head`, `query` and `key` (positions), `query_token`, `key_token`, `allowed`, and
-    `pattern`, the attention weight from 0 to 1.
+    key` for all layers. `layers` and `heads` are their numbers, −1 for the mean of heads, `batch`
+    is the text's number, and `queries` and `keys` are the texts of the axes. As a table it has a
+    row per cell: `layer`, `sequence`, `head`, `query` and `key` (positions), `query_token`,
+    `key_token`, `allowed`, and `pattern`, the attention weight from 0 to 1.
     """
 
     values: Array
@@ -224,6 +228,39 @@ class Pattern(Table):
     def head(self) -> int | None:
         """The head's number; None for several heads."""
         return self.heads[0] if "head" not in self.dims else None
+
+    def mean_of_heads(self) -> Pattern:
+        """The mean of all heads, whose number is −1. A cell is visible if it is in any head."""
+        import numpy as np
+
+        axis = self.dims.index("head")
+        allowed: Array = np.logical_or.reduce(self.allowed, axis=axis)
+        return replace(
+            self,
+            values=self.values.mean(axis=axis),
+            allowed=allowed,
+            dims=tuple(name for name in self.dims if name != "head"),
+            heads=(MEAN_OF_HEADS,),
+        )
+
+    def of_words(self) -> Pattern:
+        """The weights between words: summed over the tokens of a key, and averaged over those of a
+        query that see a key, so that sums of rows stay. A pair is visible if one of its tokens is.
+        """
+        import numpy as np
+
+        q_starts, k_starts = ([word[0] for word in t.words] for t in (self.queries, self.keys))
+        sees = self.allowed.any(axis=-1)
+        n_queries = np.maximum(1, np.add.reduceat(sees.astype(float), q_starts, axis=-1))
+        of_keys = np.add.reduceat(np.where(self.allowed, self.values, 0.0), k_starts, axis=-1)
+        allowed = np.logical_or.reduceat(self.allowed, k_starts, axis=-1)
+        return replace(
+            self,
+            values=np.add.reduceat(of_keys, q_starts, axis=-2) / n_queries[..., None],
+            allowed=np.logical_or.reduceat(allowed, q_starts, axis=-2),
+            queries=self.queries.of_words,
+            keys=self.keys.of_words,
+        )
 
     @property
     def query_tokens(self) -> tuple[str, ...]:

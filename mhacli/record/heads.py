@@ -4,10 +4,11 @@ were computed.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -352,8 +353,9 @@ _ROUNDING = 1e-5
 
 
 _COLUMNS = tuple(row for row in (*STATISTICS, *OF_REMOVAL) if row.priority is not None)
-SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS))
-"""The keys by which heads can be sorted."""
+CONDITION = "where"
+SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS), CONDITION)
+"""The keys by which heads can be sorted; the second condition of --where is `where2`."""
 
 
 def require_order(sort: str) -> tuple[str, bool]:
@@ -363,8 +365,10 @@ def require_order(sort: str) -> tuple[str, bool]:
     word, colon, direction = sort.partition(":")
     headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
     name = headings.get(word, word)
-    if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
-        known = f"one of {', '.join(SORTS)}, alone or with :up or :down"
+    name = re.sub("^pattern_(?=[0-9])", CONDITION, name)  # the name in tables and JSON
+    is_condition = re.fullmatch(f"{CONDITION}[1-9][0-9]?", name) is not None
+    if not (name in SORTS or is_condition) or direction not in (("up", "down") if colon else ("",)):
+        known = f"one of {', '.join(SORTS)}, where2 …, alone or with :up or :down"
         raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}")
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
@@ -379,16 +383,21 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     if name == "head":  # heads are in the order of execution already
         return tuple(heads if rises else reversed(heads))
     is_change = name in {row.field for row in OF_REMOVAL}
-    known = [head for head in heads if getattr(head, name) is not None]
-    if heads and not known and any(row.optional for row in _COLUMNS if row.field == name):
-        raise UsageError(
-            f"--sort {sort} orders by a number that no head here has", hint="mha explain " + name
-        )
-    known.sort(
-        key=lambda head: abs(getattr(head, name)) if is_change else getattr(head, name),
-        reverse=not rises,
-    )
-    return (*known, *(head for head in heads if getattr(head, name) is None))
+    is_condition = name.startswith(CONDITION)
+    at = int(name.removeprefix(CONDITION) or 1) - 1 if is_condition else 0
+
+    def number(head: HeadStatistics) -> Any:
+        if is_condition:
+            return head.patterns[at] if at < len(head.patterns) else None
+        return getattr(head, name)
+
+    known = [head for head in heads if number(head) is not None]
+    may_lack = is_condition or any(row.optional for row in _COLUMNS if row.field == name)
+    if heads and not known and may_lack:
+        hint = "add --where CONDITION" if is_condition else "mha explain " + name
+        raise UsageError(f"--sort {sort} orders by a number that no head here has", hint=hint)
+    known.sort(key=lambda head: abs(number(head)) if is_change else number(head), reverse=not rises)
+    return (*known, *(head for head in heads if number(head) is None))
 
 
 # ---------------------------------------------------------------------- statistics without matrices

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 from msgspec import Struct
 
-from mhacli.errors import UsageError, out_of_range
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import Array, checksum, json_checksum, plain, under
 from mhacli.io.files import write_whole
@@ -38,6 +38,7 @@ from .checks import SelfCheck
 from .corpus import CorpusSummary
 from .effect import Effect, EffectSummary
 from .exports import (
+    MEAN_OF_HEADS,
     EffectTable,
     HeadTable,
     Page,
@@ -129,7 +130,7 @@ class Record(Shown):
         parts = [f"{len(self.heads)} heads", f"{' + '.join(lengths)} tokens"]
         if self.effects:
             parts.append(f"{len(self.effects)} effects")
-        parts.append(self.self_check.verdict)
+        parts.append(self.self_check.words)
         return f"<Record{model}: {', '.join(parts)}>"
 
     @property
@@ -227,9 +228,12 @@ class Record(Shown):
         head: int | None = None,
         batch: int = 0,
         kind: AttentionKind | None = None,
+        heads: Literal["mean"] | None = None,
+        words: bool = False,
     ) -> Pattern:
-        """The attention weights of a head with their tokens; without `head` of all heads, without
-        `layer` of all layers.
+        """The attention weights of a head with their tokens; without `head` of all heads, with
+        `heads="mean"` their mean, without `layer` of all layers. `words` merges the parts of words:
+        weights are summed over keys and averaged over queries.
 
         `batch` is the number of the text. In a model with several kinds of attention, `kind`
         selects one; without it, that is the attention of a text to itself if the model has an
@@ -256,7 +260,39 @@ class Record(Shown):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
             raise UsageError(f"the record has several attentions of layer {numbers[0]}", hint=hint)
         patterns = [pattern_of_layer(each, head=head, batch=batch) for each in chosen]
-        return stacked(patterns) if self.layers and layer is None else patterns[0]
+        found = stacked(patterns) if self.layers and layer is None else patterns[0]
+        if heads is not None:
+            if heads != "mean" or head is not None:
+                raise UsageError(f"heads={heads!r} is not 'mean' without head=")
+            found = found.mean_of_heads()
+        return found.of_words() if words else found
+
+    def mean_of_heads(self) -> Record:
+        """The record with one head in each layer, −1, whose pattern is the mean of all. It has no
+        statistics. Raises `MhaError` if no pattern was kept.
+        """
+        import numpy as np
+
+        layers, heads, arrays = list[InspectedLayer](), list[HeadStatistics](), dict[str, Array]()
+        for view in self.attentions:
+            if view.has_pattern:
+                mean = view.record.arrays["pattern"].mean(axis=1, keepdims=True)
+                parts = {
+                    "pattern": mean,
+                    "allowed": view.record.arrays["allowed"].any(axis=1, keepdims=True),
+                    "strongest_key": np.where(mean.max(axis=-1) > 0, mean.argmax(axis=-1), -1),
+                }
+                prefix = layer_prefix(len(layers))
+                arrays |= {prefix + name: array for name, array in parts.items()}
+                survey = dataclasses.replace(UNMEASURED, checks=view.inspected.survey.checks)
+                layers.append(dataclasses.replace(view.inspected, survey=survey))
+                place = view.inspected.layer, view.inspected.name
+                heads.append(HeadStatistics(layer=place[0], attention=place[1], head=MEAN_OF_HEADS))
+        if not layers:
+            raise MhaError("the record has no pattern to average", code="not-kept")
+        return dataclasses.replace(
+            self, layers=tuple(layers), heads=HeadTable(heads), arrays=arrays
+        )
 
     def document(self) -> dict[str, Any]:
         """The record without arrays as JSON values."""

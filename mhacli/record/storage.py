@@ -67,7 +67,8 @@ def load_late(path: str) -> Record:
     except UsageError as fault:
         raise bad_file(file.path, f"{file.path}: {fault.message}") from None
     readers = {
-        name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors
+        name: cache(partial(load_array, file, name, sums.get(name)))
+        for name in sums or file.tensors
     }
     return replace(record, arrays=StoredArrays(readers))
 
@@ -77,7 +78,7 @@ def is_scan(path: str) -> bool:
     return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
 
 
-def _array(file: TensorFile, name: str, expected: str | None) -> Array:
+def load_array(file: TensorFile, name: str, expected: str | None = None) -> Array:
     """An array of the file, which is read and not mapped: a mapped file that is cut ends the
     process. Raises `MhaError` if it is not what was written.
     """

@@ -57,6 +57,17 @@ class TokenSequence:
         ]
         return tuple(range(a, b) for a, b in pairwise([*begins, len(words)]))
 
+    @property
+    def of_words(self) -> TokenSequence:
+        """The text with its words in place of tokens: their only token, or their characters."""
+        names, offsets = list[str](), list[tuple[int, int]]()
+        for word in self.words:
+            (begin, _), (_, end) = self.offsets[word[0]], self.offsets[word[-1]]
+            names.append(self.tokens[word[0]] if len(word) == 1 else self.text[begin:end])
+            offsets.append((begin, end))
+        ids = tuple(self.ids[word[0]] for word in self.words)
+        return TokenSequence(self.text, tuple(names), ids, tuple(offsets))
+
     def unknown(self, i: int) -> str | None:
         """The text for which token `i` stands if the vocabulary has no token for it, else None."""
         typed = self.text[slice(*self.offsets[i])]

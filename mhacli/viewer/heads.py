@@ -278,8 +278,8 @@ def type_words(session: Session) -> Text:
     """
     head = session.head
     statistics = head.statistics
-    is_wrong = head.record.self_check.ok is False
-    doubts = f"  {head.record.self_check.verdict}: press i" if is_wrong else ""
+    check = head.record.self_check
+    doubts = "" if check.ok else f"  {check.words}: press i"
     if not head.layer.inspected.verified:
         doubts += "  not verified"
     name = f" {words.type_text(statistics)}"

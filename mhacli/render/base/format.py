@@ -246,8 +246,9 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
         ("machine", device),
         (
             "self-check",
-            f"{record.self_check.verdict.removeprefix('self-check ')}:"
-            f" {visible(record.self_check.note) or agreement(record.self_check)}",
+            record.self_check.words
+            if record.self_check.ok is None
+            else f"{'ok' if record.self_check.ok else 'FAILED'}: {agreement(record.self_check)}",
         ),
     )
     return tuple((word, visible(line)) for word, line in pairs)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal
 
 from mhacli.errors import UsageError, out_of_range
+from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import SORTS, require_order
 from mhacli.settings import (
     CHECKPOINT,
@@ -44,12 +45,18 @@ def _order(word: str) -> str:
     return word
 
 
+def head_list(word: str) -> tuple[int, ...]:
+    """Heads, or the mean of all. Raises `ValueError` with the form."""
+    return (MEAN_OF_HEADS,) if word == "mean" else index_list(word)
+
+
 _indices = partial(setting, parse=index_list, metavar="LIST")
 HEADS_SHOWN = "Show only these heads, such as 0,2 or 0-3."
 SEQUENCES_SHOWN = "Show only these sequences, such as 0,2."
 _HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _SORT = (
-    "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
+    "Order the heads by a statistic, such as entropy, or by the condition of --where (where):"
+    " largest first, or with :up smallest first."
 )
 _ROWS = (
     "Show only these queries: generated, last, or positions such as 3,7-9, with --words those of"
@@ -77,8 +84,15 @@ class ViewOptions:
     """
 
     view: View = setting("auto", VIEW, "How to draw each head.", common=True)
-    heads: tuple[int, ...] | None = _indices(
-        None, VIEW, HEADS_SHOWN, "--head", default=_FITTING, common=True
+    heads: tuple[int, ...] | None = setting(
+        None,
+        VIEW,
+        "Show only these heads, such as 0,2 or 0-3, or with --model the mean of all: mean.",
+        "--head",
+        parse=head_list,
+        metavar="LIST",
+        default=_FITTING,
+        common=True,
     )
     sequences: tuple[int, ...] | None = _indices(
         None, VIEW, SEQUENCES_SHOWN, "--sequence", default=_FITTING
@@ -132,6 +146,11 @@ class ViewOptions:
         "Store every attention weight in the page, whatever its size.",
         needs=("html",),
     )
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the mean of all heads was chosen."""
+        return self.heads == (MEAN_OF_HEADS,)
 
     def shows_head(self, head: int) -> bool:
         """Whether a head is chosen, as all are unless some are named."""

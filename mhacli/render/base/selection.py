@@ -8,11 +8,12 @@ from operator import attrgetter
 from typing import TypeVar
 
 from mhacli.errors import UsageError, out_of_range
+from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import InspectedLayer, LayerView, Record, texts_of
-from mhacli.settings import LayerChoices
+from mhacli.settings import LAST_LAYER, LayerChoices
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, TokenSequence
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 from .format import plural
 from .options import Rows, Scale, ViewOptions, sequences_to_draw
@@ -38,14 +39,31 @@ def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]
     """The requested layers of a checkpoint, or all, in the record's order; none of a layer of mha.
     Raises `UsageError` for a layer that the record lacks.
     """
-    for kind, number in options.layers or ():
+    chosen = options.layers
+    if chosen is not None:
+        chosen = tuple(choice for each in chosen for choice in _resolved(each, record.layers))
+    for kind, number in chosen or ():
         if not any(is_among(layer, ((kind, number),)) for layer in record.layers):
             name = f"{kind}.{number}" if kind is not None else number
             raise UsageError(
                 f"--layer {name} is not in the record, which has {names_of(record.layers)}"
             )
     views = record.attentions if record.layers else ()
-    return tuple(view for view in views if is_among(view.inspected, options.layers))
+    return tuple(view for view in views if is_among(view.inspected, chosen))
+
+
+def _resolved(choice: LayerChoice, layers: Sequence[InspectedLayer]) -> list[LayerChoice]:
+    """A choice with the numbers of layers for all or the last of each kind."""
+    kind, number = choice
+    if number >= 0:
+        return [choice]
+    numbers = dict[AttentionKind, list[int]]()
+    for layer in layers:
+        if kind in (None, layer.kind):
+            numbers.setdefault(layer.kind, []).append(layer.layer)
+    if number == LAST_LAYER:
+        return [(kind, max(of_kind)) for kind, of_kind in numbers.items()]
+    return [(kind, n) for kind, of_kind in numbers.items() for n in of_kind]
 
 
 def is_among(layer: InspectedLayer, choices: LayerChoices) -> bool:
@@ -189,7 +207,9 @@ class DrawableHead:
     @property
     def label(self) -> str:
         """`layer 3 · head 5`, or `head 5`."""
-        return " · ".join(filter(None, (self.layer.label, f"head {self.statistics.head}")))
+        number = self.statistics.head
+        name = "mean of all heads" if number == MEAN_OF_HEADS else f"head {number}"
+        return " · ".join(filter(None, (self.layer.label, name)))
 
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:

@@ -193,7 +193,7 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
 def _unverified(record: Record) -> Iterator[Text]:
     """The failed checks of layers, or what else makes them doubtful."""
     for layer in record.layers:
-        if not layer.verified:
+        if not layer.verified and layer.self_check.ok is not None:
             failures = [check for check in layer.survey.checks if not check.ok]
             names = tuple(f"the check '{check.name}'" for check in failures)
             reasons = [
@@ -208,6 +208,8 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     largest error in any layer.
     """
     ok = record.self_check.ok
+    if ok is None:
+        return Text(record.self_check.words, "bold yellow")
     checks = [check for view in record.attentions for check in view.inspected.survey.checks]
     if ok and not in_detail:
         return self_check_verdict(ok=True, numbers=checks_in_brief(checks))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mhacli.record.exports import Pattern
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import DrawableHead
 from mhacli.render.heads.head_map import (
@@ -79,32 +80,22 @@ def words_map(head: DrawableHead, sequence: int) -> HeadMap:
     row sums are preserved. A pair of words is visible if any pair of their tokens is.
     """
     cells = head_map(head, sequence)
-    queries = head.record.sequences[sequence]
-    keys = head.record.keys[sequence]
-    q_starts = [word[0] for word in queries.words]
-    k_starts = [word[0] for word in keys.words]
-    n_queries = np.maximum(1, np.add.reduceat(cells.n_queries, q_starts))
-    weights = np.add.reduceat(np.where(cells.is_open, cells.weights, 0.0), k_starts, axis=1)
-    weights = np.add.reduceat(weights, q_starts) / n_queries[:, None]
-    is_open = np.logical_or.reduceat(cells.is_open, k_starts, axis=1)
-    is_open = np.logical_or.reduceat(is_open, q_starts)
+    queries, keys = head.record.sequences[sequence], head.record.keys[sequence]
+    number = head.statistics.head
+    texts = (queries, keys)
+    tokens = Pattern(cells.weights, cells.is_open, ("query", "key"), (0,), (number,), 0, *texts)
+    words = tokens.of_words()
     sinks = words_with(keys, cells.sinks)
-    merged = cell_map(_names(queries), _names(keys), weights, is_open, sinks=sinks)
+    merged = cell_map(
+        words.query_tokens, words.key_tokens, words.values, words.allowed, sinks=sinks
+    )
     if cells.learned is None:
         return merged
-    return replace(merged, learned=np.add.reduceat(cells.learned, q_starts) / n_queries)
+    starts = [word[0] for word in queries.words]
+    n_queries = np.maximum(1, np.add.reduceat(cells.n_queries, starts))
+    return replace(merged, learned=np.add.reduceat(cells.learned, starts) / n_queries)
 
 
 def words_with(text: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
     """The indices of the words that contain any of these tokens."""
     return tuple(i for i, word in enumerate(text.words) if any(token in word for token in tokens))
-
-
-def _names(text: TokenSequence) -> tuple[str, ...]:
-    """The words of a text: their only token, or their characters."""
-    names = []
-    for word in text.words:
-        begin, _ = text.offsets[word[0]]
-        _, end = text.offsets[word[-1]]
-        names.append(text.tokens[word[0]] if len(word) == 1 else text.text[begin:end])
-    return tuple(names)

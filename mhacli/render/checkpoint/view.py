@@ -112,6 +112,11 @@ class _Content:
         return (has_layers or options.heads is not None) and self.can_draw
 
     @property
+    def has_statistics(self) -> bool:
+        """Whether the statistics of heads were computed, as they are unless weights are foreign."""
+        return not self.heads or any(head.certainty is not None for head in self.heads)
+
+    @property
     def can_draw(self) -> bool:
         """Whether patterns are wanted, and there is one."""
         has_any = any(layer.has_pattern for layer in self.layers)
@@ -167,6 +172,11 @@ def _heads(content: _Content) -> Iterator[RenderableType]:
     options = content.options
     screen = content.screen
     patterns = Group(*_patterns(content))
+    if not content.has_statistics:
+        yield content.header()
+        yield patterns
+        yield Text("without statistics of heads", "dim")
+        return
     rows = heads_table(record, content.listed, options)
     numbers = Group(*content.remarks(), *table(rows, screen.width, has_all=options.verbose))
     if content.is_of_one_head:
@@ -261,8 +271,8 @@ def _titled_map(
     if queries.rows is not None:
         cells = cells.of_rows(queries.rows)
     doubt = "" if head.layer.inspected.verified else "NOT verified"
-    kind = KIND_SIGNS[statistics.kind].sign
-    if is_alone:
+    kind = "" if statistics.certainty is None else KIND_SIGNS[statistics.kind].sign
+    if is_alone and kind:
         kind += f" {type_text(statistics)}"
     label = head.label + kv_head_of(head)
     return TitledMap(where(head.record, sequence, label, doubt, kind), cells)
@@ -328,7 +338,8 @@ def _maps(content: _Content) -> Iterator[RenderableType]:
 def _end(content: _Content) -> Iterator[RenderableType]:
     """The verdict, below the model of a single head."""
     checks = content.checks()
-    yield Group(content.header(), checks) if content.is_of_one_head else checks
+    has_no_header = content.is_of_one_head and content.has_statistics
+    yield Group(content.header(), checks) if has_no_header else checks
 
 
 def listed_heads(

@@ -20,6 +20,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.io.data import Array
+from mhacli.record.exports import MEAN_OF_HEADS
 from mhacli.record.heads import HeadStatistics, words_of_type
 from mhacli.record.record import LayerView, Record
 from mhacli.render.base.doc import Column, Grid, Table
@@ -40,8 +41,9 @@ def where(record: Record, sequence: int, layer: str, *parts: str) -> str:
 
 def kv_head_of(head: DrawableHead) -> str:
     """The kv head of a query head, if it is shared."""
-    group = head.record.config.heads_per_kv_head
-    return f" · kv head {head.statistics.head // group}" if group > 1 else ""
+    group, number = head.record.config.heads_per_kv_head, head.statistics.head
+    is_shared = group > 1 and number != MEAN_OF_HEADS
+    return f" · kv head {number // group}" if is_shared else ""
 
 
 # --------------------------------------------------------------------------------------------- maps

@@ -248,7 +248,8 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
 
 def _type_text(head: HeadStatistics) -> str:
     """The sign and name of a type with its excess; a dash if no query sees several keys."""
-    return "–" if _has_no_choice(head) else f"{KIND_SIGNS[head.kind].sign} {type_text(head)}"
+    is_unknown = _has_no_choice(head) or head.certainty is None
+    return "–" if is_unknown else f"{KIND_SIGNS[head.kind].sign} {type_text(head)}"
 
 
 def types_of(heads: Iterable[HeadStatistics]) -> list[Text]:

@@ -364,7 +364,9 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
     label = head.label + kv_head_of(head)
     name = words_of_type(statistics.kind).name
     sign = KIND_SIGNS[statistics.kind].sign
-    about = f"{sign} {name}"
+    if statistics.certainty is None:
+        sign, name = "", "no statistics"
+    about = f"{sign} {name}".strip()
     if statistics.entropy is not None:
         about += f" · entropy {shown(statistics.entropy, 'nats')} nats"
     return {

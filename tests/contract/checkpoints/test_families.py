@@ -307,9 +307,9 @@ def test_the_statistics_of_each_head_are_those_of_the_pattern_of_the_family(name
             require_near(head, means, tolerance)
         uniform = oracle.head_statistics(oracle.uniform(cells), cells, marks, heads[0].offset)
         require_near(heads[0].uniform, uniform, 1e-5)
-        kind_of_head, certainty = oracle.head_type(
-            oracle.head_statistics(pattern[:, 0], cells, marks, heads[0].offset), uniform
-        )
+        means = oracle.head_statistics(pattern[:, 0], cells, marks, heads[0].offset)
+        means |= {"positional": heads[0].positional, "also_at": heads[0].also_at}
+        kind_of_head, certainty = oracle.head_type(means, uniform)
         assert heads[0].kind == kind_of_head
         assert heads[0].certainty == pytest.approx(certainty, abs=2e-3)
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.small_models import TEXT, llama_folder
+from support.small_models import llama_folder
 
 import mhacli
+
+TEXT = "the unbelievable foxes sleep by a stony mill"
 
 pytestmark = pytest.mark.real
 
@@ -63,9 +65,9 @@ def test_the_number_of_a_word_typed_back_gives_its_row(folder: Path, mha: Any) -
     words = ["run", TEXT, "--model", "model", "--layer", "1", "--head", "2", "--words"]
     every = mha(*words, "--view", "top", "--all").stdout
     for number in (0, 3, 5):
-        (row,) = re.findall(rf"(?m)^{number} “.*→.*$", every)
+        (row,) = re.findall(rf"(?m)^ *{number} “.*→.*$", every)
         got = mha(*words, "--view", "top", "--from", str(number)).stdout
-        rows = re.findall(r"(?m)^\d+ “.*→.*$", got)
+        rows = re.findall(r"(?m)^ *\d+ “.*→.*$", got)
         assert [each.split() for each in rows] == [row.split()]
-    n_words = len(re.findall(r"(?m)^\d+ “.*→", every))
+    n_words = len(re.findall(r"(?m)^ *\d+ “.*→", every))
     assert str(n_words - 1) in mha(*words, "--from", str(n_words), code=2).said
