@@ -465,7 +465,8 @@ class Watch(TorchFunctionMode):
         """
         edit = Watch.edit
         if not self.edits and edit is not None and edit.call.is_of_same(call):
-            used = {name: tensor for name, tensor in edit.used().tensors.items() if name != "z"}
+            used: dict[str, Any] = {**edit.used().tensors}
+            used.pop("z", None)
             call = replace(call, **used)
         with foreign.replaced(Watch, is_taking=True):
             changed = self._take(call)

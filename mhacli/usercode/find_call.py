@@ -304,7 +304,7 @@ def _call_error(
     parameters = signature_of(built.call, "unknown")
     unknown = [p.name for p in parameters if p.required and p.name not in attention.others]
     if unknown:
-        message = (
+        needed = (
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
@@ -314,7 +314,7 @@ def _call_error(
             given = _values_that_work(built, request, unknown)
             hint = " or ".join(filter(None, (given, "a whole call with --example")))
             hint = f"give {hint}"
-        return built.refusal(message, hint)
+        return built.refusal(needed, hint)
     if request.call_arguments:
         hint += f"; given was --call-arg {', '.join(name for name, _ in request.call_arguments)}"
     if built.guesses:
