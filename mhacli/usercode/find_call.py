@@ -226,6 +226,11 @@ def _kernel_error(built: Built, attempt: Attempt) -> MhaError | None:
     return None
 
 
+def _as_context(attention: UserAttention, message: str) -> str:
+    """What a call raises that reads an unknown argument as a context; empty for other calls."""
+    return "" if attention.is_named else f"; as a context: {message}"
+
+
 def _n_operations(tried: Attempt) -> int:
     """How many operations a call runs before it fails."""
     watcher = Watcher(None)
@@ -273,8 +278,7 @@ def _call_error(
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
-        if not attention.is_named:
-            needed += f"; as a context: {message}"
+        needed += _as_context(attention, message)
         if works is None:
             given = " ".join(f"--call-arg {name}=VALUE" for name in unknown)
             hint = f"give {given}, or a whole call with --example"

@@ -189,9 +189,7 @@ def _groups(
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
     for letters, group in [*by_letters.items()]:
-        if len(letters) == len(group) > 1:  # a list with a part for each letter
-            for letter, part in zip(letters, group, strict=True):
-                by_letters.setdefault(letter, []).append(part)
+        _split_list(letters, group, by_letters)
     fused = [[letters] for letters in by_letters if set(letters) == set("qkv")]
     halves = [["qkv".strip(pair) or "k", pair] for pair in by_letters if len(pair) == 2]
     for combination in (["q", "k", "v"], *fused, *halves):
@@ -203,6 +201,15 @@ def _groups(
             yield [(letter, [part]) for letter, part in zip("qkv", trio, strict=True)]
     for part in [part for part in unnamed if len(unnamed) < 3 or part.weight.numel() > d_in**2]:
         yield from ([("".join(order), [part])] for order in permutations("qkv"))
+
+
+def _split_list(
+    letters: str, group: Sequence[WeightMatrix], by_letters: dict[str, list[WeightMatrix]]
+) -> None:
+    """Adds the parts of a list that is named by several letters, one for each, by their letters."""
+    if len(letters) == len(group) > 1:
+        for letter, part in zip(letters, group, strict=True):
+            by_letters.setdefault(letter, []).append(part)
 
 
 # ---------------------------------------------------------------------------- queries, keys, values
