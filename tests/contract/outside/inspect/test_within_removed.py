@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.small_models import eager, llama, record_without, without_head
+from torch import nn
 
 pytestmark = pytest.mark.real
 IDS = torch.tensor([[3, 45, 17, 99, 150, 201, 33, 8]])
@@ -41,3 +42,31 @@ def test_edges_are_removed_in_the_record(attention: str, outside: bool) -> None:
     plain[1, 5, 2] = 0
     plain[1, 5] /= plain[1, 5].sum()
     np.testing.assert_allclose(record.pattern(layer=0).values, plain, rtol=0, atol=2e-6)
+
+
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        z = nn.functional.scaled_dot_product_attention(q, q, q)
+        return z.transpose(1, 2).flatten(2)
+
+
+class Block(nn.Module):
+    """Attends in rows and in columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_attention, self.column_attention = Attention(), Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.column_attention(self.row_attention(x))
+        return rows
+
+
+def test_a_head_of_two_attentions_with_one_number_is_refused_with_their_names() -> None:
+    model = nn.Sequential(Block(), Block()).eval()
+    with (
+        pytest.raises(mhacli.MhaError, match=r"0\.row_attention, 0\.column_attention"),
+        mhacli.removed(model, heads=[(0, 1)]),
+    ):
+        model(torch.randn(2, 5, 16))
