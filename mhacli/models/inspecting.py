@@ -252,10 +252,12 @@ class Seen:
             chain.unfit[call.place] = f"attention in which {words}"
         elif call.kind == "encoder" or not chain.last.is_cached:
             chain.inspect(call)
-        elif is_requested:
-            chain.keep_part(call)
         else:
-            chain.found.append(call.place)
+            chain.compare_cache(call)
+            if is_requested:
+                chain.keep_part(call)
+            else:
+                chain.found.append(call.place)
 
     def end(self, *, is_whole: bool) -> None:
         """A pass is over. With a cache, another pass may continue its text; after an encoder, a
@@ -276,7 +278,11 @@ class Seen:
             return
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for name in [*chain.parts]:
-                chain.inspect(joined(chain.parts.pop(name)))
+                parts = chain.parts.pop(name)
+                if chain.is_reordered:  # the passes of a row may belong to several texts
+                    chain.unfit[parts[0].call.place] = _REORDERED
+                else:
+                    chain.inspect(joined(parts))
         self._notes |= dict.fromkeys(chain.notes)
         self._unfit |= chain.unfit
         self._met |= {*chain.found, *chain.unfit}
@@ -316,6 +322,7 @@ class TextPasses(PassInspection):
     The texts of each half become known with the first attention that reads them; of the attentions
     `unknown` it is not known which ids they read. `n_tokens` are in the cache now. `parts` are
     copies of each attention, pass by pass, together not above the limit for kept matrices.
+    `is_reordered` says that some cache did not hold the last key that went into it.
     """
 
     passes: list[ModelPass] = field(kw_only=True)
@@ -323,10 +330,12 @@ class TextPasses(PassInspection):
     n_tokens: int = 0
     parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
     unknown: set[tuple[str, int]] = field(default_factory=set)
+    is_reordered: bool = False
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
     _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
+    _last_keys: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _n_bytes: int = 0
 
     @property
@@ -346,6 +355,20 @@ class TextPasses(PassInspection):
         is_answer = self.is_encoded and "encoder" not in began.halves
         is_next = began.n_past > 0 and began.n_past == self.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
+
+    def compare_cache(self, call: Call) -> None:
+        """Compares the last key of the earlier pass with that in the cache, in any attention of
+        texts to themselves: the others belong to the same texts.
+        """
+        keys = call.v if call.k is None else call.k
+        if call.kind == "cross" or keys is None or call.unreadable is not None:
+            return
+        end = min(call.shape[3], self.last.n_past + call.shape[2])
+        before = self._last_keys.get((call.title, call.layer))
+        at = end - call.shape[2] - 1
+        if before is not None and at >= 0 and not torch.equal(before, keys[:, :, at]):
+            self.is_reordered = True
+        self._last_keys[call.title, call.layer] = keys[:, :, end - 1].clone()
 
     def keep_part(self, call: Call) -> None:
         """Copies a part of an attention in the last pass; later passes may add more parts."""
@@ -537,14 +560,7 @@ def _misfit(call: Call, before: Sequence[Part], n_past: int, n_prefix: int) -> s
         )
     if n_prefix and not before and k_len < n_past + q_len:
         return "attention with a window, whose cache has lost the first keys"
-    if not before or k_len == q_len:
-        return None
-    earlier = before[-1].call
-    known = earlier.v if earlier.k is None else earlier.k
-    cached = call.v if call.k is None else call.k
-    if known is None or cached is None or torch.equal(known[:, :, -1], cached[:, :, -q_len - 1]):
-        return None
-    return _REORDERED
+    return None
 
 
 def joined(parts: Sequence[Part]) -> Call:

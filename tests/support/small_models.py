@@ -5,6 +5,7 @@ reported cases.
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,19 @@ def without_head(projection: Any, head: int) -> Any:
         return (x,)
 
     return projection.register_forward_pre_hook(zero)
+
+
+def record_without(model: Any, ids: torch.Tensor, *, outside: bool, **choice: Any) -> Any:
+    """The record of a call without heads or edges, `outside` of the removal or within it."""
+    import mhacli
+
+    with ExitStack() as stack:
+        for number in range(2):
+            if outside == bool(number):
+                stack.enter_context(mhacli.removed(model, **choice))
+            else:
+                seen = stack.enter_context(mhacli.inspecting(model, keep=["pattern", "z"]))
+        with torch.no_grad():
+            model(ids)
+    assert seen.record.self_check.ok
+    return seen.record

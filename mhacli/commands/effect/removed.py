@@ -112,7 +112,7 @@ class _Removing:
         self._pass: ModelPass | None = None
         self.refused: MhaError | None = None
         self._done: set[Removal] = set()
-        self._layers: dict[LayerKey, None] = {}
+        self._layers: dict[LayerKey, dict[str, None]] = {}
         self._calls: list[Call] = []
 
     def require_done(self) -> None:
@@ -146,7 +146,15 @@ class _Removing:
         self._pass = began
 
     def end(self, *, is_whole: bool) -> None:
-        """A pass is over."""
+        """A pass is over. Raises `MhaError` if several modules have the number of a removal."""
+        for removal in self._removals:
+            names = self._layers.get(removal.layer, {})
+            if is_whole and len(names) > 1:
+                raise MhaError(
+                    f"layer {removal.layer[1]} has several attentions: {', '.join(names)}",
+                    hint=f"give {_REMOVED} a module that holds one of them, and call it",
+                    code="not-removed",
+                )
 
     def stray(self, name: str) -> None:
         """Handles a part of the model that was called by itself, so that the positions of its
@@ -165,6 +173,8 @@ class _Removing:
         together = [removing for removing in _OPEN if removing.model is self.model]
         if self._pass is None or together[0] is not self:
             return None
+        for removing in together:
+            removing._layers.setdefault(call.place, {}).setdefault(call.name)
         calls = same_heads(call, self._calls)
         if calls is None:
             return None
@@ -178,7 +188,6 @@ class _Removing:
                     if _is_within(removal, call, n_past):
                         here.append(removal)
         for removing in together:
-            removing._layers.setdefault(call.place)
             removing._done.update(here)
         if not here:
             return None

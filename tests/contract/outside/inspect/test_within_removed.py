@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from support.small_models import eager, llama, without_head
-from test_written_out import Net, inspected, masked
-
-import mhacli
+from support.small_models import eager, llama, record_without, without_head
+from torch import nn
 
 pytestmark = pytest.mark.real
 IDS = torch.tensor([[3, 45, 17, 99, 150, 201, 33, 8]])
-
-
-def record_without(model: Any, ids: torch.Tensor, *, outside: bool, **choice: Any) -> Any:
-    """The record of a call without heads or edges, `outside` of the removal or within it."""
-    with ExitStack() as stack:
-        for number in range(2):
-            if outside == bool(number):
-                stack.enter_context(mhacli.removed(model, **choice))
-            else:
-                seen = stack.enter_context(mhacli.inspecting(model, keep=["pattern", "z"]))
-        with torch.no_grad():
-            model(ids)
-    assert seen.record.self_check.ok
-    return seen.record
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -63,14 +44,29 @@ def test_edges_are_removed_in_the_record(attention: str, outside: bool) -> None:
     np.testing.assert_allclose(record.pattern(layer=0).values, plain, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("outside", [True, False])
-def test_heads_and_edges_of_code_are_removed_in_the_record(outside: bool) -> None:
-    ids = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
-    plain = inspected(masked, n_texts=2)[1].pattern(layer=0).values
-    model = Net(masked).eval()
-    choice: dict[str, Any] = {"heads": [(0, 2)], "edges": [(0, 1, 5, 2)]}
-    record = record_without(model, ids, outside=outside, **choice)
-    plain[1, 5, 2] = 0
-    plain[1, 5] /= plain[1, 5].sum()
-    np.testing.assert_allclose(record.pattern(layer=0).values, plain, rtol=0, atol=2e-6)
-    assert (record.arrays["layers.0.z"][0, 2] == 0).all()
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        z = nn.functional.scaled_dot_product_attention(q, q, q)
+        return z.transpose(1, 2).flatten(2)
+
+
+class Block(nn.Module):
+    """Attends in rows and in columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_attention, self.column_attention = Attention(), Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.column_attention(self.row_attention(x))
+        return rows
+
+
+def test_a_head_of_two_attentions_with_one_number_is_refused_with_their_names() -> None:
+    model = nn.Sequential(Block(), Block()).eval()
+    with (
+        pytest.raises(mhacli.MhaError, match=r"0\.row_attention, 0\.column_attention"),
+        mhacli.removed(model, heads=[(0, 1)]),
+    ):
+        model(torch.randn(2, 5, 16))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.small_models import record_without
 from torch import Tensor, nn
 
 import mhacli
@@ -181,3 +182,16 @@ def test_texts_and_heads_in_other_axes_are_shown(attend: Attend, n_texts: int) -
                 found.add((layer.layer, text, head))
                 assert text == row or pattern.key_tokens[0] == "x0"
     assert len(found) == 2 * n_texts * 4
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_heads_and_edges_of_code_are_removed_in_the_record(outside: bool) -> None:
+    ids = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+    plain = inspected(masked, n_texts=2)[1].pattern(layer=0).values
+    model = Net(masked).eval()
+    choice: dict[str, Any] = {"heads": [(0, 2)], "edges": [(0, 1, 5, 2)]}
+    record = record_without(model, ids, outside=outside, **choice)
+    plain[1, 5, 2] = 0
+    plain[1, 5] /= plain[1, 5].sum()
+    np.testing.assert_allclose(record.pattern(layer=0).values, plain, rtol=0, atol=2e-6)
+    assert (record.arrays["layers.0.z"][0, 2] == 0).all()
