@@ -44,15 +44,7 @@ def put(tree: ast.Module, line: int, code: str, place: int) -> str:
     that lay out a tensor; they are replaced with it. Raises `SyntaxError` for what is no code or in
     no function that runs again, and `IndexError` without a place.
     """
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    functions = [node.name for node in around if isinstance(node, ast.FunctionDef)]
-    if functions[-1:] in ([], ["__init__"]):
-        raise SyntaxError("no function runs this line again")
-    statement = max(around, key=lambda node: (node.lineno, node.col_offset))
+    statement = _statement_at(tree, line)
     value = getattr(statement, "value", statement)
     laid_out = next((node for node in ast.walk(value) if _laid_out(node) is not node), value)
     known = {"this": f"({ast.unparse(value)})", "it": f"({ast.unparse(_laid_out(laid_out))})"}
@@ -75,6 +67,19 @@ def put(tree: ast.Module, line: int, code: str, place: int) -> str:
         put_in.keywords += [each for each in old.keywords if each.arg not in given]
     _Exchange(old, put_in).visit(tree)
     return ast.unparse(put_in)
+
+
+def _statement_at(tree: ast.Module, line: int) -> ast.stmt:
+    """The innermost statement around a line. Raises `SyntaxError` in no function that runs again."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    functions = [node.name for node in around if isinstance(node, ast.FunctionDef)]
+    if functions[-1:] in ([], ["__init__"]):
+        raise SyntaxError("no function runs this line again")
+    return max(around, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _laid_out(node: ast.AST) -> ast.AST:
