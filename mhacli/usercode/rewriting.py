@@ -70,7 +70,7 @@ def put(tree: ast.Module, line: int, code: str, place: int) -> str:
 
 
 def _statement_at(tree: ast.Module, line: int) -> ast.stmt:
-    """The innermost statement around a line. Raises `SyntaxError` in no function that runs again."""
+    """The innermost statement around a line. Raises `SyntaxError` where no function runs again."""
     around = [
         node
         for node in ast.walk(tree)
