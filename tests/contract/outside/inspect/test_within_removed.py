@@ -8,6 +8,8 @@ import torch
 from support.small_models import eager, llama, record_without, without_head
 from torch import nn
 
+import mhacli
+
 pytestmark = pytest.mark.real
 IDS = torch.tensor([[3, 45, 17, 99, 150, 201, 33, 8]])
 
