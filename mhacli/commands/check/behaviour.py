@@ -330,8 +330,11 @@ def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None
         if one is None or other is None or one.shape[1:] != other.shape[1:]:
             return False
         n_rows = n * max(len(one), len(other)) // passes.length  # of patches fewer than tokens
-        a, b = (each[:n_rows].flatten(1).double() for each in (one, other))
-        return n_rows > 0 and bool((relative_distance(a, b) > passes.tolerance).any())
+        if n_rows == 0:
+            return False
+        a, b = (each[:n_rows].double() for each in (one, other))
+        a, b = (each.reshape(len(each), -1) for each in (a, b))
+        return bool((relative_distance(a, b) > passes.tolerance).any())
 
     part = attention = None
     for (name, call), (given, output) in ours.items():

@@ -218,6 +218,10 @@ def _of_code(built: Built, request: CheckRequest) -> Examination:
     parts = _ask(tester, claimed=is_claimed_causal(built.module))
     _compare_inside(parts, tester, request)
     report = _of_behaviour(tester, request.target_request.target)
+    if stated_causal(request) and model.attention.is_pooled and report.verdict != "wrong":
+        # what is stated of its tokens was not seen
+        reason = f"causality: {tester.results['causality'].reason}"
+        report = replace(report, verdict="unknown", reason=reason)
     return replace(report, arguments=arguments_of(built))
 
 

@@ -6,7 +6,6 @@ tried and what was not.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -15,10 +14,9 @@ from support import cases, checkpoints, edits, some, user_code
 from support.cases import Case
 from support.edits import Edit
 from support.mha import run
-from torch import Tensor, nn
+from torch import nn
 
 import mhacli
-from mhacli.commands.check.behaviour import is_claimed_causal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -523,8 +521,8 @@ def test_a_model_gets_the_verdict_that_its_file_states(case: Case) -> None:
 
 def test_an_embedding_does_not_stand_for_what_follows_it() -> None:
     case = cases.read(CASES / "one_output_per_pair.py")
-    with pytest.raises(mhacli.MhaError):
-        user_code.check(case.load().Model(), **case.options)
+    report = user_code.check(case.load().Model(), **case.options)
+    assert (report.verdict, report.findings) == ("unknown", ())
 
 
 @pytest.mark.real
@@ -631,42 +629,6 @@ def test_whether_later_tokens_may_be_seen_is_stated_or_known(
     assert report.verdict == verdict
     causality = next(behaviour for behaviour in report.behaviour if behaviour.name == "causality")
     assert causality.ok is (False if verdict == "wrong" else None)
-
-
-@pytest.mark.parametrize(
-    ("claim", "names"),
-    [
-        (True, "GPT LlamaModel ALiBiGPT CausalBert CausalEncoder BertGenerationDecoder BioGPT"),
-        (False, "NonAutoregressiveTranslator NoncausalGPT UncausalLlama LlamaBiModel BiGPT"),
-        (False, "BertModel LlamaEncoder BidirectionalGPT"),
-        (None, "Model PrefixGPT NonLinear Bigram"),
-    ],
-)
-def test_words_in_a_name_claim_whether_later_tokens_are_seen(
-    claim: bool | None, names: str
-) -> None:
-    made = {name: type(name, (nn.Module,), {})() for name in names.split()}
-    assert {name: is_claimed_causal(model) for name, model in made.items()} == dict.fromkeys(
-        made, claim
-    )
-
-
-@pytest.mark.parametrize("is_in_call", [False, True])
-def test_a_config_that_says_decoder_wins_over_the_name_unless_each_call_says_it(
-    is_in_call: bool,
-) -> None:
-    class BertEncoder(nn.Module):
-        config = SimpleNamespace(is_decoder=True)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return ids
-
-    class CalledAsDecoder(BertEncoder):
-        def forward(self, ids: Tensor, is_decoder: bool = False) -> Tensor:
-            return ids
-
-    model = CalledAsDecoder() if is_in_call else BertEncoder()
-    assert is_claimed_causal(model) is (not is_in_call)
 
 
 def test_a_model_is_left_as_it_was(tmp_path: Path) -> None:

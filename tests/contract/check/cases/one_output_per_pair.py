@@ -1,4 +1,4 @@
-# expect: error
+# expect: unknown
 # options: causal=True
 from torch import nn
 

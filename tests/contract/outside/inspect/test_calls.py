@@ -4,7 +4,6 @@ with its weights.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support import checkpoints
 from support.small_models import (
     IMAGE,
     SIZE,
@@ -27,7 +25,6 @@ from support.small_models import (
 from torch import nn
 
 import mhacli
-from mhacli.models.layer_names import LayerNumbers, is_attention
 
 pytestmark = pytest.mark.real
 ATOL = 2e-5
@@ -464,18 +461,3 @@ def test_a_head_of_one_layer_is_removed_from_that_layer_alone() -> None:
             with mhacli.removed(model, heads=[(number, 1)]):
                 without = model(IDS)
         assert (without - expected).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("name", checkpoints.FAMILIES)
-def test_the_number_of_a_layer_of_a_checkpoint_stands_first_in_its_name(name: str) -> None:
-    model = checkpoints.model(name)
-    numbers = LayerNumbers(model)
-    attentions = [
-        each
-        for each, module in model.named_modules()
-        if is_attention(each, module) and re.search(r"\d", each)
-    ]
-    assert attentions
-    for each in attentions:
-        numbers.begin_pass()
-        assert numbers.next(each, each, 0)[1] == int(re.findall(r"\d+", each)[0])

@@ -26,8 +26,8 @@ def zipped(path: Path) -> None:
 
 
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a.npz": (lambda path: np.savez(path, attn=WEIGHTS), "an archive of arrays of numpy"),
-    "a.npy": (lambda path: np.save(path, WEIGHTS), "an array of numpy"),
+    "a.npz": (lambda path: np.savez(path, attn=WEIGHTS), "numpy"),
+    "a.npy": (lambda path: np.save(path, WEIGHTS), "numpy"),
     "a.zip": (zipped, "a zip archive"),
     "a.pt": (lambda path: torch.save({"a": torch.ones(2)}, path), "opens no pickles"),
     "renamed": (lambda path: torch.save({"a": torch.ones(2)}, path), "opens no pickles"),

@@ -14,7 +14,7 @@ from mhacli.commands.check.examine import examination_of
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.usercode.process import no_stage
 
-HINTS = Path(__file__).parent / "cases" / "hints.py"
+HINTS = Path(__file__).parents[1] / "contract" / "check" / "cases" / "hints.py"
 
 
 def _typed(name: str, hint: str = "", **more: str) -> Examination:
