@@ -119,7 +119,8 @@ def role_of(name: str) -> str | None:
 
 
 _OF_A_PART = re.compile(
-    r"(?i)^(vit|lm|llm|vlm|vision|text|image|audio|model|attention|attn|encoder|decoder|transformer)_"
+    r"(?i)^(vit|lm|llm|vlm|vision|text|image|audio|model|attention|attn|encoder|decoder"
+    r"|transformer)_"
     r"(?=\w+_|(heads|dim|width|dropout)$)"
 )
 """The part of a model at the beginning of a name, as in `vit_n_heads`, before what tells a role."""
