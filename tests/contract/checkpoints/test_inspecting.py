@@ -131,7 +131,7 @@ def bits(name: str, mode: str, *, inspected: bool) -> tuple[str, str, str]:
             sum(each.float().square().mean() for each in outputs).backward()
     if seen is not None:
         assert len(seen.passes) == 1
-        assert seen.record.self_check.ok
+        assert seen.record.self_check.ok is not False
         assert seen.notes == ()
     gradients = [each.grad for each in model.parameters() if each.grad is not None]
     assert bool(gradients) == (mode in ("enable_grad", AUTOCAST))

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "check"
 class Case(NamedTuple):
     """A target of a file, and what is right: `VERDICT`, `VERDICT:CODE|CODE` or `VERDICT:any`, and
     words of the mistake's line. With `is_built` it is an instance, fresh from its constructor.
-    words of the mistake's line. `part` is that of a model that must be named.
+    `part` is that of a model that must be named.
     """
 
     file: str
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     arguments: dict[str, int] | None = None
     is_built: bool = False
     example: str | None = None
-    causal: bool = False
+    causal: bool | None = None
     part: str = ""
 
 
@@ -92,7 +92,7 @@ CASES = (
     Case("heads_given_causal", "SeriesCore"),
     Case("own_embedding", "build"),
     Case("least_length", "build", "wrong:padding-leak"),
-    Case("gqa_tiled_tokens_first", "Grouped", "wrong:gqa-tiled", "k = k[:, :, None]"),
+    Case("gqa_tiled_tokens_first", "Grouped", "wrong:gqa-tiled", ".expand(b, s, n"),
     Case("late_layer", "FreshOutput", "wrong:not-repeatable", "out = nn.Linear("),
     Case("mask_of_other_text", "HeadsOutside", "wrong:mask-head-order", "masked_fill"),
     Case("mask_of_other_text_fixed", "HeadsOutside"),
@@ -152,8 +152,7 @@ def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
     layer = getattr(user_code.load(path), case.layer)
     arguments = case.arguments or {}
     target, given = (layer(**arguments), {}) if case.is_built else (layer, arguments)
-    examination = user_code.check(target, arguments=given, example=case.example)
-    examination = user_code.check(layer, arguments=case.arguments or {}, causal=case.causal)
+    examination = user_code.check(target, arguments=given, example=case.example, causal=case.causal)
     codes = {finding.code for finding in examination.findings}
     verdict, _, expected = case.expected.partition(":")
     assert examination.verdict in verdict.split("|")
