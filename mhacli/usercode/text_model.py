@@ -189,7 +189,8 @@ def _along_tokens(result: Any, batch: int, length: int) -> Tensor | None:
     """
     floats = [each for _, each in leaves(result) if each.is_floating_point() and each.ndim > 1]
     for n_rows, tensor in product(range(length, 1, -1), floats):
-        if length % n_rows == 0 and len(tensor) % batch == 0:
+        # positions alone have no axis for texts
+        if length % n_rows == 0 and len(tensor) % batch == 0 and len(tensor) != length:
             texts: Tensor = tensor.unflatten(0, (batch, -1))
             axes = [axis for axis in range(1, texts.ndim) if texts.shape[axis] == n_rows]
             if axes and (n_rows == length or max(texts.shape[1:]) < length):
