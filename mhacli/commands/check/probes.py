@@ -141,9 +141,11 @@ def within_block(subject: UserAttention) -> UserAttention:
     """The attention in a block with a feed-forward part, of which the output is what its output
     projection gives; any other as it is.
     """
-    module = subject.built.module
+    # so that the subject keeps nothing of the calls, such as the rows of a cache
+    alone = subject.with_call(copied(subject.built.call))
+    module = alone.built.module
     with suppress(*NO_ANSWER):
-        call = recorded(subject, random_inputs(subject), 0)
+        call = recorded(alone, random_inputs(alone), 0)
         behind = {
             name.rpartition(".")[0]: op.output
             for op in call.behind
@@ -156,7 +158,7 @@ def within_block(subject: UserAttention) -> UserAttention:
             axes = ROW_AXES if subject.has_own_queries and out.ndim == 3 else subject.output[1]
             if parent is module or type(parent).__module__.startswith("torch."):
                 inner = replace(subject, is_inside=True, part=part, output=("[1]", axes))
-                inner(random_inputs(inner))
+                inner.with_call(alone.built.call)(random_inputs(inner))
                 return inner
     return subject
 
