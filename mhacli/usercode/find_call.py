@@ -202,17 +202,18 @@ def with_own_queries(attention: UserAttention) -> UserAttention | None:
     slot, *others = attention.slots
     if others or attention.ids is not None:
         return None
-    watcher = Watcher(None)
+    watcher, alone = Watcher(None), replace(attention, is_copied=True)  # it keeps nothing
     with seeded(0, attention.device):
-        out = dict(leaves(attention.result(random_inputs(attention), within=watcher)))[path]
+        out = dict(leaves(alone.result(random_inputs(alone), within=watcher)))[path]
     names = [operation.name for operation in watcher.operations]
     if out.ndim > 3 or sum(map(names.count, (KERNEL, *SOFTMAXES))) != 1:
         return None
     slots = (CallParameter("", "query", False), slot._replace(role="key", required=True))
     n, axes = (1, ("batch", "width")) if out.ndim == 2 else (out.shape[1], ROW_AXES)
     sizes = attention.sizes._replace(q_len=n)
-    own = replace(attention, slots=slots, sizes=sizes, output=(path, axes), mode="cross")
-    return own if n == 1 else _with_masks(own)  # a mask of one query is one of padding
+    own = replace(alone, slots=slots, sizes=sizes, output=(path, axes), mode="cross")
+    own = own if n == 1 else _with_masks(own)  # a mask of one query is one of padding
+    return replace(own, is_copied=attention.is_copied)
 
 
 def _with_masks(attention: UserAttention) -> UserAttention:

@@ -237,7 +237,7 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
         if is_known and not kept:
             turned = replace(subject, others={**subject.others, name: not default})
             with suppress(*NO_ANSWER):  # it needs a mask
-                turned(random_inputs(turned), seed=0)
+                replace(turned, is_copied=True)(random_inputs(turned), seed=0)
                 yield replace(turned, mode="full" if default else "causal")
 
 

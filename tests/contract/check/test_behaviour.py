@@ -453,6 +453,23 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(
     assert user_code.check(user_code.load(path).Net(), example=example).verdict == "right"
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_model_that_takes_few_lengths_is_examined_at_one_of_them(
+    leaks: bool, tmp_path: Path
+) -> None:
+    read = "x = self.embedded(ids)"
+    more = "; x = x + x.mean(1, keepdim=True)" if leaks else ""
+    path, _ = user_code.write(
+        tmp_path, "models:Net", (read, f"assert ids.shape[1] % 16 == 0; {read}{more}")
+    )
+    report = user_code.check(user_code.load(path).Net(), causal=True)
+    assert report.verdict == ("wrong" if leaks else "right")
+    assert {finding.code for finding in report.findings} == (
+        {"sees-the-future"} if leaks else set()
+    )
+
+
 def test_a_mistake_that_no_behaviour_shows_is_found_in_the_attention_inside(tmp_path: Path) -> None:
     path, line = user_code.write(
         tmp_path,
