@@ -454,6 +454,24 @@ def test_a_refusal_gives_an_example_that_is_the_same_in_each_call(
 
 
 @pytest.mark.real
+@pytest.mark.parametrize(
+    ("read", "verdict"), [("t.mean(1, keepdim=True)", "right"), ("t.mean((0, 1))", "wrong")]
+)
+def test_vectors_beside_ids_are_a_memory_that_each_text_has_alone(
+    read: str, verdict: str, tmp_path: Path
+) -> None:
+    pairs = (
+        ("ids, targets=None", "ids, t, *, targets=None"),
+        ("embedded(ids)\n", f"embedded(ids) + {read}\n"),
+    )
+    path, _ = user_code.write(tmp_path, "models:Net", *pairs)
+    report = user_code.check(user_code.load(path).Net())
+    assert report.verdict == verdict
+    (memory,) = [each for each in report.behaviour if each.name == "memory"]
+    assert memory.ok is True or verdict == "wrong"
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("leaks", [False, True])
 def test_a_model_that_takes_few_lengths_is_examined_at_one_of_them(
     leaks: bool, tmp_path: Path
