@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -129,13 +130,14 @@ def running(tree: ast.Module, file: str) -> Iterator[None]:
     for code in every:
         every += [each for each in code.co_consts if isinstance(each, CodeType)]
     changed = {_key(code): code for code in every}
-    name = os.path.basename(file)
+    path = os.path.realpath(file)
+    is_of_file = cache(lambda name: os.path.realpath(name) == path)
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()  # what is frozen is not listed
     before = {
         thing: thing.__code__
         for thing in gc.get_objects()
-        if type(thing) is FunctionType and thing.__code__.co_filename.endswith(name)
+        if type(thing) is FunctionType and is_of_file(thing.__code__.co_filename)
     }
     if is_frozen:
         gc.freeze()

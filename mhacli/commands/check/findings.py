@@ -71,6 +71,7 @@ def findings_of(diagnosis: Diagnosis) -> Findings:
 
 
 _ATTEMPTS = 3
+"""The most codes that are tried for the findings of one diagnosis."""
 
 
 class Proposal(NamedTuple):
@@ -86,18 +87,20 @@ def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Fin
     """
     found, outcome = [proposal.finding for proposal in proposals], None
     for attempt in range(_ATTEMPTS):
-        with suppress(SyntaxError, LookupError, ValueError, OSError, OutOfTime, *NO_ANSWER):
+        try:
             file = found[0].file or ""
             tree = ast.parse(Path(file).read_text(encoding="utf-8"))
             fixes = [
                 put(tree, each.line or 0, forms[attempt % len(forms)], attempt // len(forms))
                 for each, forms in proposals
             ]
-            outcome = False
-            with running(tree, file):
-                if holds():
-                    pairs = zip(found, fixes, strict=True)
-                    return [replace(each, fix=fix, fix_tried=True) for each, fix in pairs]
+        except (SyntaxError, IndexError, OSError, UnicodeError):  # there is no such place or code
+            continue
+        outcome = False
+        with suppress(SyntaxError, OutOfTime, *NO_ANSWER), running(tree, file):
+            if holds():
+                pairs = zip(found, fixes, strict=True)
+                return [replace(each, fix=fix, fix_tried=True) for each, fix in pairs]
     words = [words_of_code(each.code).advice for each in found]
     if outcome is None:
         words = [f"{text} (not tried)" for text in words]
