@@ -125,13 +125,18 @@ def attentions_of_example(template: UserAttention, length: int) -> Iterator[User
     yield shown
 
 
-def attention_of_example(template: UserAttention, length: int) -> UserAttention:
+def attention_of_example(
+    template: UserAttention, length: int, *, may_be_context: bool = False
+) -> UserAttention:
     """The target with the inputs that its example shows at a length: vectors, by name where names
     tell, else in order, or token ids, those of its decoder if it has one. Random arguments of
-    another kind are the same at each length. Raises `MhaError` without any.
+    another kind are the same at each length. A second one that no name explains `may_be_context`:
+    then it is longer than the first, which only a context may be. Raises `MhaError` without any.
     """
     built, calls = template.built, _ShownCalls(template, length)
     slots = _slots_shown(template, calls)
+    guessed = _guessed_context(template, calls, slots) if may_be_context else ()
+    slots += guessed
     parts = {slot.part: calls.made[slot.name] for slot in slots}
     rows = queries = parts.get("q", calls.made[slots[0].name])
     longer = calls.longer[slots[0].name]
@@ -155,6 +160,8 @@ def attention_of_example(template: UserAttention, length: int) -> UserAttention:
         of_keys["width"],
         of_queries["head"] if is_function else 0,
     )
+    if guessed:
+        sizes = sizes._replace(k_len=sizes.k_len + _LENGTHENING)
     others = dict[str, Any]()
     if template.is_resizable and "column" not in axes:
         rows_of = [slot.name for slot in slots]
@@ -181,14 +188,6 @@ def _slots_shown(template: UserAttention, calls: _ShownCalls) -> tuple[CallParam
     else:
         known = {p.name: p.role for p in signature_of(built.call, *ROWS)}
         roles = {name: known[name] for name in vectors if name in known}
-        unknown = [
-            p.name
-            for p in signature_of(built.call, "unknown")
-            if p.name in vectors and len(roles) == 1
-            if all(calls.made[p.name].ndim == calls.made[name].ndim for name in roles)
-        ]
-        if len(unknown) == 1:  # which may be a context
-            roles[unknown[0]] = "context"
         roles = roles or dict(zip(vectors, IN_ORDER.get(len(vectors), ("x",)), strict=False))
     if roles:
         return tuple(CallParameter(name, role, True) for name, role in roles.items())
@@ -197,6 +196,20 @@ def _slots_shown(template: UserAttention, calls: _ShownCalls) -> tuple[CallParam
         raise built.refusal(message, "give ids [text, token], or [token, text]")
     hint = "token ids take any length: lambda m, T: m(torch.randint(9, (2, T)))"
     raise built.refusal(f"--example gives {built.name} no vectors", hint if ids else None)
+
+
+def _guessed_context(
+    template: UserAttention, calls: _ShownCalls, slots: tuple[CallParameter, ...]
+) -> tuple[CallParameter, ...]:
+    """The one parameter beside the inputs to which an example gives vectors of as many axes."""
+    n_axes = [calls.made[slot.name].ndim for slot in slots]
+    unknown = [
+        p
+        for p in signature_of(template.built.call, "unknown")
+        if p.name in calls.vectors and [calls.made[p.name].ndim] == n_axes
+    ]
+    is_one = len(unknown) == 1 and unknown[0].name != slots[0].name and template.ids is None
+    return (CallParameter(unknown[0].name, "context", True),) if is_one else ()
 
 
 def _at_each_length(

@@ -127,7 +127,11 @@ def _call_that_works(
     candidates: Iterable[UserAttention] = usual_calls(template, causal=request.causal)
     if template.example is not None:
         lengths = _EXAMPLE_LENGTHS if template.is_resizable else (0,)
-        candidates = (attention_of_example(template, length) for length in lengths)
+        ways = itertools.product(lengths, (True, False))
+        candidates = (
+            attention_of_example(template, length, may_be_context=may_be_context)
+            for length, may_be_context in ways
+        )
     found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
     found = found or first_that_works(_of_kernels(tried), with_output, tried)
     if found is None:  # one answer for a text, or a few

@@ -245,6 +245,24 @@ def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, case: Ca
     assert not str(ended.error["hint"]).endswith(" "), "an empty list ends it"
 
 
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("returned", "arguments", "verdict"),
+    [("{}.mean(dim=1)", "x", "consistent"), ("{}", "x, *, temperature_schedule", "unknown")],
+)
+@pytest.mark.usefixtures("attention")
+def test_code_that_was_called_but_not_understood_is_not_called_right(
+    mha, returned: str, arguments: str, verdict: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from attention import Attention\n\n\nclass Mine(Attention):\n"
+        f"    def forward(self, {arguments}):\n"
+        f"        return {returned.format('super().forward(x)')}\n"
+    )
+    report = mha("check", "mine.py:Mine", "--json", code=(0, 1)).json
+    assert (report["verdict"], report["findings"]) == (verdict, [])
+
+
 INHERITED = {
     "softmax-axis": [("energy.softmax(dim=-1)", "energy.softmax(dim=-2)")],
     "outputs-not-finite": [
