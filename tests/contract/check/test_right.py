@@ -178,7 +178,7 @@ def test_attention_that_nobody_can_judge_is_not_called_wrong(name: str) -> None:
     ("name", "codes"),
     [
         ("Drifts", {"state-kept-between-calls"}),
-        pytest.param("Random", {"dropout-in-eval"}, marks=pytest.mark.real),
+        pytest.param("Random", {"not-repeatable"}, marks=pytest.mark.real),
         pytest.param("ChangesItsInput", set(), marks=pytest.mark.real),
     ],
 )
