@@ -304,14 +304,20 @@ class SetAttention(nn.Module):
         return out + F.relu(self.fc_o(out))
 
 
+_EXAMPLES = {
+    "RelativeAttention": "lambda m, T: m(torch.randn(T, 2, m.o_net.out_features), "
+    "torch.randn(T, m.o_net.out_features), *torch.randn(2, m.n_head, m.d_head))"
+}
 _TIMED = """
 import sys, time, torch
+import torch.fx.experimental.symbolic_shapes  # what gradients import
 import mhacli.commands.check.examine as examine
 from mhacli.commands.check.result import CheckRequest
 torch.set_num_threads(1)
 begun = time.process_time()
 try:
-    found = examine.examination_of(CheckRequest(target=sys.argv[1]), lambda *a, **k: None)
+    request = CheckRequest(target=sys.argv[1], example=sys.argv[2] or None)
+    found = examine.examination_of(request, lambda *a, **k: None)
     verdict = found.verdict
 except Exception as error:
     verdict = f"refused: {error}"[:150]
@@ -322,7 +328,7 @@ print(f"{time.process_time() - begun:.2f} {verdict}")
 def main(names: list[str]) -> None:
     print(f"{'attention':<24}{'seconds':>8}  verdict (limit {LIMIT:.0f} s)")
     for name in names or NAMES:
-        command = [sys.executable, "-c", _TIMED, f"{__file__}:{name}"]
+        command = [sys.executable, "-c", _TIMED, f"{__file__}:{name}", _EXAMPLES.get(name, "")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         seconds, verdict = run.stdout.strip().splitlines()[-1].split(" ", 1)

@@ -78,9 +78,10 @@ class ReferenceLayer:
     `visible_cells(q_len, k_len)`, bool `[query, key]`, is another mask of the layer.
     `queries(inputs)` are queries that the layer makes itself, in place of those of the inputs.
     `before(inputs)` and `after(out, input)` are further operations, such as a norm or a residual
-    connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number,
-    or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or batch, head, query,
-    key]` for some inputs, or None. `sinks`, `[head]`, are sink logits in the softmax.
+    connection. `q_norm`, `k_norm` and `v_norm` act on the queries, keys and values of each head.
+    `scale` is a number, or one for each head, `[head, 1, 1]`. `bias` returns the score bias `[1 or
+    batch, head, query, key]` for some inputs, or None. `sinks`, `[head]`, are sink logits in the
+    softmax.
     """
 
     n_heads: int
@@ -101,6 +102,7 @@ class ReferenceLayer:
     after: Callable[[Tensor, Tensor], Tensor] | None = None
     q_norm: Callable[[Tensor], Tensor] | None = None
     k_norm: Callable[[Tensor], Tensor] | None = None
+    v_norm: Callable[[Tensor], Tensor] | None = None
     bias: Callable[[Inputs], Tensor | None] | None = None
     sinks: Tensor | None = None
 
@@ -131,6 +133,7 @@ class ReferenceLayer:
             after=around(self.after),
             q_norm=around(self.q_norm),
             k_norm=around(self.k_norm),
+            v_norm=around(self.v_norm),
             bias=around(self.bias),
         )
 
@@ -217,8 +220,8 @@ def split(layer: ReferenceLayer, rows: Tensor, role: str) -> Tensor:
 
 
 def norm(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
-    """The queries or keys of each head, normalised if the layer has norms; `role` is q or k."""
-    function = layer.q_norm if role == "q" else layer.k_norm
+    """The queries, keys or values of each head, normalised if the layer has norms."""
+    function = {"q": layer.q_norm, "k": layer.k_norm, "v": layer.v_norm}[role]
     return heads if function is None else function(heads)
 
 
@@ -504,7 +507,8 @@ def heads(stages: Stages, layer: ReferenceLayer, inputs: Inputs, role: str, tap:
         tap(f"{role}_proj", rows)
         rows = stages["split"](layer, rows, role)
         tap(f"{role}_split", rows)
-    return rows if role == "v" else stages["norm"](layer, rows, role)
+    normed: Tensor = stages["norm"](layer, rows, role)
+    return normed
 
 
 # ----------------------------------------------------------------------------------------- rotation

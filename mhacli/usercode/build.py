@@ -502,17 +502,15 @@ def _known_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str | None, int]
 
 
 def _wide_defaults(parameters: Sequence[inspect.Parameter]) -> dict[str, int]:
-    """The default widths, if one of them is wide, and a number of texts that a cache has room for,
-    if it is large.
+    """The default widths, if one of them is wide, and the numbers of texts and of tokens that a
+    cache has room for, if they are large.
     """
     numbers = {each.name: each.default for each in parameters if type(each.default) is int}
     widths = {name: number for name, number in numbers.items() if _is_width(name)}
-    texts = {
-        name: number
-        for name, number in numbers.items()
-        if role_of(name) == "n_texts" and number > _MOST_TEXTS
-    }
-    return texts | (widths if max(widths.values(), default=0) >= _WIDE else {})
+    room = {name: number for name, number in numbers.items() if role_of(name) in _ROOM}
+    is_cache = any(role_of(name) == "n_texts" for name in room)
+    room = {name: n for name, n in room.items() if is_cache and n > _ROOM[role_of(name)].value}
+    return room | (widths if max(widths.values(), default=0) >= _WIDE else {})
 
 
 def _guess_of(
@@ -526,8 +524,8 @@ def _guess_of(
         member = member_of(parameter)
         return usual.get(role) if member is None else Guess(member, "the first of its kind")
     if parameter.name in wide:
-        less = "fewer" if role == "n_texts" else "narrower"
-        return usual[role]._replace(reason=f"{less} than {parameter.default}, its default")
+        less = _ROOM[role] if role in _ROOM else usual[role]._replace(reason="narrower")
+        return less._replace(reason=f"{less.reason} than {parameter.default}, its default")
     return usual[role] if causal and role == "causal" and parameter.default is False else None
 
 
@@ -661,8 +659,12 @@ _DEEPEST: Final = 2
 _OF_GROUPS: Final = 64
 """A width that the usual 32 groups of a norm divide."""
 _WIDE: Final = 1024
-_MOST_TEXTS: Final = 8
 """The least default width in whose place a narrow one is used, because calls would be slow."""
+_ROOM: Final[Mapping[str | None, Guess]] = {
+    "n_texts": Guess(8, "fewer"),
+    "context_length": Guess(512, "shorter"),
+}
+"""The most texts and tokens that a cache needs room for: copies of it take time."""
 
 
 def _is_width(name: str) -> bool:
@@ -967,7 +969,7 @@ def usual_values(
         "dropout": Guess(0.1, "dropout, which eval turns off"),
         "bias": Guess(True, "with biases"),
         "causal": Guess(request.causal, "--causal" if request.causal else "no --causal"),
-        "n_texts": Guess(_MOST_TEXTS, "the most texts of a call"),
+        "n_texts": Guess(_ROOM["n_texts"].value, "the most texts of a call"),
         "batch_first": Guess(True, "the batch stands first"),
         "layer": Guess(0, "the first layer"),
         "n_layers": Guess(2, "the number of layers"),

@@ -8,6 +8,7 @@ depend on inputs stay visible.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -331,14 +332,11 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
         if name.rpartition(".")[2] == "query_pre_attn_scalar" and type(value) in (int, float):
             words = f"the scale is 1/√{value:g}, given as {name}"
             yield _chosen("scale", words, scale=value**-0.5)
-    if all(any(_are_units(rows) for _, rows in call.vectors(role)) for role in "qk"):
-        factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} | {1.0}
-        for factor in filter(None, factors):
-            words = f"the scale of cosines is {factor:g}, {_READ}"
-            yield _chosen("scale", words, scale=factor)
-    behind = call.behind
+    for number in _scales_of_cosines(probed, call):
+        yield _chosen("scale", f"the scale of cosines is {number:g}, {_READ}", scale=number)
+    elsewhere = {*call.behind, *call.path("v")} - {*call.path("q"), *call.path("k")}
     for op, source in call.combined("mul", "div"):
-        if not _is_learned(source) or op in behind:
+        if not _is_learned(source) or op in elsewhere:
             continue
         factor = 1 / source.output if op.name.startswith("div") else source.output
         scores = call.as_scores(factor, op.output.shape)
@@ -346,12 +344,31 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
         if scores is not None and torch.equal(scores, scores[:1, :, :1, :1].expand_as(scores)):
             yield _chosen("scale", f"the scale of each head {read}", scale=scores[0, :, :1, :1])
         elif factor.numel() == 1:
-            yield _chosen("scale", f"the scale {read}", scale=float(factor))
+            yield _chosen("scale", f"the scale {read}", scale=factor.item())
 
 
-def _are_units(rows: Tensor) -> bool:
-    """Whether all vectors have length 1."""
-    return rows.shape[-1] > 1 and bool(((rows.norm(dim=-1) - 1).abs() <= TOLERANCE).all())
+def _scales_of_cosines(probed: ProbedAttention, call: RecordedCall) -> set[float]:
+    """The numbers that may scale the scores of queries and keys which all have one length: of
+    units any, of others (an RMS norm without a gain) none that is a usual mistake.
+    """
+    d_head, d_model = 1, max(2, probed.subject.sizes.d_in)
+    for role in "qk":
+        widths = [rows.shape[-1] for _, rows in call.vectors(role) if _have_one_length(rows)]
+        if not widths:
+            return set()
+        d_head = widths[-1]
+    factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} - {None}
+    if all(any(_have_one_length(rows, 1) for _, rows in call.vectors(role)) for role in "qk"):
+        return factors | {1.0}
+    mistaken = (1.0, 1 / d_head, d_head**0.5, d_model**-0.5, 1 / d_model)
+    return {x for x in factors if not any(math.isclose(x, y, rel_tol=1e-6) for y in mistaken)}
+
+
+def _have_one_length(rows: Tensor, length: float | None = None) -> bool:
+    """Whether all vectors have the same length, or the given one."""
+    lengths = rows.norm(dim=-1)
+    given = lengths.max() if length is None else length
+    return rows.shape[-1] > 1 and bool(((lengths - given).abs() <= TOLERANCE * given).all())
 
 
 def _is_learned(source: Operation) -> bool:
@@ -639,14 +656,31 @@ def _fitted(x: Tensor, y: Tensor, function: Callable[..., Tensor], eps: float) -
 
 def norms(_: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
     """The norms of queries and keys that a call shows, the same for both and none where it shows
-    one.
+    one, beside what it does to values: a norm, or a learned number times them.
     """
     q_norm, k_norm = norm_of(call, "q"), norm_of(call, "k")
+    of_values, v_norm = list[Choice](), norm_of(call, "v")
+    if v_norm:
+        of_values = [Choice("v-norm", f"values are normalised, as {_READ}")]
+    elif (factor := _factor_of_values(call)) is not None:
+        words = f"values are multiplied by a learned number, {factor.item():g}, {_READ}"
+        of_values, v_norm = [Choice("v-factor", words)], factor.mul
     if q_norm is None or k_norm is None:
-        yield _PLAIN
+        yield DesignChoice({"v_norm": v_norm}, tuple(of_values))
     if q_norm or k_norm:
-        words = f"queries and keys are normalised, as {_READ}"
-        yield _chosen("qk-norm", words, q_norm=q_norm or k_norm, k_norm=k_norm or q_norm)
+        chosen = Choice("qk-norm", f"queries and keys are normalised, as {_READ}")
+        changes = {"q_norm": q_norm or k_norm, "k_norm": k_norm or q_norm, "v_norm": v_norm}
+        yield DesignChoice(changes, (chosen, *of_values))
+
+
+def _factor_of_values(call: RecordedCall) -> Tensor | None:
+    """The learned number that a call multiplies values by, and neither queries nor keys."""
+    others = {*call.path("q"), *call.path("k")}
+    for op, source in call.combined("mul"):
+        is_of_values = op in call.path("v") and op not in others
+        if is_of_values and source.output.numel() == 1 and _is_learned(source):
+            return as_float64(source.output).flatten()
+    return None
 
 
 # ----------------------------------------------------------------------------- around the attention

@@ -115,6 +115,8 @@ ROWS = (
     Right("positions:RotaryAttention", "dim=24 n_heads=3", choices="rope", common=True),
     Right("odd:LearnedTemperature", DIM),
     Right("odd:CosineAttention", DIM, {"scale": 10.0}, "scale qk-norm"),
+    Right("odd:FixedScale", DIM, CAUSAL, "scale qk-norm v-factor"),
+    Right("odd:NormedValues", DIM, {}, "qk-norm v-norm"),
     Right("odd:SlidingWindow", DIM, CAUSAL, "own-pattern"),
     Right("odd:SharedHeadProjections", "embed_size=24 heads=3", KEEP, "shared-projections"),
     Right("odd:Counts", common=True),
@@ -150,6 +152,18 @@ def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
     assert examination.verdict == "right"
     assert examination.comparison.max_abs_difference <= examination.comparison.tolerance
     assert {choice.name for choice in examination.choices} >= set(row.choices.split())
+
+
+@pytest.mark.parametrize(
+    ("scale", "code"),
+    [(1.0, "scale-missing"), (1 / 8, "scale-not-root"), (24**-0.5, "scale-d-model")],
+)
+def test_a_usual_mistake_in_the_scale_of_normed_queries_is_no_choice(
+    scale: float, code: str
+) -> None:
+    arguments = {"dim": 24, "heads": 3, "tau": scale}
+    examination = user_code.check(load("odd:FixedScale"), arguments=arguments, causal=True)
+    assert [finding.code for finding in examination.findings] == [code]
 
 
 @pytest.mark.parametrize("name", some(CACHED, default=("OwnRotations", "PastAttention")))

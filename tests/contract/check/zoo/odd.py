@@ -54,6 +54,31 @@ class CosineAttention(Fused):
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
 
 
+class FixedScale(Fused):
+    """Causal self-attention of normed queries and keys with a scale of its own, whose values are
+    multiplied by a learned number.
+    """
+
+    def __init__(self, dim, heads, tau=0.12):
+        super().__init__(dim, heads)
+        self.tau, self.share = tau, nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
+        q, k = (F.rms_norm(t, t.shape[-1:]) for t in (q, k))
+        z = F.scaled_dot_product_attention(q, k, self.share * v, is_causal=True, scale=self.tau)
+        return self.proj(z.transpose(1, 2).flatten(2))
+
+
+class NormedValues(Fused):
+    """Self-attention whose queries, keys and values are normed."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(t, self.heads) for t in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (F.rms_norm(t, t.shape[-1:]) for t in (q, k, v))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class SlidingWindow(Fused):
     """Causal self-attention with a window: a token sees itself and the `window` − 1 tokens before
     it.
