@@ -32,10 +32,13 @@ def available_bytes() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         with suppress(OSError):
-            rooms.append(
-                soft - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            )
+            rooms.append(soft - mapped_bytes())
     return max(0, min(rooms))
+
+
+def mapped_bytes() -> int:
+    """The size of the address space of this process. Raises `OSError` where /proc is missing."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def fits(needed: int, available: int) -> bool:

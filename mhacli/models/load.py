@@ -25,6 +25,7 @@ from mhacli.attention.devices import choose_device
 from mhacli.attention.layer import require_finite_weights
 from mhacli.errors import MhaError, UsageError, bad_file, first_names, guarded, installing, library
 from mhacli.io import memory
+from mhacli.io.bounded import bounded
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
 from mhacli.models import foreign
@@ -571,7 +572,7 @@ class ModelTokenizer(LibraryTokenizer):
             for chat in (messages, marked(messages))
         ]
         render = partial(self.template.apply_chat_template, chats, tokenize=False)
-        text, marks = guarded("the chat template", self.path, render)
+        text, marks = bounded("the chat template", self.path, render)
         return text, spans_of_chat(messages, text, marks)
 
 

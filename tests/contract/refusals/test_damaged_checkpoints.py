@@ -166,6 +166,13 @@ def test_code_in_a_folder_never_runs(config: dict[str, Any], mha: Mha, tmp_path:
             marks=pytest.mark.real,
         ),
         pytest.param("{{ undefined.field }}", id="undefined", marks=pytest.mark.real),
+        pytest.param("{{ 'a' * 10**9 }}", id="long"),
+        pytest.param("{{ 'ab' * 10**12 }}", id="longer", marks=pytest.mark.real),
+        pytest.param(
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            id="endless",
+            marks=pytest.mark.real,
+        ),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_refused(
