@@ -134,6 +134,26 @@ def missing_library(fault: ModuleNotFoundError) -> MhaError | None:
     )
 
 
+def failed_import(fault: BaseException) -> MhaError | None:
+    """The error for a library that mha needs whose own import raised `fault`, as torch's does for
+    a wrong TORCH_LOGS; None for any other exception.
+    """
+    modules = [
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(fault.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    ]
+    needed = [library for library, _, _ in _requirements()]
+    if not modules or modules[-1] not in needed:
+        return None
+    reason = " ".join(f"{type(fault).__name__}: {fault}".replace("\\n", " ").split())
+    return MhaError(
+        f"{modules[-1]} cannot be imported: {reason:.150}",
+        hint=f"python -c 'import {modules[-1]}' shows the whole error",
+        code="broken-library",
+    )
+
+
 class _Requirement(NamedTuple):
     """A library that mha's metadata names, its range, and whether only an extra needs it."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import mhacli
-from mhacli.errors import MhaError, UsageError, lacks_memory, missing_library
+from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, missing_library
 from mhacli.io.memory import gc_paused
 
 from .console import discard_stdout, flush, print_error, require_stdout, write
@@ -224,6 +224,8 @@ def _as_error(fault: Exception, words: Sequence[str]) -> MhaError:
         raise fault
     if isinstance(fault, ModuleNotFoundError) and (missing := missing_library(fault)):
         return missing
+    if broken := failed_import(fault):
+        return broken
     hint = "this is a bug of mha; MHA_DEBUG=1 shows where it happened"
     return MhaError(f"internal error: {type(fault).__name__}: {fault}", hint=hint, code="internal")
 

@@ -193,14 +193,15 @@ def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
             sys.stderr.flush()
 
 
-def leave_deleted_folder() -> None:
-    """Leaves a deleted working folder, in which torch's matrix library would end the process. No
-    file could be saved in it.
+def require_folder() -> None:
+    """Raises `MhaError` in a deleted working folder, in which torch's matrix library would end the
+    process.
     """
     try:
         os.getcwd()
     except FileNotFoundError:
-        os.chdir("/")
+        message = "the working folder does not exist any more"
+        raise MhaError(message, hint="cd to another folder", code="no-folder") from None
 
 
 @contextmanager
@@ -208,7 +209,7 @@ def loading_torch() -> Iterator[None]:
     """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of
     the time.
     """
-    leave_deleted_folder()
+    require_folder()
     with show_activity("loading torch"), gc_paused():
         yield
 

@@ -221,7 +221,9 @@ def _built(instance: Any, definition: Any, request: TargetRequest) -> Built:
         hint = "name a class, a function that attends, or one that returns a module"
         raise MhaError(message, hint=hint, code="no-target", path=file)
     if isinstance(instance, nn.Module):
-        if any(each.is_meta or is_lazy(each) for each in call_user(instance.parameters)):
+        if any(
+            each.is_meta or is_lazy(each) for each in call_user(lambda: [*instance.parameters()])
+        ):
             message = f"parameters of {request.target} have no numbers: lazy or meta ones"
             hint = "name a function that gives them numbers and returns the module"
             raise MhaError(message, hint=hint, code="cannot-examine", path=file)
@@ -284,7 +286,9 @@ def _set_numbers(instance: Any) -> tuple[str, ...]:
     fills other tensors, such as a cache, with zeros.
     """
     names = list[str]()
-    parts = dict(instance.named_modules()) if isinstance(instance, nn.Module) else {}
+    parts = dict[str, nn.Module]()
+    if isinstance(instance, nn.Module):  # which torch asks for the hash of each part
+        parts = call_user(lambda: dict(instance.named_modules()))
     for path, part in parts.items():
         for name, each in {**vars(part), **part._buffers, **part._parameters}.items():
             is_of_numbers = isinstance(each, Tensor) and each.is_floating_point()

@@ -23,7 +23,7 @@ from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
-from mhacli.errors import MhaError, UsageError, lacks_memory, silent_stderr
+from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, silent_stderr
 from mhacli.io.memory import gc_paused
 
 from .door import InternalError, UserRaised
@@ -338,6 +338,8 @@ def _as_error(fault: BaseException, stage: str) -> MhaError:
         fault = fault.fault
     if lacks_memory(fault):
         return MhaError(f"out of memory while {stage}", code="out-of-memory")
+    if stage == _LOADING and (broken := failed_import(fault)):
+        return broken
     is_user = isinstance(caught, UserRaised) or not isinstance(fault, Exception)
     if is_user or (caught is fault and passed_user_code_last(fault)):
         return user_code_error(f"{stage} failed", fault, None, code="raised")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mhacli.cli.console import leave_deleted_folder, show_activity
+from mhacli.cli.console import require_folder, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -48,7 +48,7 @@ def check(
     if request.model is not None:
         local_checkpoint(ModelSettings(path=request.model))
     _ = request.condition  # which raises where it cannot be read
-    leave_deleted_folder()
+    require_folder()
     from .run import examine_in_child
 
     with show_activity() as on_stage:

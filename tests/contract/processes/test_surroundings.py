@@ -78,12 +78,30 @@ def test_a_file_in_a_deleted_working_folder_is_refused(folder: Path) -> None:
         assert "v" in run(folder, *words, code=1, shell=DELETED, modules=NO_TORCH).said
 
 
-@pytest.mark.real
-def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_error(
-    folder: Path,
-) -> None:
-    done = run(folder, "run", "a", "--json", code=(0, 1), shell=DELETED)
-    assert done.json["pattern"] if done.code == 0 else done.error["message"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "a"],
+        pytest.param(["scan", "texts", "--model", "m", "--out", "s"], marks=pytest.mark.real),
+        pytest.param(["check", "my.py:Attention"], marks=pytest.mark.real),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_computation_in_a_deleted_working_folder_says_so(folder: Path, words: list[str]) -> None:
+    ended = run(folder, *words, "--json", code=1, shell=DELETED)
+    assert ended.error["code"] in ("no-folder", "unreadable")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "a b"], pytest.param(["check", "my.py:Attention"], marks=pytest.mark.real)],
+    ids=lambda words: words[0],
+)
+def test_a_variable_that_torch_refuses_is_named(folder: Path, words: list[str]) -> None:
+    (folder / "my.py").write_text("def attention(q, k, v): return v")
+    ended = run(folder, *words, "--json", code=1, env={"TORCH_LOGS": "nonsense"}, cold=True)
+    assert ended.error["code"] == "broken-library"
+    assert "nonsense" in ended.error["message"]
 
 
 # ------------------------------------------------------------------------------------------- memory
