@@ -215,7 +215,7 @@ class Call:
                 return tensor[:, :, keys]
             if name == "sinks":
                 return tensor[:, :, queries] if tensor.ndim == 3 else tensor
-            cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
+            cells = tensor[..., keys] if tensor.shape[-1] > 1 else tensor
             has_queries = cells.ndim > 1 and cells.shape[-2] == q_len
             return cells[..., queries, :] if has_queries else cells
 

@@ -210,10 +210,12 @@ class Seen:
         """A pass begins."""
         self._n_passes += 1
         self._began = began
-        if self._chain is not None and self._chain.goes_on(began):
-            self._chain.passes.append(began)
-        else:
-            self._begin_text(began)
+        if self._chain is not None:
+            self._chain.leave_out_rejected()
+            if self._chain.goes_on(began):
+                self._chain.passes.append(began)
+                return
+        self._begin_text(began)
 
     def _begin_text(self, began: ModelPass) -> TextPasses:
         """Begins another text, with a pass."""
@@ -266,8 +268,12 @@ class Seen:
         if not is_whole:
             self._chain = None
             self._notes["a pass that raised is in no record"] = None
-        elif self._chain is not None and not (self._chain.last.is_cached or self._chain.is_encoded):
-            self.finish()
+        elif self._chain is not None:
+            last = self._chain.last
+            if last.n_cached != self._chain.n_tokens:  # such as one that is compressed
+                last.cache = None
+            if not (last.is_cached or self._chain.is_encoded):
+                self.finish()
 
     def finish(self) -> None:
         """Makes the record of a pass, or of several with a cache, that no other pass can
@@ -276,6 +282,9 @@ class Seen:
         chain, self._chain = self._chain, None
         if chain is None:
             return
+        chain.leave_out_rejected()
+        for each in chain.passes:
+            each.cache = None  # its memory is the user's
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for name in [*chain.parts]:
                 parts = chain.parts.pop(name)
@@ -301,7 +310,7 @@ class Seen:
     def close(self) -> None:
         """Ends the last pass, and frees the model."""
         self.finish()
-        self._model = None
+        self._model, self._began = None, ModelPass(1)
 
 
 # ----------------------------------------------------------------------------- passes over one text
@@ -356,12 +365,34 @@ class TextPasses(PassInspection):
         is_next = began.n_past > 0 and began.n_past == self.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
 
+    def leave_out_rejected(self) -> None:
+        """Leaves out the last tokens of the last pass that its cache lost after it, as it loses the
+        drafts that a model rejected.
+        """
+        n = self.n_tokens - self.last.n_cached
+        if self.last.cache is None or not 0 < n < self.n_tokens - self.last.n_past:
+            return
+        self.notes.append("tokens that a cache lost after a pass, as rejected drafts, are left out")
+        self.n_tokens -= n
+        read = self.last.used.get("decoder")
+        if read is not None:
+            ids, real = read.ids[:, :-n], read.real[:, :-n]
+            self.last.used["decoder"] = read._replace(ids=ids, real=real)
+        self._last_keys.clear()
+        for name, parts in self.parts.items():
+            self._n_bytes -= parts[-1].n_bytes
+            parts[-1] = parts[-1].without_last(n)
+            self._n_bytes += parts[-1].n_bytes
+            keys = _keys_of(parts[-1].call)
+            if keys is not None:
+                self._last_keys[name] = keys[:, :, -1]
+
     def compare_cache(self, call: Call) -> None:
         """Compares the last key of the earlier pass with that in the cache, in any attention of
         texts to themselves: the others belong to the same texts.
         """
-        keys = call.v if call.k is None else call.k
-        if call.kind == "cross" or keys is None or call.unreadable is not None:
+        keys = _keys_of(call)
+        if keys is None or call.unreadable is not None:
             return
         end = min(call.shape[3], self.last.n_past + call.shape[2])
         before = self._last_keys.get((call.title, call.layer))
@@ -520,6 +551,21 @@ class Part(NamedTuple):
     def n_bytes(self) -> int:
         """The size of its tensors."""
         return sum(each.numel() * each.element_size() for each in self.call.tensors.values())
+
+    def without_last(self, n: int) -> Part:
+        """A copy without the last `n` tokens."""
+        is_cross = self.call.kind == "cross"
+        left = self.call.cropped(slice(-n), slice(None if is_cross else -n))
+        left = left.holding({name: tensor.clone() for name, tensor in left.tensors.items()})
+        stop = self.columns.stop - (0 if is_cross else n)
+        return Part(left, slice(self.columns.start, stop))
+
+
+def _keys_of(call: Call) -> Tensor | None:
+    """The keys of an attention of texts to themselves, or the values in their order."""
+    if call.kind == "cross":
+        return None
+    return call.v if call.k is None else call.k
 
 
 def _without_free_places(call: Call, n_tokens: int) -> Call:

@@ -44,7 +44,8 @@ class ModelPass:
     of the model reads, of each half that has any: None if it may read several.
 
     `used` are the ids of the first attention of each half. `n_past` tokens are already in a cache.
-    `is_cached` says that the pass reads or creates a cache.
+    `is_cached` says that the pass reads or creates a cache, which is `cache` if it tells its length
+    by that of the layer `first_layer`.
     """
 
     batch: int
@@ -52,6 +53,13 @@ class ModelPass:
     used: dict[Half, ReadIds | None] = field(default_factory=dict)
     n_past: int = 0
     is_cached: bool = False
+    cache: Any = None
+    first_layer: int = 0
+
+    @property
+    def n_cached(self) -> int:
+        """The number of tokens in the cache now."""
+        return 0 if self.cache is None else int(self.cache.get_seq_length(self.first_layer))
 
 
 @dataclass
@@ -201,7 +209,9 @@ class _Passes:
     def _begin(self, module: nn.Module, args: Any, arguments: Mapping[str, Any]) -> None:
         """Begins a pass with the module that is called."""
         first = _tensor(arguments, at=0)
-        self._pass = ModelPass(1 if first is None else first.shape[0])
+        self._pass = ModelPass(
+            1 if first is None else first.shape[0], first_layer=self._first_layer
+        )
         # rows of numbers, or ids in a row, may be the tokens of a single sequence
         n_axes_of_ids = 2 if first is None else first.ndim - first.is_floating_point()
         self.watch.may_lack_batch = n_axes_of_ids <= 1
@@ -226,6 +236,9 @@ class _Passes:
             return
         left = self._running.pop().halves
         if not self._running:
+            made = getattr(output, "past_key_values", None)
+            if self._pass.is_cached and hasattr(made, "get_seq_length"):
+                self._pass.cache = made
             self._listener.end(is_whole=_is_whole(output))
             return
         around = self._running[-1]
@@ -243,7 +256,8 @@ class _Passes:
         cache: Any = arguments.get("past_key_values")
         self._pass.is_cached |= cache is not None or arguments.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
-            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
+            self._pass.cache = cache
+            self._pass.n_past = max(self._pass.n_past, self._pass.n_cached)
         half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
         self._read_half(half, "", arguments, is_first=is_first, takes_tensor=True)
         takes_tensor = half == "encoder"  # otherwise the first tensor is the decoder's
