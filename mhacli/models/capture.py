@@ -215,7 +215,7 @@ class Call:
                 return tensor[:, :, keys]
             if name == "sinks":
                 return tensor[:, :, queries] if tensor.ndim == 3 else tensor
-            cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
+            cells = tensor[..., keys] if tensor.shape[-1] > 1 else tensor
             has_queries = cells.ndim > 1 and cells.shape[-2] == q_len
             return cells[..., queries, :] if has_queries else cells
 
@@ -282,11 +282,35 @@ def captured(
         try:
             yield watch
         finally:
-            watch.is_closed, Watch.edit = True, None
+            watch.is_closed, _OF_THREAD.edit = True, None
             while _OPEN and _OPEN[-1][0].is_closed:
                 _OPEN.pop()[1].close()
 
 
+def modes_here() -> ExitStack:
+    """Lets the open watches see the functions of torch in this thread, which has modes of its own,
+    until the stack is closed.
+    """
+    with ExitStack() as modes:
+        here = threading.get_ident()
+        for watch, _ in _OPEN:
+            if watch.writes_out and here not in watch.mode_threads:
+                watch.mode_threads.add(here)
+                modes.callback(watch.mode_threads.discard, here)
+                modes.enter_context(watch)
+        return modes.pop_all()
+
+
+class _OfThread(threading.local):
+    """What all watches share in a thread: whether a receiver computes, and nothing is the model's;
+    and the last edit.
+    """
+
+    is_taking = False
+    edit: Edit | None = None
+
+
+_OF_THREAD = _OfThread()
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
 _UNNAMED = ("query", "key", "value", "attention_mask")
@@ -351,13 +375,13 @@ class Watch(TorchFunctionMode):
     `scaled_dot_product_attention` and softmax called by a modelling file.
 
     `silent` are modules, with their classes, that are named like attentions but ran without any.
-    While a receiver of any watch computes, `is_taking`, nothing is the model's. `edit` is the last
-    one of any watch.
+    `thread` is the only one whose calls are captured, None for all but those in `skipped`, which
+    has by thread the module that runs without being captured. The modules `beginning`, by id, are
+    entered once more when they have a thread. In `mode_threads` it is a mode by `modes_here`.
     """
 
-    is_taking = False
-    edit: Edit | None = None
     edits = False
+    thread: int | None = None
 
     def __init__(self, model: nn.Module, take: Take, batch: int, *, anywhere: bool) -> None:
         super().__init__()
@@ -368,6 +392,9 @@ class Watch(TorchFunctionMode):
         self.may_lack_batch = False
         self.is_closed = False
         self.silent: dict[str, str] = {}
+        self.skipped: dict[int, nn.Module] = {}
+        self.beginning = set[int]()
+        self.mode_threads = set[int]()
         self._model = model
         self._take = take
         self._numbers = LayerNumbers(model)
@@ -378,14 +405,14 @@ class Watch(TorchFunctionMode):
         self._layers = {id(module) for name, module in named.items() if is_layer(name)}
         self._n_runs = self._n_calls = 0
         self._is_inside = False
-        self._writes_out = _writes_out(model)
+        self.writes_out = _writes_out(model)
         self.begin_pass()
 
     def wrapped(self) -> ExitStack:
         """Wraps the functions of attention until the stack is closed."""
         with ExitStack() as functions:
             functions.enter_context(foreign.attention_functions(self.watching))
-            if self._writes_out:
+            if self.writes_out:
                 functions.enter_context(self)
             return functions.pop_all()
 
@@ -402,10 +429,11 @@ class Watch(TorchFunctionMode):
     @ours()
     def enter(self, module: nn.Module, _: Any) -> None:
         """The hook before any module."""
+        is_to_begin = self.thread is None and id(module) in self.beginning
+        if id(module) not in self.names or is_to_begin or not self._is_here:
+            return
         if module is self._model:
             self.begin_pass()
-        if id(module) not in self.names:
-            return
         self._n_runs += 1
         self._running.append(_ModuleRun(module, self._n_runs, self._n_calls))
         if id(module) in self._attentions:
@@ -414,7 +442,7 @@ class Watch(TorchFunctionMode):
     @ours()
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         """The hook after any module, also if it raised."""
-        if not self._running or self._running[-1].module is not module:
+        if not self._is_here or not self._running or self._running[-1].module is not module:
             return  # of another model, or an earlier hook raised
         n_calls = self._running.pop().n_calls
         if id(module) not in self._attentions:
@@ -427,9 +455,14 @@ class Watch(TorchFunctionMode):
 
     def _is_of_model(self, module: nn.Module) -> bool:
         """Whether what a module computes now is an attention of the model, or a part of one."""
-        return (
-            not (self._is_inside or self.is_closed or Watch.is_taking) and id(module) in self.names
-        )
+        is_other = self.is_closed or _OF_THREAD.is_taking or not self._is_here
+        return not (is_other or self._is_inside) and id(module) in self.names
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the calls of this thread are captured."""
+        here = threading.get_ident()
+        return self.thread in (None, here) and here not in self.skipped
 
     # ------------------------------------------------------------------------------------ the calls
 
@@ -463,15 +496,15 @@ class Watch(TorchFunctionMode):
         """Passes a complete call, as it was edited, to the receiver. Returns the replacement of its
         `z`, if any.
         """
-        edit = Watch.edit
+        edit = _OF_THREAD.edit
         if not self.edits and edit is not None and edit.call.is_of_same(call):
             used: dict[str, Any] = {**edit.used().tensors}
             used.pop("z", None)
             call = replace(call, **used)
-        with foreign.replaced(Watch, is_taking=True):
+        with foreign.replaced(_OF_THREAD, is_taking=True):
             changed = self._take(call)
         if self.edits:
-            Watch.edit = changed if isinstance(changed, Edit) else None
+            _OF_THREAD.edit = changed if isinstance(changed, Edit) else None
         return changed.z if isinstance(changed, Edit) else changed
 
     @ours(instead=lambda _self, _level, original: original)
@@ -501,6 +534,8 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs a function of torch, and captures it if it is part of an attention."""
+        if not self._is_here:
+            return func(*args, **(kwargs or {}))
         if not torch.compiler.is_compiling():
             return self._watched(func, types, args, kwargs)
         if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):

@@ -5,6 +5,7 @@ cache.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,7 @@ def inspecting(
     layers: Sequence[int | LayerChoice] | None = None,
     heads: Sequence[int] | None = None,
     keep_passes: bool = True,
+    threads: bool = True,
 ) -> Iterator[Seen]:
     """A context in which every call of `model` is inspected: `with inspecting(model) as seen:
     model(**inputs)`.
@@ -68,9 +70,12 @@ def inspecting(
     are numbers, or pairs such as `("cross", 2)`; None for `layers` or `heads` means all.
     `tokenizer` is a tokenizer of transformers; without one, tokens are shown as their ids.
 
+    Calls in other threads are inspected too, each thread's as texts of their own. A call while
+    another thread is within the model runs without being inspected, and so do those that read its
+    cache; `seen.notes` says it. Without `threads` a call from another thread raises `MhaError`.
+
     Contexts can be nested, also for one model; a second thread waits until the first has closed its
-    context. Raises `MhaError` for a model that hides its parts (compiled, scripted, DataParallel),
-    and in a call from another thread.
+    context. Raises `MhaError` for a model that hides its parts (compiled, scripted, DataParallel).
     """
     require_open(model, _NAME)
     try:
@@ -87,7 +92,7 @@ def inspecting(
         raise UsageError(f"{_NAME} cannot take {given}", hint=_FORMS) from None
     known = None if tokenizer is None else tokenizer_in_memory(tokenizer)
     seen = Seen(model, known, request, keep_passes=keep_passes)
-    with closing(seen), followed(model, seen, by=_NAME) as watch:
+    with closing(seen), followed(model, seen, by=_NAME, threads=threads) as watch:
         seen.silent = watch.silent
         yield seen
 
@@ -143,7 +148,8 @@ class Seen:
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
         self.refused: MhaError | None = None
-        self._chain: TextPasses | None = None
+        self._chains: dict[int, TextPasses] = {}  # by thread
+        self._thread = 0
         self._began = ModelPass(1)
 
     def __repr__(self) -> str:
@@ -209,16 +215,31 @@ class Seen:
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
         self._n_passes += 1
-        self._began = began
-        if self._chain is not None and self._chain.goes_on(began):
-            self._chain.passes.append(began)
-        else:
-            self._begin_text(began)
+        self._began, self._thread = began, threading.get_ident()
+        alive = {each.ident for each in threading.enumerate()} | {self._thread}
+        for thread in {*self._chains} - alive:
+            self.finish(thread)
+        if self._chain is not None:
+            self._chain.leave_out_rejected()
+            if self._chain.goes_on(began):
+                self._chain.passes.append(began)
+                return
+        self._begin_text(began)
+
+    @property
+    def _chain(self) -> TextPasses | None:
+        """The text of the pass that runs."""
+        return self._chains.get(self._thread)
+
+    def skip(self) -> None:
+        """Notes a call that is not followed."""
+        busy = f"a call of {self._entry.architecture} while another thread was within it"
+        self._notes[f"{busy} is in no record, nor are those that read its cache"] = None
 
     def _begin_text(self, began: ModelPass) -> TextPasses:
         """Begins another text, with a pass."""
-        self.finish()
-        self._chain = TextPasses(
+        self.finish(self._thread)
+        chain = self._chains[self._thread] = TextPasses(
             self._model,
             ModelInputs(),
             self._request,
@@ -227,12 +248,13 @@ class Seen:
             tokenizer=self._tokenizer,
             n_tokens=began.n_past,
         )
-        return self._chain
+        return chain
 
     def take(self, call: Call) -> None:
         """Inspects an attention of the pass. What reads another text is in another record."""
         chain = self._chain
-        assert chain is not None
+        if chain is None:  # the context was closed meanwhile
+            return
         reads = {half: self._began.halves.get(half) for half in _halves_of(call)}
         used = chain.last.used
         others = [half for half, read in reads.items() if used.setdefault(half, read) is not read]
@@ -264,18 +286,25 @@ class Seen:
         decoder may follow.
         """
         if not is_whole:
-            self._chain = None
-            self._notes["a pass that raised is in no record"] = None
-        elif self._chain is not None and not (self._chain.last.is_cached or self._chain.is_encoded):
-            self.finish()
+            self._chains.pop(self._thread, None)
+            self._notes["a pass that did not end is in no record"] = None
+        elif self._chain is not None:
+            last = self._chain.last
+            if last.n_cached != self._chain.n_tokens:  # such as one that is compressed
+                last.cache = None
+            if not (last.is_cached or self._chain.is_encoded):
+                self.finish(self._thread)
 
-    def finish(self) -> None:
-        """Makes the record of a pass, or of several with a cache, that no other pass can
-        continue.
+    def finish(self, thread: int) -> None:
+        """Makes the record of a pass of a thread, or of several with a cache, that no other pass
+        can continue.
         """
-        chain, self._chain = self._chain, None
+        chain = self._chains.pop(thread, None)
         if chain is None:
             return
+        chain.leave_out_rejected()
+        for each in chain.passes:
+            each.cache = None  # its memory is the user's
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             for name in [*chain.parts]:
                 parts = chain.parts.pop(name)
@@ -299,9 +328,10 @@ class Seen:
         self._strays[name] = None
 
     def close(self) -> None:
-        """Ends the last pass, and frees the model."""
-        self.finish()
-        self._model = None
+        """Ends the last passes, and frees the model."""
+        for thread in [*self._chains]:
+            self.finish(thread)
+        self._model, self._began = None, ModelPass(1)
 
 
 # ----------------------------------------------------------------------------- passes over one text
@@ -356,12 +386,34 @@ class TextPasses(PassInspection):
         is_next = began.n_past > 0 and began.n_past == self.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
 
+    def leave_out_rejected(self) -> None:
+        """Leaves out the last tokens of the last pass that its cache lost after it, as it loses the
+        drafts that a model rejected.
+        """
+        n = self.n_tokens - self.last.n_cached
+        if self.last.cache is None or not 0 < n < self.n_tokens - self.last.n_past:
+            return
+        self.notes.append("tokens that a cache lost after a pass, as rejected drafts, are left out")
+        self.n_tokens -= n
+        read = self.last.used.get("decoder")
+        if read is not None:
+            ids, real = read.ids[:, :-n], read.real[:, :-n]
+            self.last.used["decoder"] = read._replace(ids=ids, real=real)
+        self._last_keys.clear()
+        for name, parts in self.parts.items():
+            self._n_bytes -= parts[-1].n_bytes
+            parts[-1] = parts[-1].without_last(n)
+            self._n_bytes += parts[-1].n_bytes
+            keys = _keys_of(parts[-1].call)
+            if keys is not None:
+                self._last_keys[name] = keys[:, :, -1]
+
     def compare_cache(self, call: Call) -> None:
         """Compares the last key of the earlier pass with that in the cache, in any attention of
         texts to themselves: the others belong to the same texts.
         """
-        keys = call.v if call.k is None else call.k
-        if call.kind == "cross" or keys is None or call.unreadable is not None:
+        keys = _keys_of(call)
+        if keys is None or call.unreadable is not None:
             return
         end = min(call.shape[3], self.last.n_past + call.shape[2])
         before = self._last_keys.get((call.title, call.layer))
@@ -520,6 +572,21 @@ class Part(NamedTuple):
     def n_bytes(self) -> int:
         """The size of its tensors."""
         return sum(each.numel() * each.element_size() for each in self.call.tensors.values())
+
+    def without_last(self, n: int) -> Part:
+        """A copy without the last `n` tokens."""
+        is_cross = self.call.kind == "cross"
+        left = self.call.cropped(slice(-n), slice(None if is_cross else -n))
+        left = left.holding({name: tensor.clone() for name, tensor in left.tensors.items()})
+        stop = self.columns.stop - (0 if is_cross else n)
+        return Part(left, slice(self.columns.start, stop))
+
+
+def _keys_of(call: Call) -> Tensor | None:
+    """The keys of an attention of texts to themselves, or the values in their order."""
+    if call.kind == "cross":
+        return None
+    return call.v if call.k is None else call.k
 
 
 def _without_free_places(call: Call, n_tokens: int) -> Call:

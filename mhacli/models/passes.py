@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,7 +20,7 @@ from mhacli.models import foreign
 from mhacli.usercode.door import UserCall, calls_of_user, for_user, on_behalf, ours
 from mhacli.usercode.foreign import is_transformed
 
-from .capture import FORBIDDING, Call, Edit, Watch, captured
+from .capture import FORBIDDING, Call, Edit, Watch, captured, modes_here
 from .layer_names import is_pair
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -44,7 +45,8 @@ class ModelPass:
     of the model reads, of each half that has any: None if it may read several.
 
     `used` are the ids of the first attention of each half. `n_past` tokens are already in a cache.
-    `is_cached` says that the pass reads or creates a cache.
+    `is_cached` says that the pass reads or creates a cache, which is `cache` if it tells its length
+    by that of the layer `first_layer`.
     """
 
     batch: int
@@ -52,6 +54,13 @@ class ModelPass:
     used: dict[Half, ReadIds | None] = field(default_factory=dict)
     n_past: int = 0
     is_cached: bool = False
+    cache: Any = None
+    first_layer: int = 0
+
+    @property
+    def n_cached(self) -> int:
+        """The number of tokens in the cache now."""
+        return 0 if self.cache is None else int(self.cache.get_seq_length(self.first_layer))
 
 
 @dataclass
@@ -83,21 +92,24 @@ class _Reader:
 
 
 @contextmanager
-def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -> Iterator[Watch]:
-    """A context in which a listener receives every pass of `model` in this thread, without
-    recomputations in a backward pass.
+def followed(
+    model: nn.Module, listener: Any, *, by: str, edits: bool = False, threads: bool = True
+) -> Iterator[Watch]:
+    """A context in which a listener receives every pass of `model`, of one thread at a time and
+    without recomputations in a backward pass.
 
     Its methods are `begin(ModelPass)`, where the inputs of a part of the model become known when
     the part runs; `take(call)` with each attention; `end(is_whole=)`, False if the model raised an
-    exception; and `stray(name)` for an attention outside any pass. Its `refused` becomes the error
-    of a call that cannot be followed. Calls are detached from the graph, with gradients and
+    exception; `stray(name)` for an attention outside any pass; and `skip()` for a call while
+    another thread is within the model. Its `refused` becomes the error of a call that cannot be
+    followed. Calls are detached from the graph, with gradients and
     autocast off, and their tensors belong to the model. A listener that `edits` gets them
     unchanged, and may return an `Edit`.
 
-    `by` is the function that the user called. Raises `MhaError` in a pass of another thread, and
-    when editing in a backward pass.
+    `by` is the function that the user called. Raises `MhaError` in a pass of another thread without
+    `threads`, and when editing in a backward pass or in two threads at once.
     """
-    passes = _Passes(model, listener, by, edits)
+    passes = _Passes(model, listener, by, edits, threads)
     with (
         captured(
             model, passes.take, edits=edits
@@ -105,35 +117,46 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
         calls_of_user() as passes.calls,
         ExitStack() as hooks,
     ):
-        hooks.callback(passes.interrupt)
         has_names = hasattr(model, "config") or is_pair(model)
         for name, part in model.named_modules():
-            enter, leave = _function(passes.enter), _function(passes.leave)
+            enter, leave = (
+                _function(passes.watch, passes.enter),
+                _function(passes.watch, passes.leave),
+            )
             if name and not (hasattr(part, "main_input_name") or "input_ids" in _parameters(part)):
                 if has_names or not (isinstance(part, nn.Embedding) or any(part.children())):
                     continue
-                enter = _function(passes.enter_unnamed)
+                enter = _function(passes.watch, passes.enter_unnamed)
+            else:
+                passes.watch.beginning.add(id(part))
             hooks.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
+        hooks.callback(passes.close)
         yield passes.watch
 
 
-def _function(method: Callable[..., None]) -> Callable[..., None]:
-    """A function that calls a method: a copy of a model shares the functions of its hooks, but
-    copies the objects of methods along.
+def _function(watch: Watch, method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method while a watch is open: a copy of a model shares the functions
+    of its hooks, but copies the objects of methods along.
     """
-    return lambda *seen: method(*seen)
+    return lambda *seen: None if watch.is_closed else method(*seen)
 
 
 class _Passes:
-    """Separates passes by the outermost running module."""
+    """Separates passes by the outermost running module, and follows one thread at a time."""
 
     watch: Watch
     calls: UserCall
 
-    def __init__(self, model: nn.Module, listener: Any, by: str, edits: bool) -> None:
+    def __init__(
+        self, model: nn.Module, listener: Any, by: str, edits: bool, threads: bool
+    ) -> None:
         self._model, self._listener, self._by, self._edits = model, listener, by, edits
-        self._name, self._thread = type(model).__name__, threading.get_ident()
+        self._name = type(model).__name__
+        self._takes_threads, self._owner = threads, threading.get_ident()
+        self._lock = threading.Lock()  # of the thread that is within the model
+        self._modes = ExitStack()
+        self._unseen = WeakSet[Any]()  # the caches of calls that were not followed
         self._is_pair = is_pair(model)
         is_of_transformers = hasattr(model, "main_input_name")
         # a part of a model may begin with a later layer
@@ -155,7 +178,7 @@ class _Passes:
     def enter_unnamed(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """The hook before a part that may read ids under any name: its first tensor."""
         first = next((v for v in (*args, *keywords.values()) if isinstance(v, Tensor)), None)
-        if first is None or not self._running or not _is_table(first):
+        if first is None or not (self._running and self._is_within) or not _is_table(first):
             return
         if not isinstance(module, nn.Embedding):
             self._enter(module, args, keywords)
@@ -168,16 +191,10 @@ class _Passes:
         """Begins a run of such a module; a copy of the model is another one."""
         if id(module) not in self.watch.names or foreign.is_in_backward():
             return
-        if threading.get_ident() != self._thread:
-            raise self._refused(
-                f"{self._name} is called in a different thread from the one that opened {self._by}",
-                hint=f"open {self._by} in the thread that calls the model",
-                code="other-thread",
-            )
-        if any(
-            part.module is module for part in self._running
-        ):  # an interrupted pass calls no hook
-            self.interrupt()
+        if self._is_within and any(part.module is module for part in self._running):
+            self.interrupt()  # an interrupted pass calls no hook
+        if not self._claim(module, keywords.get("past_key_values")):
+            return
         arguments = _named_arguments(module, args, keywords)
         self._require_readable(arguments.values())
         is_first = not self._running
@@ -191,6 +208,51 @@ class _Passes:
         if is_first:
             self._listener.begin(self._pass)
 
+    @property
+    def _is_within(self) -> bool:
+        """Whether this thread is within the model, with calls that are followed."""
+        return self.watch.thread == threading.get_ident()
+
+    def _claim(self, module: nn.Module, cache: Any) -> bool:
+        """Claims the model for this thread, if no other one is within it, and if every call was
+        followed that filled the cache. Returns whether this thread is within the model.
+        """
+        here = threading.get_ident()
+        if self._is_within:
+            return True
+        if self.watch.skipped.get(here, module) is not module:
+            return False
+        may_follow = self._takes_threads or here == self._owner
+        if may_follow and cache not in self._unseen and self._lock.acquire(blocking=False):
+            self.watch.skipped.pop(here, None)
+            self.watch.thread = here
+            if here != self._owner:
+                self._modes = modes_here()
+            return True
+        self.watch.skipped[here] = module
+        if not may_follow:
+            raise for_user(
+                self._refused(
+                    (
+                        f"{self._name} is called in a different thread from the one that opened"
+                        f" {self._by}"
+                    ),
+                    hint=f"open {self._by} in the thread that calls the model",
+                    code="other-thread",
+                )
+            )
+        if self._edits:
+            raise for_user(self._two_threads())
+        self._listener.skip()
+        return False
+
+    def _two_threads(self) -> MhaError:
+        return self._refused(
+            f"{self._name} runs in another thread, and {self._by} follows one at a time",
+            hint="let each call end before the next, and before the context ends",
+            code="other-thread",
+        )
+
     def _refused(self, message: str, *, hint: str, code: str) -> MhaError:
         """The error of a call that cannot be followed. The listener keeps it, because what a thread
         raises may be lost.
@@ -201,7 +263,9 @@ class _Passes:
     def _begin(self, module: nn.Module, args: Any, arguments: Mapping[str, Any]) -> None:
         """Begins a pass with the module that is called."""
         first = _tensor(arguments, at=0)
-        self._pass = ModelPass(1 if first is None else first.shape[0])
+        self._pass = ModelPass(
+            1 if first is None else first.shape[0], first_layer=self._first_layer
+        )
         # rows of numbers, or ids in a row, may be the tokens of a single sequence
         n_axes_of_ids = 2 if first is None else first.ndim - first.is_floating_point()
         self.watch.may_lack_batch = n_axes_of_ids <= 1
@@ -213,11 +277,21 @@ class _Passes:
         """The hook after such a module, also if it raised. After the outermost, it raises the first
         fault of mha in the pass.
         """
+        here = threading.get_ident()
+        if self.watch.skipped.get(here) is module:
+            del self.watch.skipped[here]
+            cache = getattr(output, "past_key_values", None)
+            if hasattr(cache, "get_seq_length"):
+                self._unseen.add(cache)
+        if not self._is_within:
+            return
         self._leave(module, output)
         is_outermost = not self._running or self._running[0].module is module
         if is_outermost and self.calls.fault is not None and _is_whole(output):
             self.interrupt()
             self.calls.end()
+        if not self._running and self.calls.fault is None:
+            self._release()
 
     @ours()
     def _leave(self, module: nn.Module, output: Any) -> None:
@@ -226,6 +300,9 @@ class _Passes:
             return
         left = self._running.pop().halves
         if not self._running:
+            made = getattr(output, "past_key_values", None)
+            if self._pass.is_cached and hasattr(made, "get_seq_length"):
+                self._pass.cache = made
             self._listener.end(is_whole=_is_whole(output))
             return
         around = self._running[-1]
@@ -237,13 +314,33 @@ class _Passes:
         if self._running:
             self._running.clear()
             self._listener.end(is_whole=False)
+        self._release()
+
+    def _release(self) -> None:
+        """Lets other threads into the model."""
+        if self._is_within:
+            self._modes.close()
+        if self._lock.locked():
+            self.watch.thread = None
+            self._lock.release()
+
+    def close(self) -> None:
+        """Ends a pass that was interrupted. Raises `MhaError` if edits of a call in another thread
+        end before it.
+        """
+        self.watch.is_closed = True
+        is_elsewhere = self.watch.thread not in (None, self._owner)
+        self.interrupt()
+        if is_elsewhere and self._edits:
+            raise self._two_threads()
 
     def _read(self, name: str, arguments: Mapping[str, Any], *, is_first: bool) -> None:
         """Reads the ids, or vectors, and the state of the cache from the arguments of a module."""
         cache: Any = arguments.get("past_key_values")
         self._pass.is_cached |= cache is not None or arguments.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
-            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
+            self._pass.cache = cache
+            self._pass.n_past = max(self._pass.n_past, self._pass.n_cached)
         half: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
         self._read_half(half, "", arguments, is_first=is_first, takes_tensor=True)
         takes_tensor = half == "encoder"  # otherwise the first tensor is the decoder's
@@ -316,7 +413,9 @@ class _Passes:
                     )
                 )
             return None
-        if not self._running:
+        if self.watch.is_closed:
+            return None
+        if not (self._running and self._is_within):
             on_behalf(self._listener.stray, call.name)  # no end of a pass would raise it
             return None
         if self._edits:

@@ -29,6 +29,7 @@ def removed(
     edges: Sequence[tuple[Any, ...]] = (),
     *,
     replace: HeadReplacement = "zero",
+    threads: bool = True,
 ) -> Iterator[None]:
     """A context in which `model` runs without some heads and edges: `with removed(model, heads=[(5,
     1)]): model(**inputs)`.
@@ -42,11 +43,12 @@ def removed(
     Gradients flow through the remaining model.
 
     Removals of nested contexts of one model add up; if two remove the same head, the inner one
-    decides its replacement. Leaving the context restores the model. Raises `MhaError` if not
-    everything could be removed: for a model that hides its parts (compiled, scripted, DataParallel)
-    or is called in another thread, for heads that do not exist, for a mean in a call without all
-    positions, and on leaving a context in which the model was not called or never computed the
-    named heads or edges.
+    decides its replacement. Leaving the context restores the model. Calls in other threads run
+    without the heads and edges too. Raises `MhaError` if not everything could be removed: for a
+    model that hides its parts (compiled, scripted, DataParallel) or is called in two threads at
+    once, or in another thread without `threads`; for heads that do not exist, for a mean in a call
+    without all positions, and on leaving a context in which the model was not called, never
+    computed the named heads or edges, or still runs.
     """
     require_open(model, _REMOVED)
     require_replacement(replace)
@@ -64,7 +66,7 @@ def removed(
         removals.append(Removal((kind or usual, layer or 0), (head,), replace=replace))
     removals += [_edge(given, usual) for given in edges]
     removing = _Removing(model, removals)
-    with followed(model, removing, by=_REMOVED, edits=True), ExitStack() as stack:
+    with followed(model, removing, by=_REMOVED, edits=True, threads=threads), ExitStack() as stack:
         _require_unshared(model)
         stack.callback(_OPEN.remove, removing)
         _OPEN.append(removing)

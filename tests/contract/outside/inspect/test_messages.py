@@ -87,11 +87,12 @@ def called_in_thread(call: Callable[[], object]) -> None:
 @pytest.mark.real
 def test_a_call_that_was_refused_is_not_said_to_be_missing() -> None:
     model, ids = llama(), torch.tensor([[0, 45, 17, 99]])
-    with mhacli.inspecting(model) as seen:
+    with mhacli.inspecting(model, threads=False) as seen:
         called_in_thread(lambda: model.generate(ids, max_new_tokens=2, pad_token_id=2))
     with pytest.raises(mhacli.MhaError, match="thread"):
         _ = seen.record
-    with pytest.raises(mhacli.MhaError, match="thread"), mhacli.removed(model, heads=[(0, 1)]):
+    removing = mhacli.removed(model, heads=[(0, 1)], threads=False)
+    with pytest.raises(mhacli.MhaError, match="thread"), removing:
         called_in_thread(lambda: model(ids))
 
 
