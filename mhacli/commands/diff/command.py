@@ -1,5 +1,5 @@
-"""`mha diff`: compares two models over a text, or two saved records, these without torch: where
-they first differ.
+"""`mha diff`: compares two models over a text, or a model and the outputs of another program, or
+two saved records, these without torch: where they first differ.
 """
 
 from dataclasses import asdict, replace
@@ -34,6 +34,7 @@ _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
     'mha diff MODEL OTHER "the cat sat on the mat"',
     'mha diff MODEL MODEL "the cat sat on the mat" --dtype-b bfloat16',
     'mha diff MODEL model.py:build "the cat sat on the mat"',
+    "mha diff MODEL outputs.safetensors 'the cat sat' --map 'model.layers.{i}.mlp=h.{i}.ffn'",
     "mha diff before.safetensors after.safetensors",
 )
 def diff(
@@ -56,7 +57,7 @@ def diff(
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
     result: RecordDiff | ModelDiff
-    if "record" in kinds:
+    if set(kinds) <= {"record", "tensors"}:
         from .records import compare_records
         from .view import record_view, require_layers
 
@@ -98,10 +99,11 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
     """
     sides = request.sides
     kinds: list[str] = [side.kind for side in sides]
-    if len(sides) == 1 and (not is_saved or "record" in kinds):
+    are_records = set(kinds) <= {"record", "tensors"}
+    if len(sides) == 1 and (not is_saved or are_records):
         hint = "mha diff A B, or mha diff A TEXT --save FILE of a model alone"
         raise UsageError("mha diff needs two things to compare", hint=hint)
-    if has_text and ("places" in kinds or kinds == ["record", "record"]):
+    if has_text and ("places" in kinds or are_records):
         what = "a file of places has the ids" if "places" in kinds else "a record has the text"
         raise UsageError(
             f"{what} that it was made of: it is compared without a text", hint="leave out the text"
@@ -110,10 +112,13 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
         for side in sides:
             if is_hub_id(side.word):
                 raise MhaError(f"{side.word} does not exist", code="unreadable", path=side.word)
-    if "record" not in kinds and "places" not in kinds and not has_text:
+    if not are_records and not {"record", "places"} & set(kinds) and not has_text:
         hint = 'mha diff A B "the cat sat on the mat"; --file FILE and --ids LIST work too'
         raise UsageError("two models are compared over a text, and none is given", hint=hint)
-    if "record" in kinds and kinds != ["record", "record"]:
+    if kinds[0] == "tensors" and not are_records:
+        message = f"{sides[0].word} has tensors of another program, which are compared as B"
+        raise UsageError(message, hint="mha diff MODEL FILE TEXT")
+    if "record" in kinds and not are_records:
         record, other = sides if kinds[0] == "record" else sides[::-1]
         message = (
             f"{record.word} is a record, which lacks most places of a model such as {other.word}"

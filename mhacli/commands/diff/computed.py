@@ -35,6 +35,8 @@ from .request import PLACES
 _N_PERTURBED_PASSES = 3
 _ALIGNED = 8
 """Numbers stand at multiples of this in a file."""
+OUTPUTS = "outputs"
+"""The kind of what a file of another implementation gives."""
 _N_KNOWN = 8
 """So many of the last tensors are remembered with their places in the file."""
 
@@ -73,7 +75,8 @@ class FirstPass(NamedTuple):
 class Computed:
     """What a model computes at its places, in the order of execution; `data` maps the file with the
     tensors. Scores and patterns are those of an attention. `rounding` is how far a rounding step of
-    every part moves each place; until that is measured, the `first` pass is kept.
+    every part moves each place; until that is measured, the `first` pass is kept. `others` are the
+    tensors of a file that were not found in the other model.
     """
 
     kind: str
@@ -82,6 +85,7 @@ class Computed:
     entries: dict[Place, Entry] = field(default_factory=dict)
     rounding: dict[Place, Relative] = field(default_factory=dict)
     first: FirstPass | None = None
+    others: tuple[str, ...] = ()
 
     def value(self, place: Place) -> Tensor | Call:
         """What is computed at a place, whose numbers stay in the file until they are used. What was
@@ -107,7 +111,7 @@ class Computed:
 
         def compare(event: Event, value: Tensor | Call) -> None:
             place = places.place_of(event)
-            if place is None:
+            if place is None or place not in self.entries:
                 return
             for site, gap in gaps_at(place, self.value(place), value, sampled=True).items():
                 at = changed(place, site=site)

@@ -93,7 +93,7 @@ def gaps_at(
     that both see and of the patterns. Empty where shapes do not fit.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        pair = _fitted(place, a, b)
+        pair = fitted(place, a, b)
         return {} if pair is None else {place.site: _gap_of_tensors(*pair)}
     if isinstance(a, Call) and isinstance(b, Call) and a.shape == b.shape:
         return _gaps_of_attentions(a, b, sampled=sampled)
@@ -142,15 +142,17 @@ def _blocks(n_queries: int, n_keys: int, *, sampled: bool) -> Iterator[slice]:
         yield slice(start, min(n_queries, start + step))
 
 
-def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+def fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Two tensors as far as they are the same, if their shapes differ: keys and values that heads
-    share, merged axes, the last position of logits where one side has no more, and the entries that
-    both vocabularies have. None if they do not fit.
+    share, merged axes, heads side by side, the last position of logits where one side has no more,
+    and the entries that both vocabularies have. None if they do not fit.
     """
     if a.ndim == b.ndim == 4 and a.shape != b.shape and place.site in ("k", "v", "k_rotated"):
         n = max(a.shape[1], b.shape[1])
         if n % a.shape[1] == n % b.shape[1] == 0:
             a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
+    if a.ndim == 4 and b.shape == (a.shape[0], a.shape[2], a.shape[1] * a.shape[3]):
+        b = b.unflatten(-1, (a.shape[1], a.shape[3])).transpose(1, 2)
     if place.site == "logits" and a.ndim == b.ndim == 3:
         if 1 in (a.shape[1], b.shape[1]):
             a, b = a[:, -1:], b[:, -1:]

@@ -24,7 +24,7 @@ from mhacli.models.layer_names import is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
-from .result import Located, Part, Stack
+from .result import MAPPED, Located, Part, Stack
 
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
@@ -52,6 +52,11 @@ class Place(Located, frozen=True):
     def key(self) -> tuple[Any, ...]:
         """What it has in common with the place of another model."""
         return *self.where, self.number
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is that of a module which was asked for by its name."""
+        return self.site.startswith(MAPPED)
 
 
 class Event(NamedTuple):
@@ -226,12 +231,23 @@ class Pass:
         for name, place in mapped.items():
             event = Event("out", name, 0)
             if place is None:
-                new = Place(None, None, "mlp", f"mapped {name}", name)
-                self.known.setdefault(event, new)
+                self.known.setdefault(event, self._mapped(name))
             else:
                 known = self.known.items()
                 self.known = {at: other for at, other in known if other.key != place.key}
                 self.known[event] = changed(place, name=name)
+
+    def _mapped(self, name: str) -> Place:
+        """The place of a module that is asked for by its name, in the block around it."""
+        around = [
+            place
+            for place in self.known.values()
+            if place.site == "residual" and name.startswith(f"{place.name}.")
+        ]
+        layer, stack = (around[-1].layer, around[-1].stack) if around else (None, None)
+        attentions = (*(call.name for call in self.all_calls), *self.silent)
+        is_within = any(f"{name}.".startswith(f"{each}.") for each in attentions)
+        return Place(layer, stack, "attention" if is_within else "mlp", f"{MAPPED}{name}", name)
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
