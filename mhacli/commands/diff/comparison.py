@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import finite
-from mhacli.io.safetensors import shown_name
 from mhacli.models.capture import Call
 
 from .computed import OUTPUTS, Computed
@@ -184,9 +183,6 @@ def _notes(a: Computed, b: Computed) -> Iterator[str]:
     """Attentions that could not be seen inside, and other numbers of layers and heads."""
     yield from _unseen("A", a)
     if b.kind == OUTPUTS:
-        if b.others:
-            names = first_names(map(shown_name, b.others), 3)
-            yield f"not compared: {names} of B; no place of A has that name, or several have it"
         return
     yield from _unseen("B", b)
     places = [place for place in (*a.entries, *b.entries) if place.layer is not None]

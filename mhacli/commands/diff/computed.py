@@ -75,8 +75,7 @@ class FirstPass(NamedTuple):
 class Computed:
     """What a model computes at its places, in the order of execution; `data` maps the file with the
     tensors. Scores and patterns are those of an attention. `rounding` is how far a rounding step of
-    every part moves each place; until that is measured, the `first` pass is kept. `others` are the
-    tensors of a file that were not found in the other model.
+    every part moves each place; until that is measured, the `first` pass is kept.
     """
 
     kind: str
@@ -85,7 +84,6 @@ class Computed:
     entries: dict[Place, Entry] = field(default_factory=dict)
     rounding: dict[Place, Relative] = field(default_factory=dict)
     first: FirstPass | None = None
-    others: tuple[str, ...] = ()
 
     def value(self, place: Place) -> Tensor | Call:
         """What is computed at a place, whose numbers stay in the file until they are used. What was

@@ -15,7 +15,7 @@ from mhacli.models.capture import Call
 from mhacli.models.masking import as_attention
 from mhacli.run import rows_of_block
 
-from .places import Place
+from .places import OF_CALLS, Place
 
 _CHUNK = 1 << 18
 """The most numbers of a tensor that are compared at once: what a cache holds."""
@@ -151,13 +151,14 @@ def fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
         n = max(a.shape[1], b.shape[1])
         if n % a.shape[1] == n % b.shape[1] == 0:
             a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
-    if a.ndim == 4 and b.shape == (a.shape[0], a.shape[2], a.shape[1] * a.shape[3]):
-        b = b.unflatten(-1, (a.shape[1], a.shape[3])).transpose(1, 2)
+    if place.site in OF_CALLS[:5] and b.shape == (*a.shape[::2], a.shape[1] * a.shape[-1]):
+        b = b.unflatten(-1, (a.shape[1], a.shape[-1])).transpose(1, 2)
     if place.site == "logits" and a.ndim == b.ndim == 3:
         if 1 in (a.shape[1], b.shape[1]):
             a, b = a[:, -1:], b[:, -1:]
         n = min(a.shape[2], b.shape[2])
         a, b = a[..., :n], b[..., :n]
-    if a.ndim != b.ndim and a.numel() == b.numel() and a.shape[-1:] == b.shape[-1:]:
+    are_rows = a.shape[-1:] == b.shape[-1:] or (b.ndim == 3 and a.shape[:2] == b.shape[:2])
+    if a.ndim != b.ndim and a.numel() == b.numel() and are_rows:
         b = b.reshape(a.shape)
     return (a, b) if a.shape == b.shape else None

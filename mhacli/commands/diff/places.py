@@ -231,23 +231,12 @@ class Pass:
         for name, place in mapped.items():
             event = Event("out", name, 0)
             if place is None:
-                self.known.setdefault(event, self._mapped(name))
+                new = Place(None, None, "mlp", f"{MAPPED}{name}", name)
+                self.known.setdefault(event, new)
             else:
                 known = self.known.items()
                 self.known = {at: other for at, other in known if other.key != place.key}
                 self.known[event] = changed(place, name=name)
-
-    def _mapped(self, name: str) -> Place:
-        """The place of a module that is asked for by its name, in the block around it."""
-        around = [
-            place
-            for place in self.known.values()
-            if place.site == "residual" and name.startswith(f"{place.name}.")
-        ]
-        layer, stack = (around[-1].layer, around[-1].stack) if around else (None, None)
-        attentions = (*(call.name for call in self.all_calls), *self.silent)
-        is_within = any(f"{name}.".startswith(f"{each}.") for each in attentions)
-        return Place(layer, stack, "attention" if is_within else "mlp", f"{MAPPED}{name}", name)
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
