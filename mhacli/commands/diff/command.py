@@ -11,12 +11,20 @@ import typer
 from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
+from mhacli.cli.source import (
+    local_checkpoint,
+    read_record,
+    read_texts,
+    record_command,
+    require_not_blank,
+)
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import decode
+from mhacli.io.safetensors import is_of_arrays
 from mhacli.models.folder import is_hub_id
+from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Source, setting
+from mhacli.settings import ARRAYS, AXES, Source, setting
 
 from .request import DiffRequest
 from .result import ModelDiff, ModelDocument, RecordDiff
@@ -43,6 +51,7 @@ def diff(
     tolerance: float | None = setting(
         None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"
     ),
+    axes: str | None = setting(None, ARRAYS, AXES, metavar="LIST"),
     source: Annotated[Source, offers("typed", "text", "file", "encoding", "errors", "max_bytes")],
     options: Annotated[ViewOptions, offers("everything", "layers")],
     output: Annotated[Output, offers("json", "force", csv=_CSV, save=_SAVE, html=REPORT["html"])],
@@ -62,13 +71,15 @@ def diff(
         from .view import record_view, require_layers
 
         with show_activity("comparing"):
-            result = compare_records(request.a, request.b, tolerance)
+            result = compare_records(request.a, request.b, tolerance, partial(_read, axes=axes))
         require_layers(result, options)
         view = partial(record_view, result, options=options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
             raise UsageError(message)
+        if axes is not None:
+            raise UsageError("--axes is for weights of attention: outputs of a model have names")
         call = tuple(record_command())
         request = replace(request, save=output.save, force=output.force, command=call)
         document = _of_models(request, source, kinds)
@@ -91,6 +102,11 @@ def diff(
         raise MhaError(message, hint=hint, code="nothing-in-common")
     if result.verdict == "differ":
         raise typer.Exit(EXIT_CHECK)
+
+
+def _read(path: str, axes: str | None) -> Record:
+    """The record in a file, or that of weights with these axes."""
+    return read_record(path, axes if is_of_arrays(path) else None)
 
 
 def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.safetensors import read_tensor_header
+from mhacli.io.safetensors import is_of_arrays, read_tensor_header
 from mhacli.models.folder import is_hub_id
 from mhacli.record.storage import is_scan
 from mhacli.settings import (
@@ -91,6 +91,8 @@ class Side(ModelSettings):
         word = self.word
         if is_hub_id(word) or (os.path.isdir(word) and not is_scan(word)):
             return "checkpoint"
+        if os.path.isfile(word) and is_of_arrays(word):
+            return "tensors"
         if os.path.lexists(word):
             document = read_tensor_header(word).metadata if os.path.isfile(word) else {}
             if document is None:
