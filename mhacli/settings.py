@@ -38,6 +38,9 @@ MAX_LENGTH = 10**9
 """The most tokens that an option may state. The real limit is memory."""
 MAX_RANDOM = 1 << 20
 """The most random sequences, and the most vectors in one."""
+ARRAYS = "Arrays of other programs"
+AXES = "Names of the axes of weights, such as layer,head,query,key."
+"""The group and the help of an option of two commands."""
 ROPE = ("rope", "rope-interleaved")
 DEFAULT_MAX_BYTES = 64 << 20
 """The most bytes of text from one source."""

@@ -15,7 +15,9 @@ from mhacli.attention.weights_file import read_bias_file, read_layer_file
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import gc_paused
+from mhacli.io.safetensors import is_of_arrays
 from mhacli.record.record import Record, dims_of
+from mhacli.record.storage import load
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.run import KEPT, Run, require_memory
 from mhacli.settings import (
@@ -34,7 +36,7 @@ from mhacli.text.spans import read_chat
 from mhacli.text.tokenizers import Vocabulary, encode, read_vocabulary
 from mhacli.text.tokens import Texts
 
-from .console import loading_torch, show_activity
+from .console import loading_torch, note, show_activity
 from .parameters import are_literal
 
 if TYPE_CHECKING:
@@ -267,3 +269,27 @@ def recorded(record: Record) -> Record:
 def record_command() -> tuple[str, ...]:
     """The command line for the record, with undecodable bytes as escapes."""
     return ("mha", *map(without_surrogates, sys.argv[1:]))
+
+
+# ------------------------------------------------------------------------------------------ records
+
+
+def read_record(
+    path: str, axes: str | None, labels: str | None = None, *, is_raw: bool = False
+) -> Record:
+    """The record in a file, or that of arrays of another program."""
+    if not (axes or labels or is_raw or is_of_arrays(path)):
+        return load(path)
+    from mhacli.record.given import read_labels, read_stack, record_of_stack
+
+    tokens = None if labels is None else read_labels(labels)
+    record = record_of_stack(read_stack(path, axes), tokens, source=path, name=path, is_raw=is_raw)
+    if is_raw:
+        return record
+    try:
+        with loading_torch():
+            from mhacli.models.given import with_statistics
+    except ModuleNotFoundError as fault:
+        note(f"{fault.name} is missing, so the table of heads has no numbers")
+        return record
+    return with_statistics(record)

@@ -3,20 +3,15 @@
 from dataclasses import replace
 from typing import Annotated
 
-from mhacli.cli.console import loading_torch, note
 from mhacli.cli.output import DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
+from mhacli.cli.source import read_record
 from mhacli.errors import UsageError
-from mhacli.io.safetensors import is_of_arrays
-from mhacli.record.record import Record
-from mhacli.record.storage import load
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import chosen_layers, require_generated, require_rows
-from mhacli.settings import setting
+from mhacli.settings import ARRAYS, AXES, setting
 
-ARRAYS = "Arrays of other programs"
 _PATH = "A record that --save wrote, or weights in a file of numpy or safetensors."
-_AXES = "Names of the axes of weights, such as layer,head,query,key."
 _LABELS = "Tokens of the weights: one a line, or a JSON list."
 
 
@@ -33,13 +28,13 @@ def show(
     output: Annotated[Output, offers("json", "csv", "force", *DRAWN)],
     *,
     path: str = setting("", "", _PATH, metavar="RECORD", argument=True),
-    axes: str | None = setting(None, ARRAYS, _AXES, metavar="LIST"),
+    axes: str | None = setting(None, ARRAYS, AXES, metavar="LIST"),
     labels: str | None = setting(None, ARRAYS, _LABELS, metavar="FILE"),
     raw: bool = setting(False, ARRAYS, "Show numbers that are no weights as they are."),
 ) -> None:
     """Reads a record, or weights of another program, and prints them in the chosen view."""
     require_output(options, output, read=path)
-    record = _record(path, axes, labels, is_raw=raw)
+    record = read_record(path, axes, labels, is_raw=raw)
     model = record.model
     if record.survey is None and model is None and options.maps:
         raise UsageError(f"--map needs a record of mha heads, which {path} is not")
@@ -62,22 +57,3 @@ def show(
         kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
         require_rows(options, kinds, record.sequences, record.context)
     print_result(record, (), options=options, output=output, is_saved=True)
-
-
-def _record(path: str, axes: str | None, labels: str | None, *, is_raw: bool) -> Record:
-    """The record in a file, or that of arrays of another program."""
-    if not (axes or labels or is_raw or is_of_arrays(path)):
-        return load(path)
-    from mhacli.record.given import read_labels, read_stack, record_of_stack
-
-    tokens = None if labels is None else read_labels(labels)
-    record = record_of_stack(read_stack(path, axes), tokens, source=path, name=path, is_raw=is_raw)
-    if is_raw:
-        return record
-    try:
-        with loading_torch():
-            from mhacli.models.given import with_statistics
-    except ModuleNotFoundError as fault:
-        note(f"{fault.name} is missing, so the table of heads has no numbers")
-        return record
-    return with_statistics(record)

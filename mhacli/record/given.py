@@ -32,6 +32,8 @@ from .record import Environment, InspectedLayer, Model, Record, layer_prefix
 from .storage import load_array
 
 AXES = ("layer", "batch", "head", "query", "key")
+ARRAYS = "arrays"
+"""The architecture of a record of arrays."""
 AS_GIVEN = "weights as given"
 UNKNOWN_MASK = "not known: a weight of 0 may be masked"
 _READINGS = {
@@ -275,7 +277,7 @@ def record_of_stack(
             path=name,
             revision=None,
             family="",
-            architecture="arrays",
+            architecture=ARRAYS,
             implementation="",
             path_inspected=AS_GIVEN,
             identical_outputs=None,

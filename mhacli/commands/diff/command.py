@@ -1,5 +1,5 @@
-"""`mha diff`: compares two models over a text, or two saved records, these without torch: where
-they first differ.
+"""`mha diff`: compares two models over a text, or a model and the outputs of another program, or
+two saved records, these without torch: where they first differ.
 """
 
 from dataclasses import asdict, replace
@@ -11,12 +11,20 @@ import typer
 from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import local_checkpoint, read_texts, record_command, require_not_blank
+from mhacli.cli.source import (
+    local_checkpoint,
+    read_record,
+    read_texts,
+    record_command,
+    require_not_blank,
+)
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.data import decode
+from mhacli.io.safetensors import is_of_arrays
 from mhacli.models.folder import is_hub_id
+from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Source, setting
+from mhacli.settings import ARRAYS, AXES, Source, setting
 
 from .request import DiffRequest
 from .result import ModelDiff, ModelDocument, RecordDiff
@@ -34,6 +42,7 @@ _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
     'mha diff MODEL OTHER "the cat sat on the mat"',
     'mha diff MODEL MODEL "the cat sat on the mat" --dtype-b bfloat16',
     'mha diff MODEL model.py:build "the cat sat on the mat"',
+    "mha diff MODEL outputs.safetensors 'the cat sat' --map 'model.layers.{i}.mlp=h.{i}.ffn'",
     "mha diff before.safetensors after.safetensors",
 )
 def diff(
@@ -42,6 +51,7 @@ def diff(
     tolerance: float | None = setting(
         None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"
     ),
+    axes: str | None = setting(None, ARRAYS, AXES, metavar="LIST"),
     source: Annotated[Source, offers("typed", "text", "file", "encoding", "errors", "max_bytes")],
     options: Annotated[ViewOptions, offers("everything", "layers")],
     output: Annotated[Output, offers("json", "force", csv=_CSV, save=_SAVE, html=REPORT["html"])],
@@ -56,18 +66,20 @@ def diff(
     kinds = _kinds(request, is_saved=output.save is not None, has_text=has_text)
     require_writable(output.files, force=output.force)
     result: RecordDiff | ModelDiff
-    if "record" in kinds:
+    if set(kinds) <= {"record", "tensors"}:
         from .records import compare_records
         from .view import record_view, require_layers
 
         with show_activity("comparing"):
-            result = compare_records(request.a, request.b, tolerance)
+            result = compare_records(request.a, request.b, tolerance, partial(_read, axes=axes))
         require_layers(result, options)
         view = partial(record_view, result, options=options)
     else:
         if tolerance is not None:
             message = "--tolerance is for two records: what counts between models is measured"
             raise UsageError(message)
+        if axes is not None:
+            raise UsageError("--axes is for weights of attention: outputs of a model have names")
         call = tuple(record_command())
         request = replace(request, save=output.save, force=output.force, command=call)
         document = _of_models(request, source, kinds)
@@ -92,16 +104,22 @@ def diff(
         raise typer.Exit(EXIT_CHECK)
 
 
+def _read(path: str, axes: str | None) -> Record:
+    """The record in a file, or that of weights with these axes."""
+    return read_record(path, axes if is_of_arrays(path) else None)
+
+
 def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]:
     """What the two are. Raises `MhaError` if they cannot be compared, or not with or without a
     text.
     """
     sides = request.sides
     kinds: list[str] = [side.kind for side in sides]
-    if len(sides) == 1 and (not is_saved or "record" in kinds):
+    are_records = set(kinds) <= {"record", "tensors"}
+    if len(sides) == 1 and (not is_saved or are_records):
         hint = "mha diff A B, or mha diff A TEXT --save FILE of a model alone"
         raise UsageError("mha diff needs two things to compare", hint=hint)
-    if has_text and ("places" in kinds or kinds == ["record", "record"]):
+    if has_text and ("places" in kinds or are_records):
         what = "a file of places has the ids" if "places" in kinds else "a record has the text"
         raise UsageError(
             f"{what} that it was made of: it is compared without a text", hint="leave out the text"
@@ -110,10 +128,13 @@ def _kinds(request: DiffRequest, *, is_saved: bool, has_text: bool) -> list[str]
         for side in sides:
             if is_hub_id(side.word):
                 raise MhaError(f"{side.word} does not exist", code="unreadable", path=side.word)
-    if "record" not in kinds and "places" not in kinds and not has_text:
+    if not are_records and not {"record", "places"} & set(kinds) and not has_text:
         hint = 'mha diff A B "the cat sat on the mat"; --file FILE and --ids LIST work too'
         raise UsageError("two models are compared over a text, and none is given", hint=hint)
-    if "record" in kinds and kinds != ["record", "record"]:
+    if kinds[0] == "tensors" and not are_records:
+        message = f"{sides[0].word} has tensors of another program, which are compared as B"
+        raise UsageError(message, hint="mha diff MODEL FILE TEXT")
+    if "record" in kinds and not are_records:
         record, other = sides if kinds[0] == "record" else sides[::-1]
         message = (
             f"{record.word} is a record, which lacks most places of a model such as {other.word}"

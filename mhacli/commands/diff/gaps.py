@@ -15,7 +15,7 @@ from mhacli.models.capture import Call
 from mhacli.models.masking import as_attention
 from mhacli.run import rows_of_block
 
-from .places import Place
+from .places import OF_CALLS, Place
 
 _CHUNK = 1 << 18
 """The most numbers of a tensor that are compared at once: what a cache holds."""
@@ -93,7 +93,7 @@ def gaps_at(
     that both see and of the patterns. Empty where shapes do not fit.
     """
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        pair = _fitted(place, a, b)
+        pair = fitted(place, a, b)
         return {} if pair is None else {place.site: _gap_of_tensors(*pair)}
     if isinstance(a, Call) and isinstance(b, Call) and a.shape == b.shape:
         return _gaps_of_attentions(a, b, sampled=sampled)
@@ -142,20 +142,23 @@ def _blocks(n_queries: int, n_keys: int, *, sampled: bool) -> Iterator[slice]:
         yield slice(start, min(n_queries, start + step))
 
 
-def _fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+def fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Two tensors as far as they are the same, if their shapes differ: keys and values that heads
-    share, merged axes, the last position of logits where one side has no more, and the entries that
-    both vocabularies have. None if they do not fit.
+    share, merged axes, heads side by side, the last position of logits where one side has no more,
+    and the entries that both vocabularies have. None if they do not fit.
     """
     if a.ndim == b.ndim == 4 and a.shape != b.shape and place.site in ("k", "v", "k_rotated"):
         n = max(a.shape[1], b.shape[1])
         if n % a.shape[1] == n % b.shape[1] == 0:
             a, b = (tensor.repeat_interleave(n // tensor.shape[1], dim=1) for tensor in (a, b))
+    if place.site in OF_CALLS[:5] and b.shape == (*a.shape[::2], a.shape[1] * a.shape[-1]):
+        b = b.unflatten(-1, (a.shape[1], a.shape[-1])).transpose(1, 2)
     if place.site == "logits" and a.ndim == b.ndim == 3:
         if 1 in (a.shape[1], b.shape[1]):
             a, b = a[:, -1:], b[:, -1:]
         n = min(a.shape[2], b.shape[2])
         a, b = a[..., :n], b[..., :n]
-    if a.ndim != b.ndim and a.numel() == b.numel() and a.shape[-1:] == b.shape[-1:]:
+    are_rows = a.shape[-1:] == b.shape[-1:] or (b.ndim == 3 and a.shape[:2] == b.shape[:2])
+    if a.ndim != b.ndim and a.numel() == b.numel() and are_rows:
         b = b.reshape(a.shape)
     return (a, b) if a.shape == b.shape else None

@@ -4,6 +4,7 @@ first differ.
 
 import gc
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,9 @@ from mhacli.usercode.target import TargetRequest
 
 from .comparison import compare
 from .computed import Computed, compute, load_places, save_places
+from .outputs import asked_for, outputs_of
 from .places import OF_CALLS, Forward, Place
-from .request import DiffRequest, Side
+from .request import DiffRequest, MapForm, Side, map_forms
 from .result import ModelDiff, ModelDocument
 from .words import summary_of
 
@@ -49,14 +51,23 @@ class _Subject(NamedTuple):
     loaded: Loaded | None
 
 
-def diff_modules(a: nn.Module, b: nn.Module, inputs: Any) -> ModelDiff:
-    """The differences of two models in memory over `inputs`: keywords, positional arguments, or one
-    tensor.
+def diff_modules(a: nn.Module, b: Any, inputs: Any, words: Sequence[str]) -> ModelDiff:
+    """The differences of a model in memory and `b` over `inputs`: keywords, positional arguments,
+    or one tensor. `b` is another model, or the path of a file of outputs, under names that `words`
+    turn into those of `a` as `--map` does.
     """
-    for model in (a, b):
+    is_model = isinstance(b, nn.Module)
+    for model in (a, b) if is_model else (a,):
         require_open(model, "mhacli.diff")
-    of_a, of_b = (compute(model, forward_of(model, inputs)) for model in (a, b))
-    return _with_verdict(compare(of_a, of_b), type(a).__name__, type(b).__name__)
+    forms = map_forms(words)
+    name = type(b).__name__ if is_model else os.fspath(b)
+    mapped = _mapped(a, forms, None) if is_model else asked_for(a, name, forms)
+    of_a = compute(a, forward_of(a, inputs), mapped)
+    if is_model:
+        of_b = compute(b, forward_of(b, inputs), _mapped(b, forms, of_a))
+    else:
+        of_b = outputs_of(name, forms, of_a, None)
+    return _with_verdict(compare(of_a, of_b), type(a).__name__, name)
 
 
 def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -156,6 +167,9 @@ def _computed(
     side, loaded = subject
     if side.kind == "places":
         return load_places(side.word).computed
+    if side.kind == "tensors":
+        assert first is not None  # the command takes such a file as the second
+        return outputs_of(side.word, map_forms(request.map), first, side.dtype)
     tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
     if loaded is None:
         model, forward = _built(side, tensors, stage)
@@ -166,7 +180,11 @@ def _computed(
         _choose_attention(model, side.attn)
         forward = forward_of(model, tensors)
     stage(f"running {side.word}", limited=False)
-    computed = compute(model, forward, _mapped(model, request.map, first))
+    forms, b = map_forms(request.map), request.sides[-1]
+    mapped = (
+        asked_for(model, b.word, forms) if b.kind == "tensors" else _mapped(model, forms, first)
+    )
+    computed = compute(model, forward, mapped)
     if request.one_at_a_time or request.save:
         computed.measure_rounding()
         del model, forward
@@ -240,7 +258,7 @@ def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.
 
 
 def _mapped(
-    model: nn.Module, words: Sequence[str], first: Computed | None
+    model: nn.Module, forms: Sequence[MapForm], first: Computed | None
 ) -> dict[str, Place | None]:
     """The modules of a model that `--map LEFT=RIGHT` names: of the first model on the left, with
     any place; of the second on the right, with the place of their partner. Raises `UsageError` if
@@ -251,18 +269,13 @@ def _mapped(
     places = dict[str, Place]()
     if first is not None:
         places = {place.name: place for place in first.entries if place.site not in OF_CALLS}
-    for word in words:
-        forms = word.split("=")
-        if len(forms) != 2:
-            raise UsageError(
-                f"--map {word[:100]!r} is not of the form 'model.layers.{{i}}=transformer.h.{{i}}'"
-            )
+    for form in forms:
         for n in itertools.count():
-            left, right = (form.replace("{i}", str(n)) for form in forms)
+            left, right = (name.replace("{i}", str(n)) for name in form[:2])
             name = left if first is None else right
             if name not in modules or name in mapped or (first is not None and left not in places):
                 break
             mapped[name] = places.get(left)
         if n == 0:
-            raise UsageError(f"--map {word[:100]}: no module is named {name}")
+            raise UsageError(f"--map {form.word}: no module is named {name}")
     return mapped

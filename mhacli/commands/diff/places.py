@@ -24,7 +24,7 @@ from mhacli.models.layer_names import is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
-from .result import Located, Part, Stack
+from .result import MAPPED, Located, Part, Stack
 
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
@@ -52,6 +52,11 @@ class Place(Located, frozen=True):
     def key(self) -> tuple[Any, ...]:
         """What it has in common with the place of another model."""
         return *self.where, self.number
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is that of a module which was asked for by its name."""
+        return self.site.startswith(MAPPED)
 
 
 class Event(NamedTuple):
@@ -226,7 +231,7 @@ class Pass:
         for name, place in mapped.items():
             event = Event("out", name, 0)
             if place is None:
-                new = Place(None, None, "mlp", f"mapped {name}", name)
+                new = Place(None, None, "mlp", f"{MAPPED}{name}", name)
                 self.known.setdefault(event, new)
             else:
                 known = self.known.items()

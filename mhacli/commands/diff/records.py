@@ -4,16 +4,18 @@ non-finite numbers are None.
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES
+from mhacli.record.given import ARRAYS, UNKNOWN_MASK
 from mhacli.record.record import Record
 from mhacli.record.storage import load
 from mhacli.text.align import align
 from mhacli.text.escape import without_surrogates
-from mhacli.text.tokens import TokenSequence
+from mhacli.text.tokens import TokenSequence, places
 
 from .result import (
     First,
@@ -30,8 +32,10 @@ from .result import (
 from .sites import LayerPair, alone, is_statistic, labels_of
 
 
-def compare_records(a: Any, b: Any, tolerance: float | None) -> RecordDiff:
-    """The differences of two records, or of those in two files, as for `diff`."""
+def compare_records(
+    a: Any, b: Any, tolerance: float | None, read: Callable[[str], Record] = load
+) -> RecordDiff:
+    """The differences of two records, or of those that `read` finds in two files, as for `diff`."""
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
     names = list[str]()
@@ -39,25 +43,59 @@ def compare_records(a: Any, b: Any, tolerance: float | None) -> RecordDiff:
     for letter, each in (("first", a), ("second", b)):
         is_record = isinstance(each, Record)
         names.append(f"the {letter} record" if is_record else without_surrogates(os.fspath(each)))
-        records.append(each if is_record else load(each))
+        records.append(each if is_record else read(each))
     of_dtype = None
     if tolerance is None:
         dtypes = {(record.model or record.config).dtype for record in records}
         of_dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
         tolerance = TOLERANCES[of_dtype].runs
-    return _record_diff((records[0], records[1]), names, Tolerance(tolerance, of_dtype))
+    both = _with_texts(*records), _with_texts(*records[::-1])
+    tokens, known = (
+        [text.tokens for record in every for text in record.sequences] for every in (records, both)
+    )
+    return _record_diff(
+        both, names, Tolerance(tolerance, of_dtype), are_measured_alike=tokens == known
+    )
+
+
+def _with_texts(record: Record, other: Record) -> Record:
+    """A record of arrays, which have no ids, with the texts of another record where it has the same
+    tokens, or none.
+    """
+    if record.model is None or record.model.architecture != ARRAYS:
+        return record
+    texts = [
+        y if x.tokens in (y.tokens, places(len(y.tokens)).tokens) else x
+        for x, y in zip(record.sequences, other.sequences, strict=False)
+    ]
+    return replace(record, sequences=(*texts, *record.sequences[len(texts) :]))
+
+
+def _has_mask(record: Record, index: int) -> bool:
+    return not record.layers or record.layers[index].mask != UNKNOWN_MASK
 
 
 def _record_diff(
-    records: tuple[Record, Record], names: Sequence[str], tolerance: Tolerance
+    records: tuple[Record, Record],
+    names: Sequence[str],
+    tolerance: Tolerance,
+    *,
+    are_measured_alike: bool,
 ) -> RecordDiff:
-    """All differences of two named records."""
+    """All differences of two named records, of statistics only if these are of the same tokens."""
     a, b = records
     labels_a, labels_b = map(labels_of, records)
     pairs = {
-        label: LayerPair(a.of_layer(index), b.of_layer(labels_b.index(label)), tolerance.relative)
-        for index, label in enumerate(labels_a)
+        label: LayerPair(
+            a.of_layer(i),
+            b.of_layer(j),
+            tolerance.relative,
+            has_masks=_has_mask(a, i) == _has_mask(b, j),
+            are_measured_alike=are_measured_alike,
+        )
+        for i, label in enumerate(labels_a)
         if label in labels_b
+        for j in [labels_b.index(label)]
     }
     layers = [pair.difference(label) for label, pair in pairs.items()]
     texts = _texts(a, b)

@@ -3,12 +3,13 @@ what these read.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from mhacli.errors import MhaError
-from mhacli.io.safetensors import read_tensor_header
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.safetensors import is_of_arrays, read_tensor_header
 from mhacli.models.folder import is_hub_id
 from mhacli.record.storage import is_scan
 from mhacli.settings import (
@@ -43,6 +44,29 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 _call: Any = partial(setting, parse=example_call, metavar="LAMBDA", default="")
 
 
+class MapForm(NamedTuple):
+    """The names of modules of A and B that belong together, with `{i}` for a number, and both as
+    the user wrote them.
+    """
+
+    left: str
+    right: str
+    word: str
+
+
+def map_forms(words: Sequence[str]) -> list[MapForm]:
+    """The forms of `--map LEFT=RIGHT`. Raises `UsageError`."""
+    forms = list[MapForm]()
+    for word in words:
+        names = word.split("=")
+        if len(names) != 2:
+            raise UsageError(
+                f"--map {word[:100]!r} is not of the form 'model.layers.{{i}}=transformer.h.{{i}}'"
+            )
+        forms.append(MapForm(*names, word[:100]))
+    return forms
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side(ModelSettings):
     """One of the two things, with the implementation of attention of a checkpoint, and of code the
@@ -59,15 +83,20 @@ class Side(ModelSettings):
         return self.path or ""
 
     @cached_property
-    def kind(self) -> Literal["checkpoint", "code", "places", "record"]:
-        """What it is: a checkpoint, code that builds a model, a file of what a model computed, or a
-        record. Raises `MhaError` if it does not exist or cannot be read.
+    def kind(self) -> Literal["checkpoint", "code", "places", "record", "tensors"]:
+        """What it is: a checkpoint, code that builds a model, a file of what a model computed, a
+        record, or tensors of another program. Raises `MhaError` if it does not exist or cannot be
+        read.
         """
         word = self.word
         if is_hub_id(word) or (os.path.isdir(word) and not is_scan(word)):
             return "checkpoint"
+        if os.path.isfile(word) and is_of_arrays(word):
+            return "tensors"
         if os.path.lexists(word):
-            document = read_tensor_header(word).metadata if os.path.isfile(word) else None
+            document = read_tensor_header(word).metadata if os.path.isfile(word) else {}
+            if document is None:
+                return "tensors"
             is_places = isinstance(document, dict) and document.get("schema") == PLACES
             return "places" if is_places else "record"
         if ":" not in word:

@@ -14,6 +14,8 @@ SCHEMA = "mha.diff/1"
 Verdict = Literal["agree", "differ", "nothing"]
 Part = Literal["embedding", "attention", "mlp", "norm", "logits"]
 Stack = Literal["encoder", "decoder", "cross"]
+MAPPED = "mapped "
+"""What the site of a module begins with that was asked for by its name."""
 
 
 Document = TypeVar("Document", "RecordDocument", "ModelDocument")

@@ -97,11 +97,16 @@ def labels_of(record: Record) -> list[str]:
 
 @dataclass(frozen=True)
 class LayerPair:
-    """The records of one layer, or the whole records if they have no layers, and the tolerance."""
+    """The records of one layer, or the whole records if they have no layers, and the tolerance;
+    whether their masks can be compared, which are not known of weights as given, and whether their
+    statistics are of the same tokens.
+    """
 
     a: Record
     b: Record
     tolerance: float
+    has_masks: bool
+    are_measured_alike: bool
 
     @property
     def records(self) -> tuple[Record, Record]:
@@ -136,8 +141,11 @@ class LayerPair:
 
     @property
     def heads_of_both(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
-        """The heads with statistics in both records; none if the numbers of heads differ."""
-        if self.a.config.n_heads != self.b.config.n_heads:
+        """The heads with statistics in both records; none if the numbers of heads differ, or the
+        masks or tokens of the statistics.
+        """
+        has_same = self.has_masks and self.are_measured_alike
+        if self.a.config.n_heads != self.b.config.n_heads or not has_same:
             return []
         of_b = {head.head: head for head in self.b.heads}
         return [(head, of_b[head.head]) for head in self.a.heads if head.head in of_b]
@@ -244,6 +252,8 @@ def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> S
     is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
     row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
+    if name in _MASK and not pair.has_masks:
+        return changed(row, status="skipped", why="the mask of weights as given is not known")
     why = _other_shape(pair, row, y.axes)
     if why:
         return changed(row, status="shape", why=why)

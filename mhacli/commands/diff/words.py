@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mhacli.text.numbers import shown
 
-from .result import Difference, ModelDocument, Unmatched
+from .result import MAPPED, Difference, ModelDocument, Unmatched
 
 Row = Difference | Unmatched
 """A place, compared or not."""
@@ -87,6 +87,8 @@ def where(place: Row) -> str:
     """
     part, site = place.part, _NAMES.get(place.site, place.site)
     words = [] if place.layer is None else [f"layer {place.layer}"]
+    if site.startswith(MAPPED):
+        part = site  # the part is not known of every module
     words.append("output" if part == "logits" and not place.name_a else part)
     if place.stack:
         words[0] = f"{place.stack} {words[0]}"

@@ -367,7 +367,7 @@ def test_inputs_that_a_model_does_not_take_are_an_error(inputs: Any) -> None:
     with pytest.raises(mhacli.MhaError):
         mhacli.diff(model, Port(model), inputs)
     with pytest.raises(mhacli.MhaError, match="two records, or two models"):
-        mhacli.diff(model, "a.safetensors", IDS)
+        mhacli.diff("a.safetensors", model, IDS)
 
 
 class Wrapped(nn.Module):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
+from support import checkpoints
 
 import mhacli
 
@@ -148,7 +149,79 @@ def test_what_may_be_read_in_several_ways_is_refused(call: Any, said: str) -> No
         call()
 
 
+def record(*, tokens: Any = TOKENS, **more: Any) -> Any:
+    return mhacli.record_of(more.pop("w", W), axes=AXES, tokens=tokens, **more)
+
+
+def test_arrays_are_compared_with_the_model_that_computed_them() -> None:
+    model = checkpoints.model("llama")
+    model.set_attn_implementation("eager")
+    with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
+        out = model(torch.tensor([[5, 7, 9, 7, 3]]), output_attentions=True)
+    own = seen.record
+    tokens = own.sequences[0].tokens
+    for given in (None, tokens):
+        same = mhacli.record_of([*out.attentions], tokens=given)
+        for pair in ((own, same), (same, own)):
+            found = mhacli.diff(*pair)
+            assert (found.verdict, found["first"]) == ("agree", None)
+            assert "heads changed" not in found.summary
+            masks = [site for site in found["layers"][0]["sites"] if site["site"] == "allowed"]
+            assert "not known" in masks[0]["why"]
+    changed = [layer.clone() for layer in out.attentions]
+    changed[1][0, 2, 4] = changed[1][0, 2, 4].flip(0)
+    found = mhacli.diff(own, mhacli.record_of(changed, tokens=tokens))
+    assert (found.verdict, found["first"]["layer"]) == ("differ", "layer 1")
+    assert found["first"]["site"] == "pattern"
+    other = mhacli.record_of([*out.attentions], tokens=[*tokens[:-1], "other"])
+    assert mhacli.diff(own, other)["first"]["where"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict", "said"),
+    [
+        (lambda: record(), "agree", "none of 6 heads changed"),
+        (lambda: record(tokens=None), "agree", "no difference in 26 sites"),
+        (lambda: record(w=np.concatenate([W, W[:1]])), "agree", "none of 6 heads"),
+        (lambda: record(w=np.concatenate([W, W[:, :1]], axis=1)), "differ", "layer 0 pattern"),
+        (lambda: record(w=weights(n=4), tokens=TOKENS[:4]), "differ", "in the tokens"),
+        (lambda: record(w=2 * W, raw=True), "differ", "layer 0 pattern"),
+        (lambda: record(w=W.astype(np.float16)), "agree", "no difference"),
+    ],
+)
+def test_two_records_of_arrays_are_compared_as_far_as_they_fit(
+    other: Any, verdict: str, said: str
+) -> None:
+    found = mhacli.diff(record(), other())
+    assert found.verdict == verdict
+    assert said in found.summary
+
+
 # ------------------------------------------------------------------------------------------- files
+
+
+def test_files_of_arrays_are_compared_with_each_other_and_with_records(
+    mha: Any, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", w=W)
+    other = W.copy()
+    other[1, 2, 3] = other[1, 2, 3, ::-1]
+    np.save(tmp_path / "b.npy", other)
+    save_file({"w": W}, tmp_path / "c.safetensors")
+    record().save(str(tmp_path / "record.safetensors"))
+    axes = ("--axes", AXES)
+    mha("diff", "a.npz", "c.safetensors", *axes)
+    mha("diff", "record.safetensors", "a.npz", *axes)
+    mha("diff", "c.safetensors", "record.safetensors", *axes)
+    document = mha("diff", "a.npz", "b.npy", *axes, "--json", code=3).json
+    assert (document["first"]["layer"], document["first"]["site"]) == ("layer 1", "pattern")
+    assert "layer,head,query,key" in mha("diff", "a.npz", "b.npy", code=2).said
+    assert mha("diff", "a.npz", "b.npy", "a text", *axes, code=2).error
+    assert "numpy" in mha("diff", checkpoints.folder("llama"), "a.npz", "a text", code=1).said
+    assert (
+        "--axes"
+        in mha("diff", checkpoints.folder("llama"), "c.safetensors", "a", *axes, code=2).said
+    )
 
 
 def written(folder: Path, form: str) -> str:
