@@ -34,7 +34,7 @@ def record_of(
     k: Sequence[Any] | None = None,
     v: Sequence[Any] | None = None,
     tokens: Sequence[Any] | None = None,
-    axes: str | None = None,
+    axes: str | Sequence[str] | None = None,
     scale: float | None = None,
     causal: bool = False,
     raw: bool = False,
@@ -70,6 +70,8 @@ def record_of(
     )
     if raw:
         return record
+    if scored and len(scored) != len(stack.layers):
+        raise UsageError(f"q and k have {len(scored)} layers, and attentions {len(stack.layers)}")
     if attentions is not None and scored:
         scored = [*map(_masked_as, scored, map(torch.from_numpy, stack.layers))]
     return with_statistics(record, scored, is_computed=attentions is None)

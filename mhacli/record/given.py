@@ -11,6 +11,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import IO, Any
 
 import numpy as np
@@ -47,17 +48,18 @@ _READINGS = {
 @dataclass(frozen=True)
 class Stack:
     """The weights of layers, each `[batch, head, query, key]`, with the name of the dtype in which
-    they were computed.
+    they were computed, and the numbers of the layers, if these are not counted from 0.
     """
 
     layers: tuple[Array, ...]
     dtype: str
+    numbers: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------- arrays
 
 
-def stack_of(given: Any, axes: str | None, source: str) -> Stack:
+def stack_of(given: Any, axes: str | Sequence[str] | None, source: str) -> Stack:
     """The weights in an array with named axes, or in a list of layers, each `[batch, head, query,
     key]`. Raises `UsageError` for axes that are not known, and for numbers that are no weights.
     """
@@ -92,7 +94,7 @@ def array_of(given: Any, source: str) -> tuple[Array, str]:
     return wide, name if name in TOLERANCES else str(wide.dtype)
 
 
-def _names(axes: str | None, array: Array, source: str) -> tuple[str, ...]:
+def _names(axes: str | Sequence[str] | None, array: Array, source: str) -> tuple[str, ...]:
     """The names of the axes of an array. Two are those of queries and keys; more have to be
     named.
     """
@@ -107,6 +109,7 @@ def _names(axes: str | None, array: Array, source: str) -> tuple[str, ...]:
             f"{source} has {array.ndim} axes, {shape}, which may be {' or '.join(readings)}",
             hint=f"state them: --axes {readings[0]}, in Python axes={readings[0]!r}",
         )
+    axes = axes if isinstance(axes, str) else ",".join(map(str, axes))
     names = tuple(name.strip() for name in axes.split(","))
     is_known = set(names) <= set(AXES) and len(set(names)) == len(names)
     if not is_known or not {"query", "key"} <= set(names):
@@ -159,10 +162,14 @@ def require_weights(stack: Stack, source: str) -> None:
 
 def texts_of_tokens(tokens: Any, batch: int) -> Sequences:
     """The texts of tokens: one list for each sequence, or one for all."""
-    texts = list(tokens)
-    if all(isinstance(token, str) for token in texts):
-        texts = [texts] * batch
-    rows = [[*map(str, text)] for text in texts]
+    rows = [*tokens]
+    if all(isinstance(token, str) for token in rows):
+        rows = [rows] * batch
+    if not all(isinstance(row, (list, tuple)) and {*map(type, row)} <= {str} for row in rows):
+        raise UsageError(
+            "tokens are no texts, or a list of them for each sequence",
+            hint="tokenizer.convert_ids_to_tokens(ids) names the tokens of ids",
+        )
     ids = {token: i for i, token in enumerate(dict.fromkeys(t for row in rows for t in row))}
     return tuple(_text(row, ids) for row in rows)
 
@@ -182,7 +189,7 @@ def read_labels(path: str) -> list[Any]:
     with opened(path) as read:
         data = read_up_to(read, DEFAULT_MAX_BYTES)
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise bad_file(path, f"{path} is not a text in UTF-8") from None
     if text.lstrip().startswith("["):
@@ -250,7 +257,7 @@ def record_of_stack(
             survey=UNMEASURED,
             positions=positions,
         )
-        for number, layer in enumerate(stack.layers)
+        for number, layer in zip(stack.numbers or count(), stack.layers, strict=False)
     )
     n_heads = layers[0].n_heads
     return Record(
@@ -342,11 +349,13 @@ def read_stack(path: str, axes: str | None) -> Stack:
         _require_room(sum(tensor.n_bytes for tensor in header.tensors.values()), path)
         arrays = {name: _tensor(header, name) for name in header.tensors}
         is_rounded = any(tensor.dtype == "BF16" for tensor in header.tensors.values())
-    given: Any = [arrays[name] for name in _in_order(arrays, path)]
+    order = _in_order(arrays, path)
+    given: Any = [arrays[name] for name in order.values()]
     is_of_numpy = begin == NUMPY or begin.startswith(b"PK")
     source = f"{path}, a file of numpy," if is_of_numpy else path
     stack = stack_of(given if len(given) > 1 else given[0], axes, source)
-    return replace(stack, dtype="bfloat16") if is_rounded else stack
+    numbers = tuple(order) if len(order) > 1 else ()
+    return replace(stack, dtype="bfloat16" if is_rounded else stack.dtype, numbers=numbers)
 
 
 def _tensor(file: TensorFile, name: str) -> Array:
@@ -358,11 +367,15 @@ def _tensor(file: TensorFile, name: str) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32).reshape(info.shape)
 
 
-def _in_order(names: Mapping[str, Any], path: str) -> list[str]:
-    """The names of layers by their number. Raises `MhaError` if they differ otherwise."""
+def _in_order(names: Mapping[str, Any], path: str) -> dict[int, str]:
+    """The names of layers by their numbers, in order. Raises `MhaError` if they differ
+    otherwise.
+    """
+    if not names:
+        raise bad_file(path, f"{path} has no array")
     if len(names) == 1:
-        return [*names]
-    numbers = {name: re.findall(r"\d+", name) for name in names}
+        return dict(enumerate(names))
+    numbers = {name: [*map(int, re.findall(r"\d+", name))] for name in names}
     forms = {re.sub(r"\d+", "0", name) for name in names}
     varying = [at for at in zip(*numbers.values(), strict=False) if len(set(at)) == len(names)]
     if len(forms) != 1 or len(varying) != 1:
@@ -371,8 +384,7 @@ def _in_order(names: Mapping[str, Any], path: str) -> list[str]:
             f"{path} has several arrays, {first_names(names)}, whose names are not those of layers",
             hint="save the weights as one array, or a numbered array for each layer",
         )
-    order = zip(map(int, varying[0]), names, strict=True)
-    return [name for _, name in sorted(order)]
+    return dict(sorted(zip(varying[0], names, strict=True)))
 
 
 def _require_room(n_bytes: int, path: str) -> None:

@@ -63,7 +63,7 @@ def map_forms(words: Sequence[str]) -> list[MapForm]:
             raise UsageError(
                 f"--map {word[:100]!r} is not of the form 'model.layers.{{i}}=transformer.h.{{i}}'"
             )
-        forms.append(MapForm(*names, word[:100]))
+        forms.append(MapForm(names[0], names[1], word[:100]))
     return forms
 
 

@@ -85,7 +85,8 @@ def where(place: Row) -> str:
     """A place in words: `layer 2, attention, head 1 (z)`. What a model without a head gives is its
     output.
     """
-    part, site = place.part, _NAMES.get(place.site, place.site)
+    site = _NAMES.get(place.site, place.site)
+    part: str = place.part
     words = [] if place.layer is None else [f"layer {place.layer}"]
     if site.startswith(MAPPED):
         part = site  # the part is not known of every module

@@ -54,7 +54,8 @@ def test_weights_of_layers_are_shown_as_they_are_and_not_verified() -> None:
     ("given", "axes"),
     [
         (W, AXES),
-        (W.transpose(1, 0, 2, 3), "head,layer,query,key"),
+        (W.transpose(1, 0, 2, 3), ("head", "layer", "query", "key")),
+        (np.asfortranarray(W.astype(">f4")), AXES),
         (W.swapaxes(2, 3), "layer,head,key,query"),
         (W[:, None], "layer,batch,head,query,key"),
         ([torch.tensor(layer)[None] for layer in W], None),
@@ -140,6 +141,12 @@ def test_rows_may_be_off_by_the_rounding_of_their_dtype_only() -> None:
         (lambda: mhacli.record_of((W > 0).astype(int), axes=AXES), "dtype int64"),
         (lambda: mhacli.record_of([W[0][None], W[1][None, :, :4, :4]]), "layer 1"),
         (lambda: mhacli.record_of(), "needs attentions"),
+        (lambda: mhacli.record_of(W, axes=AXES, tokens=[1, 2, 3, 4, 5]), "tokens are no texts"),
+        (lambda: mhacli.record_of(W, axes=AXES, tokens=torch.ones(1, 5)), "tokens are no texts"),
+        (
+            lambda: mhacli.record_of(W, axes=AXES, q=[W[0][None]], k=[W[0][None]]),
+            "1 layers, and attentions 2",
+        ),
         (lambda: mhacli.record_of(q=W[0], k=W[0]), "list of layers"),
         (lambda: mhacli.record_of(q=[W[0][None]], k=[W[0][None, :2]]), "do not fit"),
     ],
@@ -264,6 +271,36 @@ def test_layers_in_numbered_arrays_are_in_the_order_of_the_numbers(
     assert [layer["layer"] for layer in document["layers"]] == [*range(11)]
     np.savez(tmp_path / "x.npz", first=W[0], other=W[1])
     assert "first, other" in mha("show", "x.npz", "--axes", "head,query,key", code=1).said
+
+
+def test_layers_have_the_numbers_in_the_names_of_their_arrays(mha: Any, tmp_path: Path) -> None:
+    save_file({"layers.11.attn_1": W[1], "layers.3.attn_1": W[0]}, tmp_path / "w.safetensors")
+    words = ("show", "w.safetensors", "--axes", "head,query,key", "--json")
+    document = mha(*words).json
+    assert [layer["layer"] for layer in document["layers"]] == [3, 11]
+    assert {head["layer"] for head in document["heads"]} == {3, 11}
+    assert np.allclose(document["layers"][1]["pattern"], W[1][None], atol=1e-6)
+    assert "layer 11" in mha(*words[:-1], "--layer", "11", "--head", "2").stdout
+    for names in (["l1", "l01"], []):
+        np.savez(tmp_path / "x.npz", **{name: W[0] for name in names})
+        assert mha("show", "x.npz", "--axes", "head,query,key", code=1).error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the\r\nold\r\nmill\r\nand\r\nthe\r\n",
+        "\ufeffthe\nold\nmill\nand\nthe",
+        json.dumps([TOKENS]),
+    ],
+)
+def test_labels_of_windows_and_of_json_are_the_tokens(text: str, mha: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(text, newline="")
+    np.save(tmp_path / "w.npy", W)
+    document = mha("show", "w.npy", "--axes", AXES, "--labels", "t.txt", "--json").json
+    assert document["sequences"][0]["tokens"] == TOKENS
+    (tmp_path / "t.txt").write_text("the\n\nmill\n")
+    assert "3 tokens" in mha("show", "w.npy", "--axes", AXES, "--labels", "t.txt", code=2).said
 
 
 def test_a_file_of_bfloat16_is_read_as_that(mha: Any, tmp_path: Path) -> None:
