@@ -102,9 +102,8 @@ def followed(
     the part runs; `take(call)` with each attention; `end(is_whole=)`, False if the model raised an
     exception; `stray(name)` for an attention outside any pass; and `skip()` for a call while
     another thread is within the model. Its `refused` becomes the error of a call that cannot be
-    followed. Calls are detached from the graph, with gradients and
-    autocast off, and their tensors belong to the model. A listener that `edits` gets them
-    unchanged, and may return an `Edit`.
+    followed. Calls are detached from the graph, with gradients and autocast off, and their tensors
+    belong to the model. A listener that `edits` gets them unchanged, and may return an `Edit`.
 
     `by` is the function that the user called. Raises `MhaError` in a pass of another thread without
     `threads`, and when editing in a backward pass or in two threads at once.
