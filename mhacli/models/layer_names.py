@@ -145,17 +145,34 @@ class LayerNumbers:
             return "cross"
         return "decoder" if self._is_pair else "self"
 
-    def next(self, name: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
-        """The kind, the layer and the part of an attention that module `name` computes, in a `run`
-        of its `block`, the module around it that is a layer.
+    def holder_of(self, name: str, modules: Mapping[str, nn.Module]) -> str:
+        """The attention around a module of a list or a dict, which computes some of its heads, as
+        far as both are in the same layer; empty if there is none.
+        """
+        if not isinstance(modules[name.rpartition(".")[0]], nn.ModuleList | nn.ModuleDict):
+            return ""
+        stack, index = self._place(name)
+        parts = name.split(".")
+        around = [".".join(parts[:n]) for n in range(1, len(parts))]
+        inside = around[len(f"{stack}.{index}".split(".")) - 1 :] if stack else around
+        attentions = (
+            each
+            for each in inside
+            if is_attention(each, modules[each]) and not is_plain(modules[each])
+        )
+        return next(attentions, "")
+
+    def next(self, name: str, member: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
+        """The kind, the layer and the part of an attention that module `name` computes, or a
+        `member` of it, in a `run` of its `block`, the module around it that is a layer.
         """
         kind, (stack, index) = self.kind_of(name), self._place(block)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
         layer = self._before.get(stack, 0) + index
         layer = self._layers.setdefault(key, 1 + max(taken) if layer in taken else layer)
-        part = self._parts[name, run]
-        self._parts[name, run] += 1
+        part = self._parts[member, run]
+        self._parts[member, run] += 1
         return kind, layer, part
 
 

@@ -100,7 +100,7 @@ def followed(model: nn.Module, listener: Any, *, by: str, edits: bool = False) -
     passes = _Passes(model, listener, by, edits)
     with (
         captured(
-            model, passes.take, edits=edits
+            model, passes.take, edits=edits, heads="apart" if edits else "joined"
         ) as passes.watch,  # waits for the captures of other threads
         calls_of_user() as passes.calls,
         ExitStack() as hooks,
