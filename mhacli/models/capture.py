@@ -760,29 +760,25 @@ def _joined_heads(calls: Sequence[Call]) -> Iterator[Call]:
     for call in calls:
         by_part.setdefault(call.part, []).append(call)
     for part, of_part in by_part.items():
-        first, forms = of_part[0], [_form(call) for call in of_part]
-        if any(form != forms[0] for form in forms):
-            yield from (
-                replace(call, first_head=None, part=len(by_part) * i + part)
-                for i, call in enumerate(of_part)
-            )
+        first = of_part[0]
+        if any(_form(call) != _form(first) for call in of_part):
+            for number, call in enumerate(of_part):
+                yield replace(call, first_head=None, part=len(by_part) * number + part)
             continue
         joined: dict[str, Any] = {"first_head": None}
         for name in first.tensors:
             tensors = [getattr(call, name) for call in of_part]
             if name in ("mask", "bias"):
-                tensors = [
-                    four_axes(tensor).expand(*call.shape[:2], -1, -1)
-                    for tensor, call in zip(tensors, of_part, strict=True)
-                ]
+                shape = (*first.shape[:2], -1, -1)
+                tensors = [four_axes(tensor).expand(shape) for tensor in tensors]
             joined[name] = torch.cat(tensors, dim=0 if tensors[0].ndim == 1 else 1)
         yield replace(first, **joined)
 
 
 def _form(call: Call) -> Call:
-    """A call with the shapes of its tensors in one text and head."""
-    shapes = {name: (x.dtype, x.shape[2:]) for name, x in call.tensors.items()}
-    return replace(call.holding(shapes), first_head=None)
+    """A call with the forms of its tensors instead of their numbers."""
+    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in call.tensors.items()}
+    return replace(call.holding(forms), first_head=None)
 
 
 def _selects(batch: int, name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:

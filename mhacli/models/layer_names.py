@@ -5,6 +5,7 @@ says about a model.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -152,15 +153,11 @@ class LayerNumbers:
         if not isinstance(modules[name.rpartition(".")[0]], nn.ModuleList | nn.ModuleDict):
             return ""
         stack, index = self._place(name)
-        parts = name.split(".")
-        around = [".".join(parts[:n]) for n in range(1, len(parts))]
-        inside = around[len(f"{stack}.{index}".split(".")) - 1 :] if stack else around
-        attentions = (
-            each
-            for each in inside
-            if is_attention(each, modules[each]) and not is_plain(modules[each])
-        )
-        return next(attentions, "")
+        block = f"{stack}.{index}." if stack else ""
+        for around in accumulate(name.split(".")[:-1], "{}.{}".format):
+            if f"{around}.".startswith(block) and is_attention(around, modules[around]):
+                return "" if is_plain(modules[around]) else around
+        return ""
 
     def next(self, name: str, member: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
         """The kind, the layer and the part of an attention that module `name` computes, or a
