@@ -8,7 +8,8 @@ Wrapping is process-wide and is undone on any exit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mhacli.attention.core import four_axes
 from mhacli.errors import MhaError
 from mhacli.models import foreign
 from mhacli.text.tokens import AttentionKind
@@ -97,6 +99,9 @@ class Call:
     the tokens as first axis and the sequences as second; `is_changed` that the pattern is the
     weights that code made of a softmax, which do not follow from the scores; `is_unclear` that the
     first axis may be that of texts, or of the heads of one.
+
+    Where each of several modules computes some heads of an attention, `first_head` is the number of
+    heads before these; otherwise it is None.
     """
 
     name: str
@@ -121,6 +126,7 @@ class Call:
     is_token_first: bool = False
     is_changed: bool = False
     is_unclear: bool = False
+    first_head: int | None = None
 
     @property
     def place(self) -> LayerKey:
@@ -244,6 +250,9 @@ Take = Callable[[Call], Tensor | Edit | None]
 """Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A
 returned tensor replaces `z` in the model; None changes nothing."""
 
+HeadModules = Literal["called", "apart", "joined"]
+"""How attention is given of which each of several modules computes some heads: as attentions of
+their own, as parts of one, when each was computed, or as one, when all were."""
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -255,6 +264,7 @@ def captured(
     batch: int = 1,
     anywhere: bool = False,
     edits: bool = False,
+    heads: HeadModules = "called",
 ) -> Iterator[Watch]:
     """A context in which `take` receives every attention of `model` as it is computed.
 
@@ -267,7 +277,7 @@ def captured(
     a context that was opened earlier is closed first; it then captures nothing more. Whatever was
     opened first, what `edits` comes before what only receives.
     """
-    watch = Watch(model, take, batch, anywhere=anywhere)
+    watch = Watch(model, take, batch, anywhere=anywhere, heads=heads)
     watch.edits = edits
     with _ONE_AT_A_TIME, ExitStack() as hooks:
         hooks.callback(register_module_forward_pre_hook(watch.enter).remove)
@@ -383,7 +393,9 @@ class Watch(TorchFunctionMode):
     edits = False
     thread: int | None = None
 
-    def __init__(self, model: nn.Module, take: Take, batch: int, *, anywhere: bool) -> None:
+    def __init__(
+        self, model: nn.Module, take: Take, batch: int, *, anywhere: bool, heads: HeadModules
+    ) -> None:
         super().__init__()
         self._anywhere = anywhere
         named = dict(model.named_modules())
@@ -401,6 +413,11 @@ class Watch(TorchFunctionMode):
         self._attentions = {
             id(module) for name, module in named.items() if is_attention(name, module)
         }
+        self._joins_heads = heads == "joined"
+        self._holders = dict[int, nn.Module]()
+        for name, module in named.items():
+            if heads != "called" and name and (holder := self._numbers.holder_of(name, named)):
+                self._holders[id(module)] = named[holder]
         is_layer = self._numbers.is_layer
         self._layers = {id(module) for name, module in named.items() if is_layer(name)}
         self._n_runs = self._n_calls = 0
@@ -423,6 +440,8 @@ class Watch(TorchFunctionMode):
         self._open: list[nn.Module] = []  # those that are named like attentions
         self._pending: _PendingPattern | None = None
         self._of_some_texts = WeakTensorKeyDictionary()
+        self._n_heads = Counter[tuple[str, int, int]]()
+        self._waiting: list[Call] = []
 
     # -------------------------------------------------------------------------- the running modules
 
@@ -452,6 +471,11 @@ class Watch(TorchFunctionMode):
             self._give_pending()
             if output is not None and self._n_calls == n_calls and any(module.children()):
                 self.silent[self.names[id(module)]] = type(module).__name__
+        if self._waiting and self._waiting[0].name == self.names[id(module)]:
+            self._give_pending()
+            waiting, self._waiting = self._waiting, []
+            for call in _joined_heads(waiting):
+                self._give(call)
 
     def _is_of_model(self, module: nn.Module) -> bool:
         """Whether what a module computes now is an attention of the model, or a part of one."""
@@ -468,11 +492,12 @@ class Watch(TorchFunctionMode):
 
     def _call(self, module: nn.Module, level: InterceptionLevel, **seen: Any) -> Call:
         """A call by a module, with its place in the pass."""
-        name = self.names[id(module)]
-        block = self._block_of(module)
-        kind, layer, part = self._numbers.next(name, self.names[id(block.module)], block.number)
+        holder, member = self._holder_of(module)
+        name, block = self.names[id(holder)], self._block_of(module)
+        names = name, self.names[id(member)], self.names[id(block.module)]
+        kind, layer, part = self._numbers.next(*names, block.number)
         self._n_calls += 1
-        return Call(
+        call = Call(
             name=name,
             level=level,
             kind=kind,
@@ -481,6 +506,22 @@ class Watch(TorchFunctionMode):
             is_token_first=isinstance(module, nn.MultiheadAttention) and not module.batch_first,
             **seen,
         )
+        if holder is member:
+            return call
+        of_call = (name, part, block.number)
+        first_head = self._n_heads[of_call]
+        self._n_heads[of_call] += call.shape[1]
+        return replace(call, first_head=first_head)
+
+    def _holder_of(self, module: nn.Module) -> tuple[nn.Module, nn.Module]:
+        """The running attention and the module in its list that computes some of its heads now;
+        otherwise the module that makes a call.
+        """
+        for run in reversed(self._running):
+            holder = self._holders.get(id(run.module))
+            if holder is not None and holder in self._open:
+                return holder, run.module
+        return module, module
 
     def _block_of(self, module: nn.Module) -> _ModuleRun:
         """The run that makes the layer of a module: the outermost one that is a layer, else the
@@ -501,6 +542,9 @@ class Watch(TorchFunctionMode):
             used: dict[str, Any] = {**edit.used().tensors}
             used.pop("z", None)
             call = replace(call, **used)
+        if self._joins_heads and call.first_head is not None:
+            self._waiting.append(call)
+            return None
         with foreign.replaced(_OF_THREAD, is_taking=True):
             changed = self._take(call)
         if self.edits:
@@ -741,6 +785,35 @@ def _with_weights(call: Call, weights: Tensor) -> Call:
     gap = (same - weights).abs().max()
     is_changed = not bool(gap <= 8 * torch.finfo(weights.dtype).eps)
     return replace(call, pattern=weights, scores=scores, is_changed=is_changed)
+
+
+def _joined_heads(calls: Sequence[Call]) -> Iterator[Call]:
+    """The calls of modules that compute some heads each as a call of all heads. Each stays a call
+    of its own if they differ in more than their numbers.
+    """
+    by_part = dict[int, list[Call]]()
+    for call in calls:
+        by_part.setdefault(call.part, []).append(call)
+    for part, of_part in by_part.items():
+        first = of_part[0]
+        if any(_form(call) != _form(first) for call in of_part):
+            for number, call in enumerate(of_part):
+                yield replace(call, first_head=None, part=len(by_part) * number + part)
+            continue
+        joined: dict[str, Any] = {"first_head": None}
+        for name in first.tensors:
+            tensors = [getattr(call, name) for call in of_part]
+            if name in ("mask", "bias"):
+                shape = (*first.shape[:2], -1, -1)
+                tensors = [four_axes(tensor).expand(shape) for tensor in tensors]
+            joined[name] = torch.cat(tensors, dim=0 if tensors[0].ndim == 1 else 1)
+        yield replace(first, **joined)
+
+
+def _form(call: Call) -> Call:
+    """A call with the forms of its tensors instead of their numbers."""
+    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in call.tensors.items()}
+    return replace(call.holding(forms), first_head=None)
 
 
 def _selects(batch: int, name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ family in `config.json`; none is guessed from shapes.
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode
 from mhacli.io.files import read_whole
+from mhacli.io.gguf import read_gguf_header
 from mhacli.io.safetensors import (
     PICKLE_ENDINGS,
     TensorInfo,
@@ -30,6 +32,7 @@ from mhacli.settings import MAX_WIDTH
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
+_GGUF = ".gguf"
 _MAX_JSON_BYTES = {CONFIG: 1 << 20, ADAPTER: 1 << 20, INDEX: 64 << 20}
 
 
@@ -39,7 +42,8 @@ class Checkpoint:
 
     `config` is empty for a single file without a config.json beside it. `files` have the real path
     of each file with tensors by its name. `metadata` is the entry of mha in the header of a single
-    file. `tokenizer` is the path of a `tokenizer.json`. `notes` list what was ignored.
+    file. `tokenizer` is the path of a `tokenizer.json`. `notes` list what was ignored. A GGUF file,
+    `is_gguf`, has the config and the tokenizer within it.
     """
 
     path: str
@@ -49,11 +53,12 @@ class Checkpoint:
     metadata: Any = None
     tokenizer: str | None = None
     notes: tuple[str, ...] = ()
+    is_gguf: bool = False
 
 
 _FORM = (
-    f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it; mha reads no"
-    " GGUF files"
+    f"a checkpoint has {CONFIG} and .safetensors files, as save_pretrained writes it, or is one"
+    " GGUF file"
 )
 
 
@@ -61,6 +66,8 @@ def read_checkpoint(path: str) -> Checkpoint:
     """A checkpoint folder, read by headers only. File names and link targets are checked before a
     file is opened. Raises `MhaError`.
     """
+    if path.lower().endswith(_GGUF) and os.path.isfile(path):
+        return _of_gguf(path)
     try:
         names = sorted(os.listdir(path))
     except (OSError, ValueError) as fault:
@@ -85,11 +92,28 @@ def read_checkpoint(path: str) -> Checkpoint:
                 " mha reads"
             ),
         )
+    of_gguf = [name for name in names if name.lower().endswith(_GGUF) and _real(path, name)]
+    if of_gguf and not any(name.endswith((".safetensors", INDEX)) for name in names):
+        files = [os.path.join(path, name) for name in of_gguf]
+        if len(files) == 1:
+            return read_checkpoint(files[0])
+        raise bad_file(
+            path,
+            f"{path} has several GGUF files: {', '.join(map(shown_name, of_gguf))}",
+            hint=f"give one, such as --model {shlex.quote(files[0])}",
+        )
     if CONFIG not in names:
         raise bad_file(
             path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=_FORM
         )
     return _of_files(path, path, _weight_files(path, names))
+
+
+def _of_gguf(path: str) -> Checkpoint:
+    """A GGUF file, whose weights transformers widens to float32."""
+    note = "the weights are dequantized: these are not the numbers of llama.cpp"
+    tensors, files = read_gguf_header(path), {os.path.basename(path): path}
+    return Checkpoint(path, tensors=tensors, files=files, notes=(note,), is_gguf=True)
 
 
 def read_weights(path: str) -> Checkpoint:
@@ -113,7 +137,7 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
     if isinstance(metadata, dict) and "format" in metadata:
         return Checkpoint(path, {}, tensors, files, metadata)
     config = _json(folder, CONFIG)
-    _require_sizes(config, os.path.join(folder, CONFIG))
+    require_sizes(config, os.path.join(folder, CONFIG))
     ignored = [key for key in ("auto_map", "trust_remote_code") if key in config]
     notes = tuple(
         f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in ignored
@@ -122,7 +146,7 @@ def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
     return Checkpoint(path, config, tensors, files, metadata, tokenizer, notes)
 
 
-def _require_sizes(config: Mapping[str, Any], path: str) -> None:
+def require_sizes(config: Mapping[str, Any], path: str) -> None:
     """Raises `MhaError` for a size in a config, or in a part of it, that no model has."""
     largest_of = {
         name: _LARGEST.get(size, MAX_WIDTH) for size, names in _NAMES.items() for name in names

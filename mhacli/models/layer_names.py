@@ -5,6 +5,7 @@ says about a model.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -145,17 +146,30 @@ class LayerNumbers:
             return "cross"
         return "decoder" if self._is_pair else "self"
 
-    def next(self, name: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
-        """The kind, the layer and the part of an attention that module `name` computes, in a `run`
-        of its `block`, the module around it that is a layer.
+    def holder_of(self, name: str, modules: Mapping[str, nn.Module]) -> str:
+        """The attention around a module of a list or a dict, which computes some of its heads, as
+        far as both are in the same layer; empty if there is none.
+        """
+        if not isinstance(modules[name.rpartition(".")[0]], nn.ModuleList | nn.ModuleDict):
+            return ""
+        stack, index = self._place(name)
+        block = f"{stack}.{index}." if stack else ""
+        for around in accumulate(name.split(".")[:-1], "{}.{}".format):
+            if f"{around}.".startswith(block) and is_attention(around, modules[around]):
+                return "" if is_plain(modules[around]) else around
+        return ""
+
+    def next(self, name: str, member: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
+        """The kind, the layer and the part of an attention that module `name` computes, or a
+        `member` of it, in a `run` of its `block`, the module around it that is a layer.
         """
         kind, (stack, index) = self.kind_of(name), self._place(block)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
         layer = self._before.get(stack, 0) + index
         layer = self._layers.setdefault(key, 1 + max(taken) if layer in taken else layer)
-        part = self._parts[name, run]
-        self._parts[name, run] += 1
+        part = self._parts[member, run]
+        self._parts[member, run] += 1
         return kind, layer, part
 
 

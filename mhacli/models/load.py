@@ -28,6 +28,7 @@ from mhacli.io import memory
 from mhacli.io.bounded import bounded
 from mhacli.io.data import DeviceMap
 from mhacli.io.files import temporary_folder
+from mhacli.io.gguf import HEADER
 from mhacli.models import foreign
 from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.numbers import shown
@@ -35,7 +36,7 @@ from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
 
-from .folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint
+from .folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint, require_sizes
 from .layer_names import n_vocabulary_of
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -167,7 +168,7 @@ def find(
         if needs_tokenizer or fault.code != "no-tokenizer":
             raise
     return Loaded(
-        source=source,
+        source=checkpoint.path if checkpoint.is_gguf else source,
         checkpoint=checkpoint,
         config=config,
         tokenizer=tokenizer,
@@ -202,11 +203,22 @@ def _config_of(checkpoint: Checkpoint) -> Any:
                 " mhacli.inspecting"
             ),
         )
-    load = partial(library.AutoConfig.from_pretrained, path, trust_remote_code=False)
+    place = _place_of(checkpoint)
+    load = partial(library.AutoConfig.from_pretrained, **place, trust_remote_code=False)
     with foreign.offline():
-        config = guarded("config.json", path, load)
+        config = guarded(HEADER if checkpoint.is_gguf else CONFIG, path, load)
+    if checkpoint.is_gguf:
+        require_sizes(config.to_dict(), path)
     config.return_dict = True  # outputs are read by name, whatever the file says
     return config
+
+
+def _place_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """The arguments with which `from_pretrained` finds a checkpoint."""
+    if not checkpoint.is_gguf:
+        return {"pretrained_model_name_or_path": checkpoint.path}
+    path = os.path.abspath(checkpoint.path)
+    return {"pretrained_model_name_or_path": os.path.dirname(path), "gguf_file": path}
 
 
 _FILES = (
@@ -303,7 +315,7 @@ def _pretrained(
     prefix = prefixes.pop() if len(prefixes) == 1 else None  # all names have it
     load = partial(
         kind.from_pretrained,
-        path,
+        **_place_of(loaded.checkpoint),
         config=loaded.config,
         dtype=getattr(torch, dtype) if dtype else "auto",
         use_safetensors=True,
@@ -332,6 +344,7 @@ def _require_finite(model: nn.Module, path: str) -> None:
 _HEADS = {
     "AutoModelForCausalLM": (
         r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$|lm_head\."
+        r"|^token_embd\."  # of GGUF
     ),
     "AutoModelForMaskedLM": r"(ForMaskedLM|(?<!Visual)[Bb]ertForPreTraining)$|cls\.predictions\.",
     "AutoModelForQuestionAnswering": r"ForQuestionAnswering$|qa_outputs\.",
@@ -606,9 +619,12 @@ def load_tokenizer(checkpoint: Checkpoint, name: str | None = None) -> ModelToke
     library = transformers()
     path, tokenizer = checkpoint.path, None
     load = partial(
-        library.AutoTokenizer.from_pretrained, path, local_files_only=True, trust_remote_code=False
+        library.AutoTokenizer.from_pretrained,
+        **_place_of(checkpoint),
+        local_files_only=True,
+        trust_remote_code=False,
     )
-    if any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+    if checkpoint.is_gguf or any(os.path.exists(os.path.join(path, name)) for name in _FILES):
         with foreign.offline():
             tokenizer = guarded("the tokenizer", path, load)
     backend = getattr(tokenizer, "backend_tokenizer", None)

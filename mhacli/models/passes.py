@@ -111,7 +111,7 @@ def followed(
     passes = _Passes(model, listener, by, edits, threads)
     with (
         captured(
-            model, passes.take, edits=edits
+            model, passes.take, edits=edits, heads="apart" if edits else "joined"
         ) as passes.watch,  # waits for the captures of other threads
         calls_of_user() as passes.calls,
         ExitStack() as hooks,

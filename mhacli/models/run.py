@@ -418,7 +418,7 @@ class CheckpointRun(PassInspection):
         self.peak_bytes = self.require_room(batch)
         self.report_progress = report_progress
         report_progress(0.0, "the first layer")
-        with captured(self.model, self.take, batch=batch):
+        with captured(self.model, self.take, batch=batch, heads="joined"):
             outputs = outputs_of(self.model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:

@@ -433,7 +433,7 @@ def _decoded(
     for start, end in spans:
         began = perf_counter()
         new = {name: inputs[name][:, start:end], "past_key_values": cache}
-        with captured(model, take, batch=len(run.inputs.sequences)):
+        with captured(model, take, batch=len(run.inputs.sequences), heads="joined"):
             outputs = run_model(model, partial(model, **new, **others, use_cache=True))
         seconds, cache = perf_counter() - began, outputs.get("past_key_values")
         if cache is None:

@@ -474,6 +474,12 @@ class Model:
     without: tuple[NonAttentionLayer, ...] = ()
     generated: Generated | None = None
 
+    @property
+    def title(self) -> str:
+        """Its path, and whether its weights are not those of the file."""
+        is_widened = self.path.lower().endswith(".gguf")
+        return f"{self.path} (dequantized)" if is_widened else self.path
+
 
 @dataclass(frozen=True, slots=True)
 class InspectedLayer:

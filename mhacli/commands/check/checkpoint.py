@@ -265,7 +265,7 @@ def _inspected(passes: Passes, texts: Sequence[Tensor], intent: Intent) -> list[
     inputs = ModelInputs(tuple(named_by_ids(text[:, 0].tolist()) for text in texts), side=side)
     settings = Run(model=ModelSettings(device=str(model.device)), keep=(), allow_nonfinite=True)
     inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
-    with captured(model, inspection.take, batch=len(texts)):
+    with captured(model, inspection.take, batch=len(texts), heads="joined"):
         passes.run_pass(*texts, mask=passes.model.mask, side=side)
     return [result.layer for result in inspection.results]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _REQUIRED = ("torch", "numpy", "safetensors", "msgspec", "typer", "rich", "jaxtyping")
-_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui"}
+_EXTRAS = {"transformers": "hf", "tokenizers": "hf", "textual": "tui", "gguf": "gguf"}
 
 
 @dataclass(frozen=True, repr=False)

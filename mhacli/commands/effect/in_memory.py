@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mhacli.errors import UsageError
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models.inspecting import inspecting, layer_choices
-from mhacli.models.layer_names import n_vocabulary_of
+from mhacli.models.layer_names import config_of, n_vocabulary_of
 from mhacli.models.layers import ModelInputs
 from mhacli.models.load import Loaded, device_of, tokenizer_in_memory
 from mhacli.models.passes import require_open
@@ -105,13 +105,14 @@ def effects(
         ) from None
     path, device = type(model).__name__, str(device_of(model))
     run = Run(model=ModelSettings(path=path, layers=chosen, device=device))
-    keywords = _inputs(model, inputs, tokenizer)
+    keywords = _inputs(model, inputs, tokenizer, metric)
     with torch.no_grad(), inspecting(model, tokenizer) as inspection:
         run_model(model, lambda: model(**keywords))
     names = None if tokenizer is None else tokenizer_in_memory(tokenizer)
-    study = EffectStudy(
-        model, keywords, settings, run, inspection.record, metric=metric, tokenizer=names
-    )
+    record = inspection.record
+    if metric is None:
+        keywords = _without_labels(model, keywords, record)
+    study = EffectStudy(model, keywords, settings, run, record, metric=metric, tokenizer=names)
     return verified(study.run(), "not-verified")
 
 
@@ -148,13 +149,23 @@ def _require_rules(settings: EffectSettings) -> None:
                 )
 
 
-_OF_OUTPUT = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")
-"""Keywords of transformers that change what a model returns, and no number."""
+_OF_OUTPUT = (
+    "end_positions",
+    "logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "start_positions",
+    "use_cache",
+)
+"""Keywords of transformers that change what a model returns, and no number, as labels do."""
 
 
-def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
+def _inputs(
+    model: nn.Module, given: Any, tokenizer: Any, metric: GivenMetric | None
+) -> dict[str, Any]:
     """The arguments of a pass over one text, by name. A mask without padding is left out, as the
-    command does.
+    command does; so is what only a metric could read.
     """
     if isinstance(given, str):
         if tokenizer is None:
@@ -169,9 +180,11 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
     takes_any = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
     inputs: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in accepted and "input_ids" in accepted:  # others take any
-            if takes_any and name in _OF_OUTPUT:
-                continue
+        is_of_output = name in _OF_OUTPUT and config_of(model) is not None
+        if is_of_output and metric is None:
+            continue
+        # others take any
+        if name not in accepted and "input_ids" in accepted and not is_of_output:
             fault = "may ignore" if takes_any else "takes no"
             raise UsageError(f"{type(model).__name__} {fault} {name}", hint=f"leave {name} out")
         x = _input(name, value, device_of(model))
@@ -183,6 +196,18 @@ def _inputs(model: nn.Module, given: Any, tokenizer: Any) -> dict[str, Any]:
                 hint="one text without padding has no mask",
             )
     return inputs
+
+
+def _without_labels(model: nn.Module, inputs: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """The inputs without labels, which a model of transformers compares with all its outputs. Its
+    decoder has the ids that it made of them in the inspected pass.
+    """
+    labels = {name for name in inputs if "label" in name and config_of(model) is not None}
+    kept = {name: value for name, value in inputs.items() if name not in labels}
+    if labels and record.context is not None and not any("decoder_input" in name for name in kept):
+        ids = [record.sequences[0].ids]
+        kept["decoder_input_ids"] = torch.tensor(ids, device=device_of(model))
+    return kept
 
 
 def _input(name: str, value: Any, device: torch.device) -> Any:

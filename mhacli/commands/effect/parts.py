@@ -42,7 +42,8 @@ class Parts:
     `output` is that of the pass. Of each attention: its module, its output projection, the outputs
     z of its heads, in `later` those of other calls for these heads, its size, the visible cells if
     no mask shows them, and the number of `blocks` that finished `before` it. These are in the order
-    in which they ran; a model that runs a block twice has none before its attentions.
+    in which they ran; a model that runs a block twice has none before its attentions. An attention
+    that has a module for each head has none here.
     """
 
     later: dict[tuple[LayerKey, int], Float[Tensor, "batch head query d_v"]] = field(
@@ -58,8 +59,11 @@ class Parts:
     output: RowOutputs = field(init=False)
 
     def z_of(self, call: Call) -> Tensor | None:
-        """The outputs of the heads in the text, None if they were not captured."""
-        return self.later.get((call.place, call.part)) if call.part else self.z.get(call.place)
+        """The outputs of the heads of a call in the text, None if they were not captured."""
+        z = self.later.get((call.place, call.part)) if call.part else self.z.get(call.place)
+        if z is None or call.first_head is None:
+            return z
+        return z[:, call.first_head : call.first_head + call.shape[1]]
 
     @contextmanager
     def skipped(self, layers: set[LayerKey], n_rows: int) -> Iterator[None]:
@@ -168,13 +172,23 @@ def _keep_attentions(
         if call.z is None:
             return None
         if call.part == 0:
-            parts.modules[key] = modules.get(call.name, model)
-            parts.z[key] = call.z.clone()
-            parts.sizes[key] = AttentionSize(*call.shape[1:])
+            if call.first_head is None:
+                parts.modules[key] = modules.get(call.name, model)
+            parts.projections.pop(key, None)  # of the heads before alone
+            parts.z[key] = _with_heads(parts.z.get(key), call)
+            parts.sizes[key] = AttentionSize(parts.z[key].shape[1], *call.shape[2:])
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
             parts.visible[key] = every.tril() if call.causal else every
         elif same is not None and key in parts.z:
-            parts.later[key, call.part] = call.z.clone()
+            parts.later[key, call.part] = _with_heads(parts.later.get((key, call.part)), call)
         return call.z.clone()
 
-    stack.enter_context(captured(model, keep))
+    stack.enter_context(captured(model, keep, heads="apart"))
+
+
+def _with_heads(before: Tensor | None, call: Call) -> Tensor:
+    """The outputs of the heads of a call, behind those `before` in the same attention."""
+    assert call.z is not None
+    if before is None or not call.first_head:
+        return call.z.clone()
+    return torch.cat([before, call.z], dim=1)

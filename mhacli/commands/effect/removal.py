@@ -49,6 +49,16 @@ class Removal:
         """The index of the positions at which whole heads are removed."""
         return list(self.queries) if self.queries else slice(None)
 
+    def within(self, call: Call) -> "Removal | None":
+        """The removal as the call numbers the heads; None if it removes nothing there."""
+        if self.layer != call.place:
+            return None
+        if call.first_head is None or not self.heads:
+            return self
+        numbers = (head - call.first_head for head in self.heads)
+        heads = tuple(number for number in numbers if 0 <= number < call.shape[1])
+        return replace(self, heads=heads) if heads else None
+
 
 class PlacedRemoval(NamedTuple):
     """A removal in a call: its row, the sequence of the call that holds the row, and the removal
@@ -88,7 +98,7 @@ def without(
     """
     assert call.z is not None
     of_layer = {
-        row: [removal for removal in removals if removal.layer == call.place]
+        row: [removal for removal in removals if removal.within(call)]
         for row, removals in rows.items()
     }
     placed = _placed(call, of_layer, start, width)
@@ -146,7 +156,7 @@ def _placed(
     placed: list[PlacedRemoval] = []
     for row, removals in rows.items():
         shift = row * width
-        for removal in removals:
+        for removal in filter(None, (each.within(call) for each in removals)):
             queries = tuple(
                 query - start + shift for query in removal.queries if query in positions
             )

@@ -135,6 +135,8 @@ class _Removing:
             if removal not in self._done:
                 known = ", ".join(f"{kind}.{n}" for kind, n in self._layers) or "none"
                 place = f"layer {removal.layer[1]}"
+                if removal.heads:
+                    place = f"head {removal.heads[0]} of {place}"
                 if removal.keys:
                     place = f"query {removal.queries[0]} and key {removal.keys[0]} of {place}"
                 raise MhaError(
@@ -185,8 +187,9 @@ class _Removing:
         here: list[Removal] = []
         for removing in together:
             for removal in removing._removals:
-                if removal.layer == call.place:
-                    _require_removable(removal, call)
+                local = removal.within(call)
+                if local is not None:
+                    _require_removable(local, call)
                     if _is_within(removal, call, n_past):
                         here.append(removal)
         for removing in together:

@@ -90,7 +90,7 @@ def _heads_replaced(removal: Removal, parts: Parts) -> AbstractContextManager[No
             return Arguments((x, *arguments.args[1:]), arguments.kwargs)
 
         return _edited(parts.projections, layer, edit)
-    module = parts.modules[layer]
+    module = parts.modules.get(layer)
     is_zero_everywhere = removal.replace == "zero" and not removal.queries
     if isinstance(module, nn.MultiheadAttention) and is_zero_everywhere:
         return _zero_weights(module.out_proj.weight.data, removal.heads, z.shape[1])
@@ -123,9 +123,11 @@ class _Cut(NamedTuple):
 
 
 def _edges_masked(removal: Removal, parts: Parts) -> AbstractContextManager[None] | None:
-    """A context in which an attention gets a mask that forbids the edges too; None if its module
-    has no parameter for a mask.
+    """A context in which an attention gets a mask that forbids the edges too; None if it has no
+    single module with a parameter for a mask.
     """
+    if removal.layer not in parts.modules:
+        return None
     signature = inspect.signature(parts.modules[removal.layer].forward)
     name = next((name for name in _MASKS if name in signature.parameters), None)
     if name is None:

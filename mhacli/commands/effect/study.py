@@ -21,7 +21,7 @@ from mhacli.io.data import finite
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.layer.run import Setup, record_run
 from mhacli.models.capture import Call, captured
-from mhacli.models.layer_names import LayerKey, dtype_of
+from mhacli.models.layer_names import dtype_of
 from mhacli.models.load import ModelTokenizer
 from mhacli.models.run import TIMES_SHAKEN, CheckpointRun, prepare_checkpoint, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
@@ -145,9 +145,9 @@ class _Result(NamedTuple):
 
 
 class _AddedChange(NamedTuple):
-    """Zeros that were added to the z of an attention, for the gradient."""
+    """Zeros that were added to the z of a call, for the gradient."""
 
-    layer: LayerKey
+    call: Call
     z: Tensor
     change: Tensor
 
@@ -381,10 +381,11 @@ class EffectStudy:
             return removed.z
 
         if is_packed:
-            with captured(self.model, remove):
+            with captured(self.model, remove, heads="apart"):
                 return self._read_packed(self.start, n_rows), visible, emptied
         inputs = {name: repeated(value, n_rows) for name, value in self.inputs.items()}
-        with captured(self.model, remove, batch=n_rows), self.parts.skipped(layers, n_rows):
+        removing = captured(self.model, remove, batch=n_rows, heads="apart")
+        with removing, self.parts.skipped(layers, n_rows):
             outputs = read(self.model, inputs, [self.position], self.metric, n_rows=n_rows)
         return outputs, visible, emptied
 
@@ -399,18 +400,19 @@ class EffectStudy:
             if z is None or call.z is None:
                 return None
             change = torch.zeros_like(z, requires_grad=True)
-            added.append(_AddedChange(call.place, z, change))
+            added.append(_AddedChange(call, z, change))
             return call.z + change
 
-        with torch.enable_grad(), captured(self.model, add):
+        with torch.enable_grad(), captured(self.model, add, heads="apart"):
             measure = values(self._read(), self.target)["logit"][0]
             changes_of_z = [each.change for each in added]
             gradients = torch.autograd.grad(measure, changes_of_z, allow_unused=True)
         for item, (removal,) in enumerate(self.plan):
-            (head,) = removal.heads
-            for (layer, of_layer, _), gradient in zip(added, gradients, strict=True):
-                if layer == removal.layer and gradient is not None:
-                    z = of_layer[0, head].double()
+            for (call, of_call, _), gradient in zip(added, gradients, strict=True):
+                local = removal.within(call)
+                if local is not None and gradient is not None:
+                    (head,) = local.heads
+                    z = of_call[0, head].double()
                     moved = (stand_in(z, removal.replace) - z) * gradient[0, head].double()
                     change = float(moved[removal.places].sum())
                     self.estimates[item] = self.estimates.get(item, 0.0) + change

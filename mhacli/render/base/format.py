@@ -285,7 +285,7 @@ def _origin(record: Record) -> tuple[str, str]:
         revision = f" · revision {m.revision}" if m.revision else ""
         return (
             "model",
-            f"{m.path}{revision} · {m.architecture} · {m.dtype} · inspected: {m.path_inspected}",
+            f"{m.title}{revision} · {m.architecture} · {m.dtype} · inspected: {m.path_inspected}",
         )
     if record.module is not None:
         return "module", f"{record.module.target} · seed {record.config.seed}"

@@ -38,7 +38,7 @@ def model_header(
     captured.
     """
     model = record.model
-    path = Text(visible(model.path), "bold")
+    path = Text(visible(model.title), "bold")
     words = [_layers(record), *by_layers(record.layers, _heads)]
     if model.revision:
         words.append(f"revision {visible(model.revision)}")
