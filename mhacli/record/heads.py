@@ -365,7 +365,8 @@ def require_order(sort: str) -> tuple[str, bool]:
     word, colon, direction = sort.partition(":")
     headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
     name = headings.get(word, word)
-    name = re.sub("^pattern_(?=[0-9])", CONDITION, name)  # the name in tables and JSON
+    # the name in tables of Python and JSON, and the heading
+    name = re.sub("^(pattern_|p)(?=[0-9])", CONDITION, name)
     is_condition = re.fullmatch(f"{CONDITION}[1-9][0-9]?", name) is not None
     if not (name in SORTS or is_condition) or direction not in (("up", "down") if colon else ("",)):
         known = f"one of {', '.join(SORTS)}, where2 …, alone or with :up or :down"

@@ -87,7 +87,7 @@ def test_words_for_layers_and_heads_are_refused_where_nothing_reads_them(
     assert re.search(r"mha run|--model|--head mean", said)
 
 
-@pytest.mark.parametrize("name", ["where", "where1", "pattern_1", "where2:up"])
+@pytest.mark.parametrize("name", ["where", "where1", "pattern_1", "where2:up", "p1", "p2:up"])
 def test_heads_are_in_the_order_of_a_condition(name: str, folder: Path, mha: Any) -> None:
     conditions = ["--where", "q - k == 2", "--where", "k == 0"]
     words = ["heads", TEXT, "--model", "model", *conditions, "--brief", "--all"]
