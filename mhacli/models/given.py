@@ -55,9 +55,17 @@ def record_of(
     tokens that do not fit, and for numbers that are no weights, which `raw` shows as they are,
     without statistics.
     """
+    if scale is not None and not isinstance(scale, int | float):
+        raise UsageError("scale= is not a number")
     scored = _scored(q, k, v, scale)
     if attentions is None and not scored:
         raise UsageError("record_of needs attentions, or q and k")
+    if attentions is not None and causal:
+        raise UsageError("causal= is for q and k alone: weights of 0 are the masked ones")
+    if not scored and scale is not None:
+        raise UsageError("scale= needs q and k")
+    if raw and scored:
+        raise UsageError("raw= shows weights as given: leave q, k and v out")
     if attentions is None:
         allowed = masks.causal() if causal else None
         scored = [replace(each, allowed=allowed) for each in scored]

@@ -141,6 +141,9 @@ def test_rows_may_be_off_by_the_rounding_of_their_dtype_only() -> None:
         (lambda: mhacli.record_of((W > 0).astype(int), axes=AXES), "dtype int64"),
         (lambda: mhacli.record_of([W[0][None], W[1][None, :, :4, :4]]), "layer 1"),
         (lambda: mhacli.record_of(), "needs attentions"),
+        (lambda: mhacli.record_of(W, axes=AXES, causal=True), "causal= is for q and k alone"),
+        (lambda: mhacli.record_of(W, axes=AXES, scale=0.5), "scale= needs q and k"),
+        (lambda: mhacli.record_of(W, axes=AXES, scale="half"), "not a number"),
         (lambda: mhacli.record_of(W, axes=AXES, tokens=[1, 2, 3, 4, 5]), "tokens are no texts"),
         (lambda: mhacli.record_of(W, axes=AXES, tokens=torch.ones(1, 5)), "tokens are no texts"),
         (
