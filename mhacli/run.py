@@ -220,6 +220,13 @@ def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
     return 1 if is_cpu else max(1, _DEVICE_CELLS // max(1, n_cells))
 
 
+def cells_at_once(kind: str) -> int:
+    """How many cells are computed again together, by torch on a kind of device: as many as the
+    caches of a CPU hold with their keys and values.
+    """
+    return 1 << 17 if kind == "cpu" else 1 << 22
+
+
 # ----------------------------------------------------------------------------------- a layer of mha
 
 

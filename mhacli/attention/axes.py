@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -22,6 +23,7 @@ from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
 from .core import Allowed
+from .devices import moved
 from .scores import exact_dtype
 
 Rows = tuple[tuple[int, ...], ...]
@@ -32,7 +34,13 @@ MAP_CELLS = 192
 """Cells of a map along its longer side, at most."""
 
 
-@dataclass(frozen=True)
+CHECKED_WHOLE = 128
+"""Up to so many queries z is computed again from the weights of all of them."""
+CHECKED_ROWS = 16
+"""Of more queries, so many are checked, which are evenly spread."""
+
+
+@dataclass(frozen=True, eq=False)
 class StatisticsRequest:
     """What the statistics depend on: the texts on both axes, the blocks of the map, tokens, marked
     keys, matching cells.
@@ -41,11 +49,15 @@ class StatisticsRequest:
     ids, below 0 where there is no token; `before_k` is the token before each key in its text.
     `first` marks the first key of every text, `leading` the first few. `matches` has, for each
     condition, one predicate per sequence. `q_spans` and `k_spans` mark the tokens of named parts of
-    the texts, between which weights are added up.
+    the texts, between which weights are added up. `checked` are the queries whose z is checked,
+    some of them more than once; `real` marks those that are not padding, None if none is.
+
+    The tensors are on the device of the axes, those of the `host` on the CPU.
     """
 
     axes: Axes
     block: int
+    checked: Int[Tensor, "batch checked"]
     q_tokens: Int[Tensor, "batch query"]
     k_tokens: Int[Tensor, "batch key"]
     before_k: Int[Tensor, "batch key"]
@@ -54,6 +66,23 @@ class StatisticsRequest:
     matches: tuple[tuple[Allowed, ...], ...] = ()
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
+    real: Bool[Tensor, "batch query"] | None = None
+    of_host: StatisticsRequest | None = None
+
+    @property
+    def host(self) -> StatisticsRequest:
+        """The request with its tensors on the CPU."""
+        return self.of_host or self
+
+    def on(self, device: torch.device) -> StatisticsRequest:
+        """The request of the CPU with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        tensors: dict[str, Any] = {
+            name: moved(value, device) for name, value in named.items() if isinstance(value, Tensor)
+        }
+        return replace(self, of_host=self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -85,14 +114,29 @@ class Axis:
             places_in(of, len(ids)) for of, ids in zip(self.documents, self.ids, strict=True)
         )
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a text is shorter than the axis."""
+        return any(len(row) < self.length for row in self.ids)
+
     def filled(self, rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "batch length"]:
-        """A number for every token of every text, and `fill` for padding."""
-        full = torch.full((len(rows), self.length), fill, device=self.device)
+        """A number for every token of every text, and `fill` for padding, on the CPU."""
+        full = np.full((len(rows), self.length), fill)
         for sequence, row in enumerate(rows):
-            full[sequence, self.first(sequence) :][: len(row)] = torch.tensor(
-                row, device=self.device
-            )
-        return full
+            full[sequence, self.first(sequence) :][: len(row)] = row
+        return torch.from_numpy(full)
+
+    def checked(self) -> Int[Tensor, "batch checked"]:
+        """The queries whose z is checked: all of a short text, else some that are evenly spread. A
+        text with fewer of them than another has its last one more than once.
+        """
+        rows = []
+        for sequence, row in enumerate(self.ids):
+            n_checked = len(row) if len(row) <= CHECKED_WHOLE else CHECKED_ROWS
+            spread = torch.linspace(0, len(row) - 1, n_checked, dtype=torch.float64).round().long()
+            rows.append(self.first(sequence) + spread)
+        most = max(map(len, rows))
+        return torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -145,20 +189,20 @@ def make_statistics_request(
         before_k=torch.where(places > 0, k_tokens.roll(1, dims=1), -1),
         first=places == 0,
         leading=(places >= 0) & (places < chosen.first_tokens),
+        checked=axes.queries.checked(),
         matches=tuple(
             tuple(matcher(condition, axes, b) for b in range(len(places)))
             for condition in chosen.conditions
         ),
         q_spans=_marked(spans, axes.queries) if spans else None,
         k_spans=_marked(spans, axes.keys) if spans else None,
-    )
+        real=axes.queries.filled(axes.queries.places, -1) >= 0 if axes.queries.is_padded else None,
+    ).on(axes.queries.device)
 
 
 def _marked(spans: Sequence[SpanTokens], axis: Axis) -> Bool[Tensor, "batch span idx"]:
     """Which columns belong to each span."""
-    marked = torch.zeros(
-        len(axis.ids), len(spans), axis.length, dtype=torch.bool, device=axis.device
-    )
+    marked = torch.zeros(len(axis.ids), len(spans), axis.length, dtype=torch.bool)
     for number, span in enumerate(spans):
         for sequence, tokens in enumerate(span.tokens):
             marked[sequence, number, [axis.first(sequence) + token for token in tokens]] = True

@@ -158,8 +158,10 @@ def visible_cells(
 
     What a `bias` sets to −∞ is masked too: a row of nothing else would otherwise be 0/0.
     """
-    everywhere = torch.ones((), dtype=torch.bool, device=q_idx.device)
-    cells = four_axes(everywhere if allowed is None else allowed(q_idx, k_idx))
+    if allowed is None:
+        cells = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device)
+    else:
+        cells = four_axes(allowed(q_idx, k_idx))
     return cells if bias is None else cells & ~four_axes(torch.isneginf(bias))
 
 

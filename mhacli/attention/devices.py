@@ -1,14 +1,16 @@
 """The device of a computation: choice, free memory, description and threads."""
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
+from torch import Tensor
 
 import mhacli
 from mhacli.errors import MhaError
@@ -76,6 +78,76 @@ def driver() -> str | None:
     return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
+# ----------------------------------------------------------------------------------------- waiting
+
+
+def backend_of(device: torch.device) -> Any:
+    """torch's module for a kind of device, such as `torch.cuda`, which can wait for it; None for
+    kinds without one.
+    """
+    return getattr(torch, device.type, None)
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor can be read: those on the device meta have none."""
+    return not tensor.is_meta or backend_of(tensor.device) is not None
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, which is not waited for."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def sent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a device as tensors of the CPU, by one copy, whose numbers are there after
+    `wait_for` the device. Those of the CPU are given as they are.
+    """
+    by_dtype = defaultdict[torch.dtype, list[str]](list)
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            by_dtype[tensor.dtype].append(name)
+    if not by_dtype:
+        return dict(tensors)
+    # the widest numbers first: each then begins at a multiple of its width
+    dtypes = sorted(by_dtype, key=lambda dtype: -dtype.itemsize)
+    names = [name for dtype in dtypes for name in by_dtype[dtype]]
+    packed = torch.cat([tensors[name].reshape(-1).view(torch.uint8) for name in names])
+    is_pinned = packed.device.type == "cuda"
+    buffer = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=is_pinned)
+    buffer.copy_(packed, non_blocking=True)
+    result, start = dict(tensors), 0
+    for dtype in dtypes:
+        of_dtype = [tensors[name] for name in by_dtype[dtype]]
+        end = start + sum(tensor.nbytes for tensor in of_dtype)
+        parts = buffer[start:end].view(dtype).split([tensor.numel() for tensor in of_dtype])
+        for name, tensor, part in zip(by_dtype[dtype], of_dtype, parts, strict=True):
+            result[name] = part.view(tensor.shape)
+        start = end
+    return result
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until a device has computed all that it was asked for."""
+    if (backend := backend_of(device)) is not None and device.type != "cpu":
+        of_device = (device,) if device.type == "cuda" else ()
+        backend.synchronize(*of_device)
+
+
+def is_autocast_on(device: torch.device) -> bool:
+    """Whether autocast is on for a device, some of which have none."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """A context without autocast on a device."""
+    with torch.autocast(device.type, enabled=False) if is_autocast_on(device) else nullcontext():
+        yield
+
+
 # ------------------------------------------------------------------------------------------ threads
 
 
@@ -97,9 +169,12 @@ def one_thread() -> Iterator[None]:
 
 def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """The results of the jobs in order, without gradients. They run in parallel, in as many threads
-    as torch has.
+    as torch has; a single one in this thread.
     """
     n_threads = min(torch.get_num_threads(), len(jobs))
+    if n_threads == 1:
+        with torch.no_grad():
+            return [job() for job in jobs]
     with (
         one_thread(),
         ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,

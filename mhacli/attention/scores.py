@@ -7,15 +7,16 @@ in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactl
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product as pairs
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from mhacli.run import heads_at_once
 
 from .core import Allowed, four_axes, is_finite, visible_cells
 
@@ -41,6 +42,8 @@ _MAX_SINK_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from
 overflow."""
 
+Chosen = Int[Tensor, " idx"] | Int[Tensor, "batch head idx"]
+"""Some queries or keys by number, the same of all heads, or of each its own."""
 Bias = Callable[
     [int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]
 ]
@@ -92,6 +95,25 @@ class _Attention:
     def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
         return visible_cells(self.allowed, queries, keys)
+
+    def visible_to(
+        self, heads: range, queries: Chosen, keys: Chosen
+    ) -> Bool[Tensor, "#batch #head chosen_query chosen_key"]:
+        """Where the mask allows the cells of some heads."""
+
+        def of_heads(b: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            cells = self.visible(q_idx, k_idx)
+            planes: Tensor = cells[min(b, len(cells) - 1)]
+            return planes if len(planes) == 1 else planes[heads.start : heads.stop]
+
+        if queries.ndim == keys.ndim == 1:
+            cells = self.visible(queries, keys)
+            return cells if cells.shape[1] == 1 else cells[:, heads.start : heads.stop]
+        texts = [
+            each_head(partial(of_heads, b), of_text(queries, b), of_text(keys, b))
+            for b in range(len(queries if queries.ndim == 3 else keys))
+        ]
+        return torch.stack(texts) if len(texts) > 1 else texts[0][None]
 
     def _visible_in(
         self, full: Float[Tensor, "batch head query key"]
@@ -204,84 +226,89 @@ class ScoredAttention(_Attention):
         self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor
     ) -> Tensor:
         """From scaled products to scores, in place: all that comes after the scale, in this one
-        place.
+        place. Each head may have numbers of its own of queries or keys, `[head, idx]`.
         """
         if self.softcap is not None:
             scaled.div_(self.softcap).tanh_().mul_(self.softcap)
-        return scaled if self.bias is None else scaled.add_(self.bias(batch, heads, q_idx, k_idx))
+        if self.bias is None:
+            return scaled
+        return scaled.add_(each_head(partial(self.bias, batch, heads), q_idx, k_idx))
 
     def weights_of(
         self,
-        batch_head: tuple[int, int],
-        queries: Int[Tensor, " query"],
-        keys: Int[Tensor, " key"],
-        lse: Float[Tensor, " query"],
-    ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it, by the
-        log-sum-exp of these queries' scores; of scores that are so large that it is too coarse, by
-        that of the same products. As many keys as there are, are all.
+        heads: range,
+        queries: Chosen,
+        keys: Chosen,
+        visible: Bool[Tensor, "#batch #head chosen_query chosen_key"],
+        lse: Float[Tensor, "batch head query"] | None,
+    ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
+        """Any weights of some heads, in float64 where the device has it, by the log-sum-exp of the
+        scores of all their queries; of scores that are so large that it is too coarse, which is
+        then None, by that of the same products.
         """
-        is_coarse = len(lse) > 0 and float(lse.abs().amax()) > _MAX_EXACT_LSE
-        of_all = torch.arange(self.k.shape[2], device=keys.device) if is_coarse else keys
-        _, _, weights = self._cells(
-            batch_head,
-            queries,
-            of_all,
-            self.visible(queries, of_all),
-            dtype=exact_dtype(self.q.device),
-            lse=None if is_coarse else lse,
-        )
-        return weights[:, keys] if is_coarse else weights
+        dtype = exact_dtype(self.q.device)
+        if lse is not None:
+            return self._cells(heads, queries, keys, visible, dtype=dtype, lse=lse)[2]
+        of_all = torch.arange(self.shape[3], device=self.q.device)
+        visible = self.visible_to(heads, queries, of_all)
+        weights = self._cells(heads, queries, of_all, visible, dtype=dtype)[2]
+        return rows_of(weights.mT, keys).mT
 
     def matrices(self) -> dict[str, Tensor]:
         """The matrices of all heads, `qk`, `scores`, −∞ at masked cells, `pattern`, and `allowed`:
-        head by head in float64, and then rounded, where scores are large.
+        some heads at a time, those in float64, and then rounded, whose scores are large.
         """
-        (batch, n_heads, n_queries, n_keys), device = self.shape, self.q.device
+        (_, n_heads, n_queries, n_keys), device = self.shape, self.q.device
         shown = torch.promote_types(self.q.dtype, torch.float32)
         names = ("qk", "scores", "pattern")
         matrices = {name: self.q.new_empty(self.shape, dtype=shown) for name in names}
         queries, keys = (torch.arange(n, device=device) for n in (n_queries, n_keys))
-        visible = self.visible(queries, keys)
-        for batch_head in pairs(range(batch), range(n_heads)):
-            rows = self._cells(batch_head, queries, keys, visible, dtype=self.dtype)
-            largest = rows[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
-            if self.dtype != exact_dtype(device) and bool((largest > large(device)).any()):
-                rows = self._cells(batch_head, queries, keys, visible, dtype=torch.float64)
-            for matrix, row in zip(matrices.values(), rows, strict=True):
-                matrix[batch_head] = row
+        most = heads_at_once(n_queries * n_keys, is_cpu=device.type == "cpu")
+        for heads in head_groups(range(n_heads), n_heads // self.n_kv_heads, most=most):
+            place = (heads, queries, keys, self.visible_to(heads, queries, keys))
+            cells: Sequence[Tensor] = self._cells(*place, dtype=self.dtype)
+            if self.dtype != exact_dtype(device):
+                largest = cells[1].amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0).abs()
+                is_large = (largest > large(device)).any(dim=2, keepdim=True)
+                if bool(is_large.any()):
+                    wide = self._cells(*place, dtype=torch.float64)
+                    both = zip(wide, cells, strict=True)
+                    cells = [torch.where(is_large, exact, usual) for exact, usual in both]
+            for matrix, of_heads in zip(matrices.values(), cells, strict=True):
+                matrix[:, heads.start : heads.stop] = of_heads
         return matrices | {"allowed": self._visible_in(matrices["pattern"])}
 
     def _cells(
         self,
-        batch_head: tuple[int, int],
-        queries: Tensor,
-        keys: Tensor,
+        heads: range,
+        queries: Chosen,
+        keys: Chosen,
         visible: Tensor,
         *,
         dtype: torch.dtype,
         lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The products, scores and weights of any queries and keys with their `visible` cells. The
-        keys are all keys where the log-sum-exp is not given: only then are scores of masked cells
-        −∞.
+        """The products, scores and weights of some heads with their `visible` cells. The keys are
+        all keys where the log-sum-exp is not given: only then are there products and scores, −∞ at
+        masked cells.
         """
-        batch, head = batch_head
-        q = self.q[batch, head, queries]
-        k = self.k[batch, head // (self.shape[1] // self.n_kv_heads)]
-        if len(keys) < len(k):
-            k = k[keys]
-        qk, hidden = q.to(dtype) @ k.to(dtype).mT, ~plane_of(visible, batch, head)
-        scaled = (qk * self.scale)[None]
-        # an index, as what unpacking gives must not be changed in place where gradients flow
-        scores = self._finish(scaled, batch, range(head, head + 1), queries, keys)[0]
-        if lse is None:
-            lse = scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
-        rows = lse.to(dtype)
+        q = rows_of(self.q[:, heads.start : heads.stop], queries)
+        k = rows_of(of_group(self.k, heads, self.shape[1]), keys)
+        qk = by_group(q.to(dtype), k.to(dtype).mT)
+        hidden = ~visible
+        scores = qk * self.scale if lse is None else qk.mul_(self.scale)
+        for b in range(len(scores)):  # by an index, through which gradients flow
+            self._finish(scores[b], b, heads, of_text(queries, b), of_text(keys, b))
+        rows = (
+            scores.masked_fill_(hidden, -torch.inf).logsumexp(dim=-1)
+            if lse is None
+            else _of_queries(lse, queries).to(dtype)
+        )
         if self.sink_logits is not None:
-            sinks = self.sink_logits.expand(self.shape[:3])[batch, head, queries]
-            rows = torch.logaddexp(rows, sinks.to(dtype))
-        return qk, scores, (scores - rows[:, None]).exp_().masked_fill_(hidden, 0.0)
+            sinks = self.sink_logits.expand(self.shape[:3])[:, heads.start : heads.stop]
+            rows = torch.logaddexp(rows, _of_queries(sinks, queries).to(dtype))
+        weights = scores - rows[..., None] if lse is None else scores.sub_(rows[..., None])
+        return qk, scores, weights.exp_().masked_fill_(hidden, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,10 +339,11 @@ class GivenAttention(_Attention):
         return self.weights.shape[1]
 
     def weights_of(
-        self, batch_head: tuple[int, int], queries: Tensor, keys: Tensor, lse: Tensor
-    ) -> Float[Tensor, "query key"]:
-        """Any weights of a sequence and head, in float64 where the device has it."""
-        return self.weights[batch_head][queries][:, keys].to(exact_dtype(self.weights.device))
+        self, heads: range, queries: Chosen, keys: Chosen, visible: Tensor, lse: Tensor | None
+    ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
+        """Any weights of some heads, in float64 where the device has it."""
+        weights = rows_of(self.weights[:, heads.start : heads.stop], queries)
+        return rows_of(weights.mT, keys).mT.to(exact_dtype(self.weights.device))
 
     def lse(self, batch: int, heads: slice, queries: slice) -> Float[Tensor, "head query"]:
         """The log-sum-exp of the scores of visible keys."""
@@ -390,6 +418,75 @@ def of_heads(
         if len(of_these) == 1
         else of_these.repeat_interleave(group, dim=0)
     )
+
+
+def of_group(
+    shared: Float[Tensor, "batch kv_head key d"], heads: range, n_heads: int
+) -> Float[Tensor, "batch kv_head key d"]:
+    """The keys or values of neighbouring query heads, once for those that share them."""
+    group = n_heads // shared.shape[1]
+    return shared[:, heads.start // group : (heads.stop - 1) // group + 1]
+
+
+def by_group(
+    left: Float[Tensor, "batch head row inner"], right: Float[Tensor, "batch kv_head inner column"]
+) -> Float[Tensor, "batch head row column"]:
+    """The products of the matrices of heads with those that they share."""
+    batch, n_kv_heads, inner, width = right.shape
+    rows = left.reshape(batch * n_kv_heads, -1, inner)
+    return torch.bmm(rows, right.reshape(-1, inner, width)).view(*left.shape[:3], width)
+
+
+def rows_of(
+    tensor: Float[Tensor, "batch kv_head row width"], chosen: Chosen
+) -> Float[Tensor, "batch head chosen width"]:
+    """The chosen rows of the matrices of heads, which neighbours may share."""
+    if chosen.ndim == 1:  # as many as there are, are all
+        return tensor if len(chosen) == tensor.shape[2] else tensor[:, :, chosen]
+    batch, n_kv_heads, _, width = tensor.shape
+    of_shared = chosen.reshape(batch, n_kv_heads, -1, 1).expand(-1, -1, -1, width)
+    return tensor.gather(2, of_shared).view(*chosen.shape, width)
+
+
+def _of_queries(per_query: Float[Tensor, "batch head query"], chosen: Chosen) -> Tensor:
+    """The numbers of the chosen queries."""
+    return rows_of(per_query[..., None], chosen).squeeze(-1)
+
+
+def of_text(chosen: Chosen, batch: int) -> Tensor:
+    """What is chosen of a sequence: the same of all heads, or `[head, idx]`."""
+    return chosen[batch] if chosen.ndim == 3 else chosen
+
+
+def each_head(
+    function: Callable[[Tensor, Tensor], Float[Tensor, "_head query key"]],
+    queries: Int[Tensor, "... query"],
+    keys: Int[Tensor, "... key"],
+) -> Float[Tensor, "_head query key"]:
+    """What a function makes of numbers of queries and keys, each head's of its own numbers where
+    one of both is `[head, idx]`.
+    """
+    planes = function(queries.flatten(), keys.flatten())
+    if queries.ndim == keys.ndim == 1:
+        return planes
+    planes = planes.expand(-1, queries.numel(), keys.numel())
+    if queries.ndim == 2:
+        of_heads = planes.reshape(len(planes), *queries.shape, -1)
+    else:
+        of_heads = planes.reshape(len(planes), -1, *keys.shape).movedim(2, 1)
+    return of_heads[0] if len(planes) == 1 else of_heads.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+
+
+def head_groups(heads: range, group: int, *, most: int) -> Iterator[range]:
+    """The heads, `most` at a time; where `group` query heads share a kv head, at most those of one.
+
+    >>> list(head_groups(range(6), 1, most=4)), list(head_groups(range(6), 3, most=2))
+    ([range(0, 4), range(4, 6)], [range(0, 2), range(2, 3), range(3, 5), range(5, 6)])
+    """
+    width = len(heads) if group == 1 else group
+    for start in range(0, len(heads), width):
+        of_group = heads[start : start + width]
+        yield from (of_group[i : i + most] for i in range(0, len(of_group), most))
 
 
 def product(

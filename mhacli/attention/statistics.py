@@ -8,7 +8,7 @@ new statistic is one more row. No statistic knows a mask, because a hidden weigh
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple
 
@@ -22,15 +22,18 @@ from mhacli.run import heads_at_once, rows_of_block
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
 from .core import dtype_name
+from .devices import moved
 from .masks import Band, keys_seen, mask_of
 from .scores import (
     HIDDEN,
     LOG2_E,
     Attention,
     BlockPlace,
+    Chosen,
     GivenAttention,
     ScoredAttention,
     exact_dtype,
+    head_groups,
     indices,
     of_heads,
     product,
@@ -230,8 +233,8 @@ Structure of Attention", equation 2. Per head, summed over all queries: the weig
 @dataclass(frozen=True)
 class Reduced:
     """Some neighbouring heads of an attention after the pass: their statistics, z, and the
-    log-sum-exp of each query's scores, 0 without keys. `z`, on the device of the attention, is None
-    where values were not captured; the others are on the CPU.
+    log-sum-exp of each query's scores, 0 without keys, on the device of the attention. `z` is None
+    where values were not captured.
     """
 
     attention: Attention
@@ -245,7 +248,7 @@ class Reduced:
         """Where some of the heads are among them."""
         return slice(heads.start - self.heads.start, heads.stop - self.heads.start)
 
-    @property
+    @cached_property
     def keys(self) -> Int[Tensor, " key"]:
         """All keys, by number."""
         return torch.arange(self.attention.shape[3], device=self.attention.like.device)
@@ -264,7 +267,7 @@ class Reduced:
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
             of_all = self.attention.matrices()["scores"].amax(dim=-1)
-            top = of_all[:, self.heads.start : self.heads.stop].cpu()
+            top = of_all[:, self.heads.start : self.heads.stop]
         else:  # by its weight, in which a sink logit takes part
             lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
             top = self.statistics["peak"] + lse
@@ -283,11 +286,15 @@ class Reduced:
         return self.statistics["mass"] > 0
 
     def weights_of(
-        self, batch: int, index: int, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
-    ) -> Float[Tensor, "query key"]:
-        """Any cells of one of the heads, computed again on the device of the attention."""
-        lse = self.lse[batch, index].to(queries.device)[queries]
-        return self.attention.weights_of((batch, self.heads[index]), queries, keys, lse)
+        self, heads: range, queries: Chosen, keys: Chosen, *, is_coarse: bool
+    ) -> tuple[Float[Tensor, "batch head chosen_query chosen_key"], Tensor]:
+        """Any cells of some of the heads, computed again, and which of them the mask leaves, with
+        axes of 1 for what holds for all. `is_coarse` says that the scores are so large that they
+        do not give weights by their log-sum-exp.
+        """
+        lse = None if is_coarse else self.lse[:, self.span(heads)]
+        visible = self.attention.visible_to(heads, queries, keys)
+        return self.attention.weights_of(heads, queries, keys, visible, lse), visible
 
 
 def reduce_heads(
@@ -295,6 +302,8 @@ def reduce_heads(
     request: StatisticsRequest,
     heads: range,
     report_progress: Progress = no_progress,
+    *,
+    is_careful: bool = False,
 ) -> Reduced:
     """Every statistic of some neighbouring heads, in one pass over blocks of queries and memory
     that grows with the length of the text. `report_progress` receives the completed fraction of the
@@ -330,14 +339,10 @@ def reduce_heads(
                 del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
     for b, profile in enumerate(reduced.statistics["profile"]):
-        profile.copy_(profile.roll(request.axes.ahead(b), dims=1))
+        if ahead := request.axes.ahead(b):
+            profile.copy_(profile.roll(ahead, dims=1))
     reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
-    return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
-
-
-def _on_cpu(statistics: PassResults) -> PassResults:
-    """The statistics where the many small steps from them to a record take the least time."""
-    return {name: numbers.cpu() for name, numbers in statistics.items()}
+    return reduced
 
 
 def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
@@ -379,18 +384,6 @@ def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tupl
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
         yield queries, range(seen.start // request.block * request.block, seen.stop)
-
-
-def head_groups(heads: range, group: int, *, most: int) -> Iterator[range]:
-    """The heads, `most` at a time; where `group` query heads share a kv head, at most those of one.
-
-    >>> list(head_groups(range(6), 1, most=4)), list(head_groups(range(6), 3, most=2))
-    ([range(0, 4), range(4, 6)], [range(0, 2), range(2, 3), range(3, 5), range(5, 6)])
-    """
-    width = len(heads) if group == 1 else group
-    for start in range(0, len(heads), width):
-        of_group = heads[start : start + width]
-        yield from (of_group[i : i + most] for i in range(0, len(of_group), most))
 
 
 def _hidden(
@@ -517,16 +510,15 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResul
     """The statistics of uniform attention over the same visible keys, and as `visible` how many of
     them each query sees; `n_duplicate_queries` and `n_induction_queries` count the queries that see
     a copy of their token, and a token after one. By formula without a mask and with a causal one,
-    else of scores that are all 0. Head axes of 1 hold for all.
+    on the CPU except for `visible`, else of scores that are all 0. Head axes of 1 hold for all.
     """
     batch, _, n_queries, n_keys = attention.shape
     mask, like = mask_of(attention.allowed), attention.like
     if mask.cells is None and mask.band.low == Band().low and not request.matches:
         newest = min(mask.band.high, n_keys)
-        statistics = _of_first_keys(newest, request, (batch, n_queries, n_keys))
-        return _on_cpu(
-            {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
-        )
+        statistics = _of_first_keys(newest, request.host, (batch, n_queries, n_keys))
+        sums = {name: of_text[:, None].to(attention.dtype) for name, of_text in statistics.items()}
+        return sums | {"visible": moved(sums["visible"], like.device)}
     first = torch.zeros(1, dtype=torch.int64, device=like.device)
     n_heads = attention.visible(first, first).shape[1]
     zeros = torch.zeros((), dtype=attention.dtype, device=like.device)
@@ -555,7 +547,7 @@ def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassRes
             cells = Cells(attention, request, b, queries, keys)
             for name, labels, shift in _copies_of(request):
                 copies = cells.equal_to(labels, shift)
-                possible = (visible & copies).any(dim=-1).sum(dim=-1).cpu()
+                possible = (visible & copies).any(dim=-1).sum(dim=-1)
                 key = f"n_{name}_queries"
                 if key not in counts:
                     counts[key] = possible.new_zeros(len(hidden), len(possible))

@@ -18,7 +18,7 @@ from mhacli.attention import masks
 from mhacli.attention.axes import Axes, Axis, make_statistics_request
 from mhacli.attention.core import Allowed, Tap, no_tap, per_query_head, visible_cells
 from mhacli.attention.devices import choose_device, environment, free_bytes
-from mhacli.attention.head_statistics import head_statistics, statistics_of
+from mhacli.attention.head_statistics import measure, results_of, statistics_of
 from mhacli.attention.layer import (
     ROUTES,
     BothPlaces,
@@ -44,7 +44,7 @@ from mhacli.attention.scores import (
     sum_of_biases,
     tensor_bias,
 )
-from mhacli.attention.statistics import make_baseline, reduce_heads
+from mhacli.attention.statistics import make_baseline
 from mhacli.attention.taps import (
     Capture,
     Stopwatch,
@@ -276,8 +276,8 @@ def _tokens(axis: Axis, dims: Dims) -> Tokens:
     """The tokens on an axis. There is one row of positions for all texts if they begin together."""
     places = torch.arange(axis.length, device=axis.device)
     if dims.has_separate_positions:
-        places = axis.filled(axis.places, 0)
-    return Tokens(axis.filled(axis.ids, -1), places)
+        places = axis.filled(axis.places, 0).to(axis.device)
+    return Tokens(axis.filled(axis.ids, -1).to(axis.device), places)
 
 
 def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
@@ -312,7 +312,10 @@ def make_mask(axes: Axes, dims: Dims) -> Allowed | None:
     if dims.packed:
         rules.append(
             masks.documents(
-                *(axis.filled(axis.documents, -1) for axis in (axes.queries, axes.keys))
+                *(
+                    axis.filled(axis.documents, -1).to(axis.device)
+                    for axis in (axes.queries, axes.keys)
+                )
             )
         )
     return masks.both(*rules) if rules else None
@@ -412,17 +415,19 @@ def make_record(
         weights=pattern, scores=by_name["scores"], allowed=allowed, wide=True
     )
     of_statistics = make_statistics_request(make_axes(request, setup.texts, torch.device("cpu")))
-    reduced = reduce_heads(attention, of_statistics, range(setup.config.n_heads))
+    baseline = make_baseline(attention, of_statistics)
+    run = Run(allow_nonfinite=True)
+    measured = measure(attention, of_statistics, baseline=baseline, run=run)
     kept, left_out = request.arrays_to_keep(setup.dims)
     arrays = {
         **{name: by_name[name] for name in kept},
         "allowed": by_name["allowed"],
-        "entropy": reduced.statistics["entropy"],
+        "entropy": measured.sums["entropy"],
         "strongest_key": strongest_key(pattern),
     }
     record = setup.record(
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in steps),
-        heads=HeadTable(head_statistics(reduced, baseline=make_baseline(attention, of_statistics))),
+        heads=HeadTable(results_of([measured])[0].heads),
         timings=timings,
         self_check=_self_check(setup, by_name),
         not_kept=left_out,
@@ -482,7 +487,7 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
     report_progress(0.0, "uniform attention")
     baseline = make_baseline(attention, of_statistics)
-    heads, arrays, survey = statistics_of(
+    heads, arrays, survey, _ = statistics_of(
         attention,
         of_statistics,
         baseline=baseline,
@@ -497,5 +502,5 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         timings=stage_timings(seconds, [seconds]),
         self_check=SelfCheck.of_layers([survey.checks]),
         survey=survey,
-        arrays={name: to_array(array) for name, array in arrays.items()},
+        arrays=arrays,
     )

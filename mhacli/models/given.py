@@ -12,7 +12,7 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.axes import make_statistics_request
 from mhacli.attention.devices import environment
-from mhacli.attention.head_statistics import statistics_of
+from mhacli.attention.head_statistics import Place, statistics_of
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention
 from mhacli.attention.statistics import make_baseline
 from mhacli.errors import UsageError
@@ -184,14 +184,17 @@ def _measured(
     )
     request = make_statistics_request(axes)
     baseline = make_baseline(attention, request)
-    heads, of_heads, survey = statistics_of(
-        attention, request, baseline=baseline, run=Run(allow_nonfinite=True), peak_bytes=0
+    heads, of_heads, survey, _ = statistics_of(
+        attention,
+        request,
+        baseline=baseline,
+        run=Run(allow_nonfinite=True),
+        place=Place(layer.layer, layer.name),
     )
-    heads = tuple(replace(head, layer=layer.layer, attention=layer.name) for head in heads)
     if not isinstance(attention, ScoredAttention):  # of weights no score is known
         heads = tuple(replace(head, max_score=None, max_score_at=None) for head in heads)
         of_heads = {name: x for name, x in of_heads.items() if name not in ("max_score", "lse")}
-    arrays |= {name: array.numpy() for name, array in of_heads.items()}
+    arrays |= of_heads
     layer = replace(layer, survey=survey)
     if scored is None:
         return _Measured(heads, arrays, layer)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mhacli.attention.core import four_axes
+from mhacli.attention.devices import without_autocast
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.record.exports import HeadTable
 from mhacli.record.record import Positions, Record
@@ -302,22 +303,25 @@ class Seen:
         chain = self._chains.pop(thread, None)
         if chain is None:
             return
+        record = None
         chain.leave_out_rejected()
         for each in chain.passes:
             each.cache = None  # its memory is the user's
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        with torch.no_grad(), without_autocast(self._device):
+            is_reordered = chain.is_reordered
             for name in [*chain.parts]:
                 parts = chain.parts.pop(name)
-                if chain.is_reordered:  # the passes of a row may belong to several texts
+                if is_reordered:  # the passes of a row may belong to several texts
                     chain.unfit[parts[0].call.place] = _REORDERED
                 else:
                     chain.inspect(joined(parts))
+            if chain.measured:
+                seconds = {"pass and statistics": perf_counter() - chain.began}
+                record = chain.record_of(self._entry, seconds)
         self._notes |= dict.fromkeys(chain.notes)
         self._unfit |= chain.unfit
         self._met |= {*chain.found, *chain.unfit}
-        if chain.results:
-            seconds = {"pass and statistics": perf_counter() - chain.began}
-            record = chain.record_of(self._entry, seconds)
+        if record is not None:
             self._sums.add(record)
             self.passes = (*self.passes, record) if self._keeps_passes else (record,)
         elif chain.unfit:
@@ -352,7 +356,6 @@ class TextPasses(PassInspection):
     The texts of each half become known with the first attention that reads them; of the attentions
     `unknown` it is not known which ids they read. `n_tokens` are in the cache now. `parts` are
     copies of each attention, pass by pass, together not above the limit for kept matrices.
-    `is_reordered` says that some cache did not hold the last key that went into it.
     """
 
     passes: list[ModelPass] = field(kw_only=True)
@@ -360,13 +363,18 @@ class TextPasses(PassInspection):
     n_tokens: int = 0
     parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
     unknown: set[tuple[str, int]] = field(default_factory=set)
-    is_reordered: bool = False
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
     _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
     _last_keys: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _changes: dict[torch.device, Tensor] = field(default_factory=dict)
     _n_bytes: int = 0
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether some cache did not hold the last key that went into it."""
+        return any(map(bool, self._changes.values()))
 
     @property
     def last(self) -> ModelPass:
@@ -418,8 +426,10 @@ class TextPasses(PassInspection):
         end = min(call.shape[3], self.last.n_past + call.shape[2])
         before = self._last_keys.get((call.title, call.layer))
         at = end - call.shape[2] - 1
-        if before is not None and at >= 0 and not torch.equal(before, keys[:, :, at]):
-            self.is_reordered = True
+        if before is not None and at >= 0:  # read at the end, as each read waits for a device
+            is_changed = (before != keys[:, :, at]).any()
+            known = self._changes.get(call.device, is_changed)
+            self._changes[call.device] = known | is_changed
         self._last_keys[call.title, call.layer] = keys[:, :, end - 1].clone()
 
     def keep_part(self, call: Call) -> None:
@@ -458,6 +468,7 @@ class TextPasses(PassInspection):
         caller and continues.
         """
         columns = list[slice]()
+        side = self._side
         for half, n in zip(_halves_of(call), call.shape[2:], strict=True):
             if half not in self._texts:
                 self._texts[half] = self._texts_of(half, n, call)
@@ -467,10 +478,12 @@ class TextPasses(PassInspection):
                 read = None
             if read is not None and read.ids.shape[1] == n:  # padded beyond the longest text
                 n_real = max(len(text.ids) for text in self._texts[half])
-            columns.append(slice(0, n_real) if self._side == "right" else slice(n - n_real, n))
+            columns.append(slice(0, n_real) if side == "right" else slice(n - n_real, n))
         context = self._texts.get("encoder")
         sequences = self._texts.get("decoder", context or ())
-        self.inputs = ModelInputs(sequences, context, self._side)
+        before = self.inputs
+        if (before.sequences, before.context, before.side) != (sequences, context, side):
+            self.inputs = ModelInputs(sequences, context, side)
         try:
             is_whole = columns == [slice(0, n) for n in call.shape[2:]]
             self.take(call if is_whole else call.cropped(*columns))

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.attention.axes import Axes, Axis, make_statistics_request
+from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.core import dtype_name
 from mhacli.attention.devices import environment
-from mhacli.attention.head_statistics import statistics_of
+from mhacli.attention.head_statistics import Measurements, Place
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
+from mhacli.io.data import Array
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.exports import HeadTable
-from mhacli.record.heads import HeadsSummary, HeadStatistics
+from mhacli.record.heads import UNMEASURED, HeadsSummary, HeadStatistics
 from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
@@ -50,15 +51,28 @@ from .load import device_of
 from .masking import MaskCache
 
 
+class MeasuredLayer(NamedTuple):
+    """A layer whose attention was measured: its entry in the record, which lacks what follows from
+    numbers, the texts on its axes, and the kept matrices. `number` is that of its measurement, and
+    `from_first` that of one with distances that count from the first key, if there is one.
+    """
+
+    layer: InspectedLayer
+    axes: Axes
+    number: int
+    from_first: int | None
+    matrices: dict[str, Array]
+
+
 class LayerResults(NamedTuple):
     """The entry of a finished layer in the record, and the statistics and arrays of its heads."""
 
     layer: InspectedLayer
     heads: tuple[HeadStatistics, ...]
-    arrays: dict[str, Tensor]
+    arrays: dict[str, Array]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelInputs:
     """The texts of a pass, and the keywords for the model. In an encoder-decoder, the encoder reads
     `context` and the decoder `sequences`. `spans` are named parts of the texts, `notes` are for the
@@ -92,11 +106,13 @@ class PassInspection:
     report_progress: Progress = no_progress
     peak_bytes: int = 0
     any_length: bool = False
-    results: list[LayerResults] = field(default_factory=list)
+    measured: list[MeasuredLayer] = field(default_factory=list)
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
     not_kept: list[str] = field(default_factory=list)
     _masks: MaskCache = field(default_factory=MaskCache)
+    _measurements: Measurements = field(default_factory=Measurements)
+    _requests: dict[object, StatisticsRequest] = field(default_factory=dict)
     _kept_bytes: int = 0
 
     def take(self, call: Call) -> None:
@@ -115,13 +131,15 @@ class PassInspection:
         self.found.append(call.place)
         if not self.request.model.includes(call.layer, call.kind):
             return
-        axes = axes_of(self.inputs, call.kind, self._dtype_of(call), call.device, positions)
-        results = self._inspect(call, axes)
+        request = self._request_of(call, positions)
+        attention, number = self._measure(call, request)
+        from_first = None
         if positions is not None and positions[1] is None and call.kind != "cross":
-            results = self._from_first_key(call, axes, results)
-        layer = replace(results.layer, positions=positions)
-        self.results.append(results._replace(layer=layer))
-        self.report_progress(min(1.0, len(self.results) / self.n_layers), layer.label)
+            from_first = self._measure_from_first(call, request.axes)
+        layer = _unmeasured(call, attention, positions)
+        matrices = self._matrices(call, attention)
+        self.measured.append(MeasuredLayer(layer, request.axes, number, from_first, matrices))
+        self.report_progress(min(1.0, len(self.measured) / self.n_layers), layer.label)
 
     def positions_of(self, call: Call) -> Positions | None:
         """The sizes of the axes of an attention that are not the tokens of the texts; None if all
@@ -161,43 +179,73 @@ class PassInspection:
         names = {dtype_name(dtype) for dtype in dtypes}
         return next((name for name in TOLERANCES if name in names), "float32")
 
-    def _from_first_key(self, call: Call, axes: Axes, results: LayerResults) -> LayerResults:
-        """The results with distances that count from the first key, which was in a cache: as behind
-        queries of padding.
+    def _request_of(self, call: Call, positions: Positions | None) -> StatisticsRequest:
+        """What the statistics of an attention need of its texts, made once for all that read
+        them.
+        """
+        inputs, dtype = self.inputs, self._dtype_of(call)
+        key = (inputs, call.kind, dtype, call.device, positions)
+        if key not in self._requests:
+            axes = axes_of(*key)
+            self._requests[key] = make_statistics_request(
+                axes, self.request.statistics, inputs.spans
+            )
+        return self._requests[key]
+
+    def _measure_from_first(self, call: Call, axes: Axes) -> int:
+        """Measures an attention with distances that count from the first key, which was in a cache:
+        as behind queries of padding.
         """
         n = axes.keys.length - axes.queries.length
         queries = replace(axes.queries, length=axes.keys.length, side="left")
         keys = replace(axes.keys, side="left")
         padded = replace(axes, queries=queries, keys=keys, is_self=True)
-        behind = self._inspect(call.behind(n), padded, keeps=False)
-        arrays = results.arrays | {
-            "profile": behind.arrays["profile"],
-            "uniform_profile": behind.arrays["uniform_profile"],
-            "distance": behind.arrays["distance"][..., n:],
-        }
-        return LayerResults(replace(results.layer, mask=behind.layer.mask), behind.heads, arrays)
+        request = make_statistics_request(padded, self.request.statistics, self.inputs.spans)
+        return self._measure(call.behind(n), request)[1]
 
-    def _inspect(self, call: Call, axes: Axes, *, keeps: bool = True) -> LayerResults:
-        """The statistics of all requested heads, the kept matrices, and the checks. On a CPU every
-        thread takes its own heads.
+    def _measure(self, call: Call, request: StatisticsRequest) -> tuple[Attention, int]:
+        """The attention of a call, and the number of its measurement. On a CPU every thread takes
+        its own heads.
         """
-        request = make_statistics_request(axes, self.request.statistics, self.inputs.spans)
-        attention, baseline = self._masks.attention_of(call, axes, request)
+        attention, baseline = self._masks.attention_of(call, request)
         if self.on_layer is not None:
             self.on_layer(call, attention)
-        heads, arrays, survey = statistics_of(
-            attention, request, baseline=baseline, run=self.request, peak_bytes=self.peak_bytes
+        self._measurements.add(
+            attention,
+            request,
+            baseline=baseline,
+            run=self.request,
+            place=Place(call.layer, call.title),
+            peak_bytes=self.peak_bytes,
         )
-        if keeps:
-            arrays |= self._matrices(call, attention)
-        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in heads)
-        first, n = axes.queries.first(0), len(axes.queries.ids[0])
-        counts = baseline["visible"][0, 0, first : first + n].long().tolist()
-        n_before = first - axes.keys.first(0)
-        mask = _mask_words(counts, n_before, n_keys=len(axes.keys.ids[0]))
-        return LayerResults(_layer(call, attention, mask=mask, survey=survey), heads, arrays)
+        return attention, len(self._measurements) - 1
 
-    def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
+    def results(self) -> Iterator[LayerResults]:
+        """The measured layers with their numbers. Raises `MhaError` where scores overflow."""
+        results = self._measurements.results()
+        for layer, axes, number, from_first, matrices in self.measured:
+            heads, arrays, survey, visible = results[number]
+            if from_first is not None:
+                behind, n = results[from_first], axes.keys.length - axes.queries.length
+                heads, visible = behind.heads, behind.visible[..., n:]
+                names = ("profile", "uniform_profile")
+                arrays |= {name: behind.arrays[name] for name in names}
+                arrays["distance"] = behind.arrays["distance"][..., n:]
+            first, length = axes.queries.first(0), len(axes.queries.ids[0])
+            counts = visible[0, 0, first : first + length].tolist()
+            mask = _mask_words(counts, first - axes.keys.first(0), len(axes.keys.ids[0]))
+            reasons = (*_doubts(survey), *layer.unverified)
+            layer = replace(
+                layer,
+                mask=mask,
+                verified=not reasons,
+                unverified=reasons,
+                self_check=SelfCheck.of_layers([survey.checks]),
+                survey=survey,
+            )
+            yield LayerResults(layer, heads, arrays | matrices)
+
+    def _matrices(self, call: Call, attention: Attention) -> dict[str, Array]:
         """The matrices to keep of the requested heads: those that were chosen, or as many as fit
         for all layers.
         """
@@ -219,12 +267,12 @@ class PassInspection:
             self.not_kept.append(f"{' and '.join(missing)} of {call.title}{NOT_SEEN}")
         matrices["strongest_key"] = strongest_key(matrices["pattern"])
         chosen = self.request.statistics.heads
-        kept = dict[str, Tensor]()
+        kept = dict[str, Array]()
         for name in (*keep, "allowed", "strongest_key"):
             if name in matrices:
                 full = matrices[name]
                 is_whole = chosen is None or full.shape[1] == 1  # one row may stand for all heads
-                kept[name] = (full if is_whole else full[:, list(chosen or ())]).cpu()
+                kept[name] = to_array(full if is_whole else full[:, list(chosen or ())])
         return kept
 
     def record_of(
@@ -233,7 +281,8 @@ class PassInspection:
         """The record of the finished layers, at least one, with the entry of the `model`; `device`
         is as the user named it.
         """
-        layers = tuple(results.layer for results in self.results)
+        all_results = [*self.results()]
+        layers = tuple(results.layer for results in all_results)
         target = device_of(self.model)
         checks = [layer.survey.checks for layer in layers]
         n_doubtful = sum(not layer.verified for layer in layers)
@@ -254,7 +303,7 @@ class PassInspection:
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=HeadTable(head for results in self.results for head in results.heads),
+            heads=HeadTable(head for results in all_results for head in results.heads),
             timings=stage_timings(seconds, [seconds]),
             self_check=SelfCheck.of_layers(
                 checks,
@@ -267,8 +316,8 @@ class PassInspection:
             layers=layers,
             spans=self.inputs.spans,
             arrays={
-                layer_prefix(i) + name: to_array(array)
-                for i, results in enumerate(self.results)
+                layer_prefix(i) + name: array
+                for i, results in enumerate(all_results)
                 for name, array in results.arrays.items()
             },
         )
@@ -280,7 +329,7 @@ class PassInspection:
         text = None if config is None else config.get_text_config(decoder=True)
         known = ("rope", "rope-interleaved", "alibi", "learned")
         positions = model.positions if model.positions in known else "none"
-        return Config(
+        config_of_first = Config(
             d_model=int(getattr(text, "hidden_size", 0) or first.n_heads * first.d_v),
             n_heads=first.n_heads,
             n_kv_heads=first.n_kv_heads,
@@ -292,10 +341,11 @@ class PassInspection:
             scale=first.scale,
             softcap=first.softcap,
             dtype=model.dtype,  # type: ignore[arg-type]
-            device=str(device_of(self.model)),
             max_positions=model.max_positions or Config.max_positions,
             rope_theta=Config.rope_theta if config is None else rope_theta_of(config, first.layer),
         ).resolved()
+        # which may be one that no layer of mha can have
+        return replace(config_of_first, device=str(device_of(self.model)))
 
 
 # ---------------------------------------------------------------------------------- nothing to show
@@ -387,8 +437,8 @@ def _mask_words(counts: Sequence[int], n_before: int, n_keys: int) -> str:
     return "all keys" if min(counts) == most == n_keys else f"at most {most} keys"
 
 
-def _doubts(call: Call, attention: Attention, survey: HeadsSummary) -> Iterator[str]:
-    """The reasons why a layer is not verified; none for most."""
+def _doubts(survey: HeadsSummary) -> Iterator[str]:
+    """The reasons in its checks why a layer is not verified; none for most."""
     for check in survey.checks:
         if not check.ok:
             fault = "gives NaN or Inf" if check.error is None else f"differs by {check.error}"
@@ -396,6 +446,10 @@ def _doubts(call: Call, attention: Attention, survey: HeadsSummary) -> Iterator[
         if check.rounding:
             size = f"{check.rounding:.3g}"
             yield f"scores are so large that rounding alone may change z by {size}"
+
+
+def _doubts_of_call(call: Call, attention: Attention) -> Iterator[str]:
+    """The reasons in its call why a layer cannot be verified."""
     if call.is_changed:
         yield "the weights were changed after the softmax, and do not follow from the scores"
     for name in call.unknown:
@@ -410,12 +464,9 @@ def _doubts(call: Call, attention: Attention, survey: HeadsSummary) -> Iterator[
         yield "only the pattern was captured, not the values"
 
 
-def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
-    """The entry of a layer in the record, without its heads. It is verified unless there is a
-    reason why not.
-    """
+def _unmeasured(call: Call, attention: Attention, positions: Positions | None) -> InspectedLayer:
+    """The entry of a layer in the record, without its heads and what follows from numbers."""
     assert attention.z is not None, "the model made it"
-    reasons = tuple(_doubts(call, attention, survey))
     d_v = attention.z.shape[3]
     scored = attention if isinstance(attention, ScoredAttention) else None
     return InspectedLayer(
@@ -430,12 +481,13 @@ def _layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary)
         d_v=d_v,
         scale=None if scored is None else scored.scale,
         softcap=None if scored is None else scored.softcap,
-        mask=mask,
+        mask="",
         bias=scored is not None and scored.bias is not None,
         sinks=attention.sink_logits is not None,
-        verified=not reasons,
-        unverified=reasons,
-        self_check=SelfCheck.of_layers([survey.checks]),
-        survey=survey,
+        verified=False,
+        unverified=tuple(_doubts_of_call(call, attention)),
+        self_check=SelfCheck(error=None, tolerance=0.0, ok=None),
+        survey=UNMEASURED,
         call=call.part + 1,
+        positions=positions,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from mhacli.attention import masks
-from mhacli.attention.axes import Axes, StatisticsRequest
+from mhacli.attention.axes import StatisticsRequest
 from mhacli.attention.core import four_axes
 from mhacli.attention.masks import Mask
 from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, tensor_bias
@@ -49,20 +49,17 @@ class MaskCache:
 
     _known: dict[object, _KnownMask] = field(default_factory=dict)
 
-    def attention_of(
-        self, call: Call, axes: Axes, request: StatisticsRequest
-    ) -> tuple[Attention, PassResults]:
+    def attention_of(self, call: Call, request: StatisticsRequest) -> tuple[Attention, PassResults]:
         """The attention of a call, and the statistics of uniform attention under its mask. It has
         no v if its z does not follow from its weights.
         """
-        real = axes.queries.filled(axes.queries.places, -1) >= 0
+        real = request.real
         if call.q is None:  # written out, with its mask in its own scores
             attention = as_attention(call, real)
             baseline = make_baseline(attention, request)
         else:
-            n_first = len(axes.queries.ids[0])
             tensors = (_state_of(call.mask), _state_of(call.bias))
-            key = (call.kind, call.causal, call.device, call.shape, n_first, *tensors)
+            key = (request, call.causal, call.shape, *tensors)
             known = self._known.pop(key, None)
             masking = masking_of(call, real) if known is None else known.masking
             attention = as_attention(call, real, masking)
@@ -82,9 +79,9 @@ def _state_of(tensor: Tensor | None) -> object:
     return None if tensor is None else (WeakIdRef(tensor), foreign.version_of(tensor))
 
 
-def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
+def masking_of(call: Call, real: Bool[Tensor, "batch query"] | None) -> Masking:
     """The mask of a call, and the bias added to its scores; `real` marks the queries that are not
-    padding.
+    padding, None if none is.
     """
     rules = list[Mask]()
     if call.causal:
@@ -96,16 +93,19 @@ def masking_of(call: Call, real: Bool[Tensor, "batch query"]) -> Masking:
             continue
         is_rule = tensor.dtype == torch.bool
         # a copy: what the model writes into its mask later does not count
-        keep = _of_one_head(four_axes(tensor.clone() if is_rule else tensor > FORBIDDING))
-        if not bool(keep.all()):
+        keep = four_axes(tensor.clone() if is_rule else tensor > FORBIDDING)
+        added = tensor.new_zeros(()) if is_rule else tensor.masked_fill(~keep, 0.0)
+        known = (keep.all(), (keep == keep[:, :1]).all(), (added != 0).any())
+        # read at once, as each read waits for a device
+        hides_none, is_of_one_head, is_bias = torch.stack(known).cpu().tolist()
+        if not hides_none:
+            keep = keep[:, :1] if is_of_one_head else keep
             rules.append(masks.from_tensor(keep))
             sees = keep.any(dim=-1) if sees is None else sees & keep.any(dim=-1)
-        if not is_rule:
-            added = tensor.masked_fill(~keep, 0.0)
-            if bool(added.any()):
-                added = added.to(torch.promote_types(added.dtype, torch.float32))
-                bias = added if bias is None else bias + added
-    if not bool(real.all()):
+        if is_bias:
+            added = added.to(torch.promote_types(added.dtype, torch.float32))
+            bias = added if bias is None else bias + added
+    if real is not None:
         rules.append(masks.from_tensor(real[:, None, :, None]))
     return Masking(masks.both(*rules) if rules else None, bias, sees)
 
@@ -119,8 +119,6 @@ def as_attention(
     captured pattern is masked if its weight is 0 because of a very low score; weights in 16 bits,
     whose rows do not sum to 1, are computed again from the scores.
     """
-    if real is None:
-        real = torch.ones(call.shape[0], call.shape[2], dtype=torch.bool, device=call.device)
     if call.q is None:
         return _written_out(call, real)
     q, k, v = call.qkv
@@ -144,13 +142,15 @@ def as_attention(
     )
 
 
-def _written_out(call: Call, real: Bool[Tensor, "batch query"]) -> Attention:
+def _written_out(call: Call, real: Bool[Tensor, "batch query"] | None) -> Attention:
     """The attention of a captured softmax, whose values may be missing."""
     pattern, scores = call.pattern, call.scores
     assert pattern is not None
     assert scores is not None
     hidden = (pattern == 0) & (scores <= FORBIDDING)
-    keep = _of_one_head(~hidden) & real[:, None, :, None]
+    keep = _of_one_head(~hidden)
+    if real is not None:
+        keep = keep & real[:, None, :, None]
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     wide = wide.masked_fill(hidden, -torch.inf)
     is_exact = call.is_changed or pattern.dtype in (torch.float32, torch.float64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,20 +63,20 @@ class HeadSums:
         """Adds the heads of a pass."""
         for layer in (each.record for each in record.attentions):
             n_keys = np.asarray(layer.arrays["visible"])
-            least = [_LEAST_KEYS.get(name, 0) for name in MEANS]
-            n_queries = np.array([(n_keys > n).sum(axis=(0, 2)) for n in least])
-            for place, head in enumerate(layer.heads):
+            heads = layer.heads
+            n_queries = {n: (n_keys > n).sum(axis=(0, 2)) for n in {0, *_LEAST_KEYS.values()}}
+            counts = [np.resize(n_queries[_LEAST_KEYS.get(name, 0)], len(heads)) for name in MEANS]
+            for name, count in COUNTS.items():
+                counts[MEANS.index(name)] = np.array([getattr(head, count) or 0 for head in heads])
+            both = [(head, head.uniform or Averages()) for head in heads]
+            rows = [[[*map(partial(getattr, each), MEANS)] for each in pair] for pair in both]
+            numbers = np.array(rows, np.float64)
+            weights = np.isfinite(numbers) * np.stack(counts, axis=1)[:, None]
+            sums = np.stack([np.nan_to_num(numbers) * weights, weights], axis=1)
+            scores = np.array([head.max_score for head in heads], np.float64)
+            for head, of_head, score in zip(heads, sums, scores, strict=True):
                 key = (head.layer, head.attention, head.head)
-                both = (head, head.uniform or Averages())
-                rows = [[getattr(means, name) for name in MEANS] for means in both]
-                numbers = np.array(rows, np.float64)
-                n = n_queries[:, place % n_queries.shape[1]]
-                for name, count in COUNTS.items():
-                    n[MEANS.index(name)] = getattr(head, count) or 0
-                weights = np.isfinite(numbers) * n
-                sums = np.stack([np.nan_to_num(numbers) * weights, weights])
-                self._sums[key] = self._sums.get(key, 0) + sums
-                score = np.array(head.max_score, np.float64)
+                self._sums[key] = self._sums.get(key, 0) + of_head
                 self._largest[key] = np.fmax(self._largest.get(key, score), score)
 
     def table(self) -> HeadTable:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from mhacli.attention.devices import has_numbers, is_autocast_on, without_autocast
 from mhacli.errors import MhaError, UsageError
 from mhacli.models import foreign
 from mhacli.usercode.door import UserCall, calls_of_user, for_user, on_behalf, ours
@@ -387,7 +388,8 @@ class _Passes:
         several tensors inside.
         """
         tensors = [value for value in values if isinstance(value, Tensor)]
-        if any(each.is_meta or each.is_nested or is_transformed(each) for each in tensors):
+        is_open = [has_numbers(t) and not (t.is_nested or is_transformed(t)) for t in tensors]
+        if not all(is_open):
             raise self._refused(
                 (
                     f"{self._name} is called with tensors whose numbers cannot be read: on the"
@@ -422,9 +424,8 @@ class _Passes:
             return edited
         self._require_readable(call.tensors.values())
         with torch.no_grad():
-            device = call.device.type
-            detached = _detached(call, is_autocast=torch.is_autocast_enabled(device))
-            with torch.autocast(device, enabled=False):
+            detached = _detached(call, is_autocast=is_autocast_on(call.device))
+            with without_autocast(call.device):
                 self._listener.take(detached)
         return None
 

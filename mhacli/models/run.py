@@ -421,7 +421,7 @@ class CheckpointRun(PassInspection):
         with captured(self.model, self.take, batch=batch, heads="joined"):
             outputs = outputs_of(self.model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
-        if not self.results:
+        if not self.measured:
             unfit = {
                 (kind, n): reason
                 for (kind, n), reason in self.unfit.items()

@@ -267,7 +267,7 @@ def _inspected(passes: Passes, texts: Sequence[Tensor], intent: Intent) -> list[
     inspection = PassInspection(model, inputs, settings, any_length=passes.model.has_source)
     with captured(model, inspection.take, batch=len(texts), heads="joined"):
         passes.run_pass(*texts, mask=passes.model.mask, side=side)
-    return [result.layer for result in inspection.results]
+    return [result.layer for result in inspection.results()]
 
 
 def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[AttentionInside, ...]:
