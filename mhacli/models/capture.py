@@ -461,7 +461,7 @@ class Watch(TorchFunctionMode):
     @ours()
     def leave(self, module: nn.Module, _: Any, output: Any) -> None:
         """The hook after any module, also if it raised."""
-        if not self._is_here or not self._running or self._running[-1].module is not module:
+        if not self._running or self._running[-1].module is not module or not self._is_here:
             return  # of another model, or an earlier hook raised
         n_calls = self._running.pop().n_calls
         if id(module) not in self._attentions:
@@ -578,10 +578,10 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs a function of torch, and captures it if it is part of an attention."""
-        if not self._is_here:
+        if not torch.compiler.is_compiling():  # which cannot trace the number of a thread
+            if self._is_here:
+                return self._watched(func, types, args, kwargs)
             return func(*args, **(kwargs or {}))
-        if not torch.compiler.is_compiling():
-            return self._watched(func, types, args, kwargs)
         if self._running and (func is _SDPA or (self._open and func in _SOFTMAX)):
             # what is traced allows a message of fixed words alone
             raise MhaError(
