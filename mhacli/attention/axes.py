@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +54,22 @@ class StatisticsRequest:
     matches: tuple[tuple[Allowed, ...], ...] = ()
     q_spans: Bool[Tensor, "batch span query"] | None = None
     k_spans: Bool[Tensor, "batch span key"] | None = None
+
+    @cached_property
+    def labels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of queries and keys, and those before keys, in 32 bits: padding of queries
+        equals no key.
+        """
+        of_queries = torch.where(self.q_tokens < 0, -2, self.q_tokens)
+        return tuple(
+            tokens.to(torch.int32).contiguous()
+            for tokens in (of_queries, self.k_tokens, self.before_k)
+        )  # type: ignore[return-value]
+
+    @cached_property
+    def marks(self) -> Int[Tensor, "batch key"]:
+        """1 for the first key of a text and 2 for a leading one, added up in a byte."""
+        return self.first.to(torch.uint8) + 2 * self.leading.to(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from .statistics import (
     Reduced,
     head_groups,
     reduce_heads,
-    torch_because,
+    reducer_of,
 )
 from .taps import not_finite
 
@@ -359,11 +359,14 @@ def _largest(
 
 
 class _SomeHeads(NamedTuple):
-    """The statistics of some heads, the arrays that are kept of them, and the checks."""
+    """The statistics of some heads, the arrays that are kept of them, the checks, and the attention
+    as it was reduced.
+    """
 
     heads: tuple[HeadStatistics, ...]
     arrays: dict[str, Tensor]
     checks: tuple[Check, ...]
+    attention: Attention
 
 
 def statistics_of(
@@ -408,7 +411,8 @@ def statistics_of(
     }
     for name, array in uniform.items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
-    because = torch_because(attention, request)
+    reducers = [reducer_of(some.attention, request) for some in results]
+    reducer = next((each for each in reducers if each.torch_because), reducers[0])
     n_cells = attention.shape[0] * len(heads) * prod(attention.shape[2:])
     same_checks = zip(*(some.checks for some in results), strict=True)
     summary = HeadsSummary(
@@ -418,8 +422,8 @@ def statistics_of(
         sink_tokens=run.statistics.first_tokens,
         sink_share=run.statistics.sink_weight,
         kernel=attention.kernel,
-        reducer="c" if because is None else "torch",
-        torch_because=because,
+        reducer=reducer.name,
+        torch_because=reducer.torch_because,
         checks=tuple(map(worst_check, same_checks)),
         peak_bytes=peak_bytes,
         full_bytes=n_cells * attention.dtype.itemsize,
@@ -459,7 +463,8 @@ def _of_some(reduced: Reduced, baseline: PassResults, run: Run) -> _SomeHeads:
     checks = check_sums(reduced, largest)
     if check_z is not None:
         checks = (*checks, check_z.check())
-    return _SomeHeads(of_heads, {name: array.cpu() for name, array in arrays.items()}, checks)
+    on_cpu = {name: array.cpu() for name, array in arrays.items()}
+    return _SomeHeads(of_heads, on_cpu, checks, attention)
 
 
 # ------------------------------------------------------------------------------------------- arrays

@@ -19,10 +19,12 @@ from torch import Tensor
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
 
+from . import on_device
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
 from .core import dtype_name
 from .masks import Band, keys_seen, mask_of
+from .on_device import PADDED_APART, KernelSums
 from .scores import (
     HIDDEN,
     LOG2_E,
@@ -300,15 +302,24 @@ def reduce_heads(
     that grows with the length of the text. `report_progress` receives the completed fraction of the
     queries.
     """
+    made = on_device.sums_of_kernels(attention, request, heads)
+    if made is not None and not made.is_exact:
+        made, attention = None, replace(attention, has_large_scores=True)
     batch, n_heads, n_queries, _ = attention.shape
-    reduced = _no_sums(attention, request, heads)
-    of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
+    reduced = _no_sums(attention, request, heads, made)
+    known = () if made is None else made.statistics
+    of_torch = [
+        row
+        for row in BLOCK_STATISTICS
+        if row.name not in known and reduced.statistics[row.name].numel()
+    ]
     lacking = [row for row in of_torch if row.name not in IN_C]
     compiled = None
-    if isinstance(attention, ScoredAttention) and torch_because(attention, request) is None:
+    if isinstance(attention, ScoredAttention) and reducer_of(attention, request).name == "c":
         sums = reduced.statistics | {"lse": reduced.lse}
         compiled = CompiledHeads(attention, request, heads, sums)
-    for queries, keys in blocks_of(attention, request):
+    lacks_z = made is None and attention.z is None and reduced.z is not None
+    for queries, keys in blocks_of(attention, request) if of_torch or lacks_z else ():
         is_cpu = attention.like.device.type == "cpu"
         most = heads_at_once(len(queries) * len(keys), is_cpu=is_cpu)
         hidden = cache(partial(_hidden, attention, queries, keys))
@@ -325,7 +336,8 @@ def reduce_heads(
                 else:
                     block = Block(cells, some, weights)
                     _add(block, reduced, lacking)
-                if reduced.z is not None and attention.z is None:
+                if lacks_z:
+                    assert reduced.z is not None
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
@@ -340,8 +352,10 @@ def _on_cpu(statistics: PassResults) -> PassResults:
     return {name: numbers.cpu() for name, numbers in statistics.items()}
 
 
-def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
-    """The statistics of some heads before the first block."""
+def _no_sums(
+    attention: Attention, request: StatisticsRequest, heads: range, made: KernelSums | None
+) -> Reduced:
+    """The statistics of some heads before the first block, or those that kernels made."""
     batch, _, n_queries, n_keys = attention.shape
     exact = exact_dtype(attention.like.device)
     n_spans = 0 if request.q_spans is None else request.q_spans.shape[1]
@@ -354,16 +368,23 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
         "condition": (len(request.matches),),
         "spans": (n_spans, n_spans),
     }
+    known = {} if made is None else made.statistics
     statistics = {
-        row.name: attention.like.new_zeros(
+        row.name: known[row.name]
+        if row.name in known
+        else attention.like.new_zeros(
             (batch, len(heads), *shapes[row.per]),
             dtype=exact if row.per in ("head", "condition", "spans") else attention.dtype,
         )
         for row in BLOCK_STATISTICS
     }
-    lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
-    z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
-    if z is None and attention.v is not None:
+    if made is not None:
+        lse, z = made.lse, made.z
+    else:
+        lse, z = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact), None
+    if attention.z is not None:
+        z = attention.z[:, heads.start : heads.stop]
+    elif z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
     return Reduced(attention, request, heads, statistics, lse, z)
 
@@ -373,8 +394,8 @@ def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tupl
     map on.
     """
     _, _, n_queries, n_keys = attention.shape
-    is_of_torch = torch_because(attention, request) is not None
-    rows = rows_of_block(n_keys, attention.like.device.type if is_of_torch else "c")
+    is_of_c = reducer_of(attention, request).name == "c"
+    rows = rows_of_block(n_keys, "c" if is_of_c else attention.like.device.type)
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
@@ -493,18 +514,38 @@ def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def torch_because(attention: Attention, request: StatisticsRequest) -> str | None:
-    """Why torch computes the statistics of an attention; None where the compiled block does."""
-    sinks, device = attention.sink_logits, attention.like.device.type
+class Reducer(NamedTuple):
+    """What computes statistics, and why it is torch."""
+
+    name: Literal["c", "torch", "triton"]
+    torch_because: str | None = None
+
+
+def reducer_of(attention: Attention, request: StatisticsRequest) -> Reducer:
+    """What computes the statistics of an attention: the compiled block, kernels on a device, or
+    torch.
+    """
     if not isinstance(attention, ScoredAttention):
-        return "the model computes its weights whole"
+        return Reducer("torch", "the model computes its weights whole")
+    if on_device.runs_kernels(attention.q.device):
+        because = on_device.no_kernels_because(attention, request)
+        return Reducer("triton" if because is None else "torch", because)
+    because = _no_block_because(attention, request)
+    return Reducer("c" if because is None else "torch", because)
+
+
+def _no_block_because(attention: ScoredAttention, request: StatisticsRequest) -> str | None:
+    """Why the compiled block does not compute the statistics of an attention; None where it
+    does.
+    """
+    sinks, device = attention.sink_logits, attention.q.device.type
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
-    if not is_compiled(attention.like.device, attention.dtype):
+    if not is_compiled(attention.q.device, attention.dtype):
         dtype = dtype_name(attention.dtype)
         return f"the compiled block computes in float32 on a CPU, not in {dtype} on {device}"
     if any(map(request.axes.ahead, range(attention.shape[0]))):
-        return "texts of other lengths than their contexts are padded on the left"
+        return PADDED_APART
     if sinks is not None and sinks.shape[2] != 1:
         return "every query has a sink logit of its own"
     return None
