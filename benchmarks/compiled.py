@@ -32,16 +32,16 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TARGETS = (80, 90)
 MOST_SHARED = 99 << 10
 """Bytes of a block on GPUs of compute capability 8.6 and 8.9; those of 8.0 and 9.0 have more."""
-PLANE = ("i64", "i64", "i64", "i64")
 NONE = "constexpr"
 POINTERS = {
     "marks": "*u8",
     "sums": "*fp32",
+    "references": "*fp32",
+    "logs": "*fp32",
     "tokens": ("*i32", "*i32", "*i32"),
     "of_rows": "*fp32",
     "profile": "*fp32",
     "copies": "*fp32",
-    "heads": ("i32", "i32", "i32", "i32"),
 }
 TRITON_NAMES = {2: "bf16", 4: "fp32"}
 
@@ -53,58 +53,51 @@ class Form(NamedTuple):
     target: int
     item_bytes: int
     width: int
-    has_values: bool
-    has_all: bool
+    also: tuple[str, ...] = ()
 
     @property
     def tiles(self) -> Tiles:
         """Its row of the table."""
-        return TILES[self.item_bytes, self.width]
+        return TILES[self.target, self.item_bytes, self.width]
+
+
+ALSO = {
+    "rows": ((), ("bias", "softcap"), ("mask", "sinks")),
+    "diagonals": ((), ("bias", "softcap"), ("mask", "small map")),
+}
+"""What a kernel may have besides."""
 
 
 def forms(*, few: bool) -> Iterator[Form]:
-    """All forms: plain, with values, and with everything that scores may have."""
-    for item_bytes, width in TILES:
-        for target in TARGETS:
-            if few and (width != 64 or target != (80 if item_bytes == 2 else 90)):
-                continue
-            for kernel, has_values, has_all in (
-                ("rows", False, False),
-                ("rows", True, False),
-                ("rows", True, True),
-                ("diagonals", False, False),
-                ("diagonals", False, True),
-            ):
-                if not few or not has_all:
-                    yield Form(kernel, target, item_bytes, width, has_values, has_all)
+    """All forms."""
+    for target, item_bytes, width in TILES:
+        for kernel, sets in ALSO.items():
+            for also in sets:
+                if not few or (width == 64 and not also):
+                    yield Form(kernel, target, item_bytes, width, also)
 
 
 def signature_of(form: Form) -> Mapping[str, Any]:
     """The types of the arguments of a kernel that are no constants."""
     number = f"*{TRITON_NAMES[form.item_bytes]}"
-    bias, cells = (("*fp32", *PLANE), ("*u8", *PLANE)) if form.has_all else (NONE, NONE)
-    values = number if form.has_values else NONE
+    added = {"bias": "*fp32", "mask": "*bf16"}
     return POINTERS | {
         "q": number,
         "k": number,
-        "v": values,
-        "z": values,
-        "sinks": ("*fp32", *PLANE) if form.has_all else NONE,
-        "rule": ("fp32", "i32", "i32", "fp32" if form.has_all else NONE, bias, cells),
+        "sinks": "*fp32" if "sinks" in form.also else NONE,
+        "rule": (
+            *("fp32", "i32", "i32", "fp32" if "softcap" in form.also else NONE),
+            *(next((added[name] for name in form.also if name in added), NONE), "i32"),
+        ),
     }
 
 
 def constants_of(form: Form) -> Mapping[str, Any]:
     """The constants of a kernel."""
-    (m, n), side = form.tiles.rows, form.tiles.side
     return {
-        "D": form.width,
         "WIDTH": form.width,
-        "D_V": form.width if form.has_values else 0,
-        "WIDTH_V": form.width if form.has_values else 16,
-        "M": m,
-        "N": n if form.kernel == "rows" else side,
-        "GROUP": side // 8 if form.has_all else side,
+        "N": form.tiles.side,
+        "GROUP": 8 if "small map" in form.also else form.tiles.side,
         "IS_SELF": True,
         "PRECISION": "tf32x3",
     }
@@ -133,10 +126,9 @@ def compiled(form: Form) -> Any:
         else:
             signature[name] = types.get(name, "i32")
             fix_none((place,), signature[name])
-    number = 0 if form.kernel == "rows" else 1
     options = {
-        "num_warps": form.tiles.warps[number],
-        "num_stages": form.tiles.stages[number],
+        "num_warps": form.tiles.warps,
+        "num_stages": form.tiles.stages,
         "enable_fp_fusion": True,
     }
     source = ASTSource(fn=function, signature=signature, constexprs=fixed, attrs=aligned)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt
 from torch import Tensor
 
 from mhacli.record.record import SpanTokens
@@ -67,7 +67,7 @@ class StatisticsRequest:
         )  # type: ignore[return-value]
 
     @cached_property
-    def marks(self) -> Int[Tensor, "batch key"]:
+    def marks(self) -> UInt[Tensor, "batch key"]:
         """1 for the first key of a text and 2 for a leading one, added up in a byte."""
         return self.first.to(torch.uint8) + 2 * self.leading.to(torch.uint8)
 

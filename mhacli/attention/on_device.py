@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from threading import Timer
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from .axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from .core import dtype_name
 from .masks import causal, mask_of
-from .scores import LARGE_ON_DEVICE, LOG2_E, Attention, ScoredAttention
+from .scores import HIDDEN, LOG2_E, ScoredAttention
 
 OF_QUERIES = ("mass", "entropy", "squares", "peak", "distance", "first", "leading")
-"""The first rows of what `kernels.rows` writes of each query. Behind them are the largest score to
-base 2, the logarithm of the sum of all powers relative to it, and the reference and the logarithm
-by which weights are made, in which a sink takes part."""
+"""The first rows of what `kernels.rows` writes of each query. Behind them are the reference and the
+logarithm by which weights are made, and the logarithm of what keys have of it."""
 TEMPORARY_BYTES = 1 << 28
 """Memory beside the results, at most: heads and sequences are reduced in parts."""
 MIN_TOKENS = 512
@@ -36,27 +36,22 @@ TOLERANCE = 1e-4
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile of `rows`, and of one of `diagonals`, which is square; warps and
-    stages of each.
-    """
+    """The queries and the keys of a tile, and the warps and stages of a program."""
 
-    rows: tuple[int, int]
     side: int
-    warps: tuple[int, int] = (4, 4)
-    stages: tuple[int, int] = (2, 2)
+    warps: int = 4
+    stages: int = 2
 
 
+WIDTHS = (64, 128, 256)
 TILES = {
-    (2, 64): Tiles((64, 64), 64),
-    (2, 128): Tiles((64, 64), 64),
-    (2, 256): Tiles((64, 32), 32),
-    (4, 64): Tiles((64, 64), 64),
-    (4, 128): Tiles((64, 32), 32),
-    (4, 256): Tiles((32, 32), 32),
+    (target, item_bytes, width): Tiles(32)
+    for target in (80, 90)
+    for item_bytes in (2, 4)
+    for width in WIDTHS
 }
-"""By the bytes of a number and the width of a head, at most. They are fixed, since the order of
-sums depends on them."""
-MAX_WIDTH = 256
+"""By the compute capability of a GPU, the bytes of a number and the width of a head, at most. They
+are fixed, since the order of sums depends on them."""
 
 
 _NOT_CHOSEN = "kernels are chosen by MHA_KERNELS=1"
@@ -71,16 +66,10 @@ class _Numbers(NamedTuple):
     width: int
 
 
-class KernelSums(NamedTuple):
-    """The sums that kernels made, by their names in `BLOCK_STATISTICS`, the log-sum-exp to base 2,
-    −∞ without keys, and z where it was not given. They hold where `is_exact`: torch has to make
-    those of scores that float32 does not hold.
-    """
-
-    statistics: dict[str, Tensor]
-    lse: Float[Tensor, "batch head query"]
-    z: Float[Tensor, "batch head query d_v"] | None
-    is_exact: Bool[Tensor, ""]
+Sums = dict[str, Tensor]
+"""What kernels made, by its names in `BLOCK_STATISTICS`; as `lse` the log-sum-exp to base 2, −∞
+without keys; and as `largest` the size of the scores beside which float32 has to hold weights, NaN
+where they are not finite."""
 
 
 # ----------------------------------------------------------------------------------------- a choice
@@ -98,22 +87,16 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def reducer_on(device: torch.device) -> str:
-    """What computes the statistics of usual heads on a device, after a trial."""
-    if not is_chosen():
-        return f"torch: {_NOT_CHOSEN}"
-    because = _fault(_Numbers(device, torch.float32, 64))
+    """What computes the statistics of usual heads on a device."""
+    because = _fault(_Numbers(device, torch.float32, 64)) if is_chosen() else _NOT_CHOSEN
     return f"kernels of {compiler_on(device)}" if because is None else f"torch: {because}"
 
 
 def compiler_on(device: torch.device) -> str | None:
-    """The compiler of the kernels that compute statistics on a device; None where torch does."""
-    is_refused = any(fault for numbers, fault in _faults.items() if numbers.device == device)
-    if not runs_kernels(device) or not is_chosen() or is_refused:
-        return None
-    try:
+    """The compiler of kernels that this process used on a device; None without them."""
+    if any(used.device == device and because is None for used, because in _faults.items()):
         return f"triton {metadata.version('triton')}"
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def is_chosen() -> bool:
@@ -132,32 +115,24 @@ def no_kernels_because(attention: ScoredAttention, request: StatisticsRequest) -
         return f"kernels take at most {MAX_TOKENS:,} tokens"
     if attention.dtype != torch.float32 or attention.k.dtype != attention.q.dtype:
         return f"kernels compute in float32, not in {dtype_name(attention.dtype)}"
-    if _width(attention) > MAX_WIDTH:
-        return f"kernels take heads of at most {MAX_WIDTH} columns"
+    if attention.q.shape[3] > WIDTHS[-1]:
+        return f"kernels take heads of at most {WIDTHS[-1]} columns"
     if any(map(request.axes.ahead, range(batch))):
         return PADDED_APART
     if attention.has_large_scores:
         return "some scores are larger than float32 holds"
-    if attention.z is None and not attention.has_finite_values:
-        return "some values are NaN or infinite"
-    if _bytes_of_mask(attention) + _bytes_per_head(attention, request) > TEMPORARY_BYTES:
+    if _bytes_per_head(attention, request) > TEMPORARY_BYTES:
         return f"a mask or bias of this text takes more than {TEMPORARY_BYTES >> 20} MiB"
     return _fault(_numbers_of(attention))
 
 
-def sums_of_kernels(
-    attention: Attention, request: StatisticsRequest, heads: range
-) -> KernelSums | None:
-    """The sums of some neighbouring heads; None where kernels do not make them."""
-    if not isinstance(attention, ScoredAttention) or not runs_kernels(attention.q.device):
-        return None
-    if no_kernels_because(attention, request) is not None:
-        return None
+def sums_of_kernels(attention: ScoredAttention, request: StatisticsRequest, heads: range) -> Sums:
+    """The sums of some neighbouring heads; none where the kernels fail."""
     try:
         return kernel_sums(attention, request, heads)
     except Exception as fault:  # the trial has neither mask nor bias
         _refuse(_numbers_of(attention), fault)
-        return None
+        return {}
 
 
 def _numbers_of(attention: ScoredAttention) -> _Numbers:
@@ -169,9 +144,7 @@ def _fault(numbers: _Numbers) -> str | None:
     if numbers not in _faults:
         try:
             with _announced():
-                error = _trial(numbers)
-            if not error <= TOLERANCE:
-                raise ArithmeticError(f"they differ from torch by {error:.1e}")
+                _try(numbers)
             _faults[numbers] = None
         except Exception as fault:  # a compiler may lack anything
             _refuse(numbers, fault)
@@ -202,9 +175,9 @@ def _announced() -> Iterator[None]:
         timer.cancel()
 
 
-def _trial(numbers: _Numbers) -> float:
-    """The largest difference of the kernels from torch in float64, relative to numbers above 1, in
-    a small random case.
+def _try(numbers: _Numbers) -> None:
+    """Raises an error where kernels do not give what torch gives in float64, in a small random
+    case.
     """
     from .statistics import reduce_heads  # which asks this file
 
@@ -213,183 +186,139 @@ def _trial(numbers: _Numbers) -> float:
     q, k = (torch.randn(1, h, n, width, generator=generator).to(device, dtype) for h in (2, 1))
     ids = tuple(torch.randint(9, (n,), generator=generator).tolist())
     axis = Axis((ids,), ((),), n, "right", device)
-    axes = Axes(axis, axis, True, lambda word: -1, dtype_name(dtype))
+    request = make_statistics_request(Axes(axis, axis, True, lambda word: -1, dtype_name(dtype)))
     attention = ScoredAttention(q=q, k=k, scale=width**-0.5, allowed=causal())
-    request = make_statistics_request(axes)
-    ours = kernel_sums(attention, request, heads)
+    sums = kernel_sums(attention, request, heads)
     right = reduce_heads(replace(attention, q=q.double(), k=k.double()), request, heads)
-    pairs = [(ours.lse / LOG2_E, right.lse)]
-    pairs += [(ours.statistics[name], right.statistics[name]) for name in ours.statistics]
-    errors = [
-        (sums.double().cpu() - exact.double().cpu()).abs() / exact.double().cpu().abs().clamp(min=1)
-        for sums, exact in pairs
-    ]
-    return max(float(error.amax()) for error in errors)
+    for name in sums.keys() & right.statistics.keys():
+        ours, exact = sums[name].cpu(), right.statistics[name].cpu()
+        error = ((ours - exact).abs() / exact.abs().clamp(min=1)).amax()
+        if not error <= TOLERANCE:
+            raise ArithmeticError(f"{name} differs from torch's by {error:.1e}")
 
 
 # ----------------------------------------------------------------------------------------- the sums
 
 
-def kernel_sums(attention: ScoredAttention, request: StatisticsRequest, heads: range) -> KernelSums:
+def kernel_sums(attention: ScoredAttention, request: StatisticsRequest, heads: range) -> Sums:
     """The sums of some neighbouring heads, on the device and the stream of the attention. Nothing
     waits for them.
     """
-    batch, _, n_q, n_k = attention.shape
-    cells = None
-    if mask_of(attention.allowed).cells is not None:
-        every = (torch.arange(n, device=attention.q.device) for n in (n_q, n_k))
-        cells = attention.visible(*every).expand(attention.shape).view(torch.uint8)
-    most = (TEMPORARY_BYTES - _bytes_of_mask(attention)) // _bytes_per_head(attention, request)
-    sequences = _parts(range(batch), most)
-    some_heads = _parts(heads, most // len(sequences[0]))
+    most = max(1, TEMPORARY_BYTES // _bytes_per_head(attention, request))
+    parts = [heads[start : start + most] for start in range(0, len(heads), most)]
     rows = [
-        _joined([_of_part(attention, request, cells, texts, some) for some in some_heads], 1)
-        for texts in sequences
+        _joined([_of_heads(attention, request, b, part) for part in parts], 1)
+        for b in range(attention.shape[0])
     ]
     return _joined(rows, 0)
 
 
-def _parts(whole: range, most: int) -> list[range]:
-    """The range in parts of at most so many, at least one."""
-    return [whole[start : start + max(1, most)] for start in range(0, len(whole), max(1, most))]
-
-
-def _joined(parts: list[KernelSums], axis: int) -> KernelSums:
+def _joined(parts: Sequence[Sums], axis: int) -> Sums:
     """The sums of all parts."""
     if len(parts) == 1:
         return parts[0]
-    statistics, lse, z, is_exact = zip(*parts, strict=True)
-    return KernelSums(
-        {name: torch.cat([sums[name] for sums in statistics], axis) for name in statistics[0]},
-        torch.cat(lse, axis),
-        None if z[0] is None else torch.cat(z, axis),
-        torch.stack(is_exact).all(),
-    )
+    return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
 
 
-def _width(attention: ScoredAttention) -> int:
-    """The columns of queries, or of values that z is made of, if they are more."""
-    values = attention.v
-    of_values = 0 if values is None or attention.z is not None else values.shape[3]
-    return max(attention.q.shape[3], of_values)
-
-
-def _tiles(attention: ScoredAttention) -> Tiles:
-    """The tiles for the dtype and the width of an attention."""
-    width = next(w for w in (64, 128, MAX_WIDTH) if w >= _width(attention))
-    return TILES[attention.q.dtype.itemsize, width]
-
-
-def _bytes_of_mask(attention: ScoredAttention) -> int:
-    """The memory of a mask that is no band, while it is made."""
-    if mask_of(attention.allowed).cells is None:
-        return 0
-    _, _, n_q, n_k = attention.shape
-    first = torch.zeros(1, dtype=torch.int64, device=attention.q.device)
-    return 2 * n_q * n_k * attention.visible(first, first)[..., 0, 0].numel()
+def _tiles(q: Tensor) -> Tiles:
+    """The tiles for such queries."""
+    is_new = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+    width = next(width for width in WIDTHS if width >= q.shape[3])
+    return TILES[90 if is_new else 80, q.dtype.itemsize, width]
 
 
 def _bytes_per_head(attention: ScoredAttention, request: StatisticsRequest) -> int:
-    """The memory of the sums over the queries of a tile, and of a bias while it is made."""
-    _, _, n_q, n_k = attention.shape
-    of_rows = 4 * -(-n_q // min(_tiles(attention).side, request.block)) * n_k
-    return of_rows if attention.bias is None else of_rows + 8 * n_q * n_k
+    """The temporary memory for a head: the sums over the queries of a tile, and a mask that is no
+    band, of all sequences, and a bias while they are made.
+    """
+    batch, _, n_q, n_k = attention.shape
+    of_mask = 0 if mask_of(attention.allowed).cells is None else 4 * batch
+    of_bias = 0 if attention.bias is None else 8
+    n_groups = -(-n_q // min(_tiles(attention.q).side, request.block))
+    return n_k * (4 * n_groups + n_q * (of_mask + of_bias))
 
 
-def _of_part(
-    attention: ScoredAttention,
-    request: StatisticsRequest,
-    cells: Tensor | None,
-    sequences: range,
-    heads: range,
-) -> KernelSums:
-    """The sums of some sequences and heads."""
+def _added(
+    attention: ScoredAttention, batch: int, heads: range
+) -> Float[Tensor, "_head query key"] | None:
+    """What is added to the scores of a sequence: a bias, and what hides cells."""
+    every_q, every_k = (torch.arange(n, device=attention.q.device) for n in attention.shape[2:])
+    added = None
+    if attention.bias is not None:
+        added = attention.bias(batch, heads, every_q, every_k)
+    if mask_of(attention.allowed).cells is not None:
+        visible = attention.visible(every_q, every_k)
+        seen = visible[min(batch, len(visible) - 1)]
+        seen = seen if len(seen) == 1 else seen[heads.start : heads.stop]
+        nothing = attention.q.new_zeros((), dtype=torch.bfloat16)
+        added = torch.where(seen, nothing if added is None else added, HIDDEN)
+    return None if added is None else added.expand(-1, *attention.shape[2:]).contiguous()
+
+
+def _padded(vectors: Tensor) -> Tensor:
+    """Vectors with as many columns as a product of tiles needs, a power of two."""
+    width = vectors.shape[-1]
+    n_more = max(16, 1 << (width - 1).bit_length()) - width
+    return torch.nn.functional.pad(vectors, (0, n_more)) if n_more else vectors.contiguous()
+
+
+def _of_heads(
+    attention: ScoredAttention, request: StatisticsRequest, batch: int, heads: range
+) -> Sums:
+    """The sums of some heads of a sequence, `[1, head, …]`."""
     from .kernels import diagonals, rows  # of an extra
 
-    _, n_all, n_q, n_k = attention.shape
-    n_sharing = n_all // attention.n_kv_heads
-    texts = slice(sequences.start, sequences.stop)
-    of_heads = texts, slice(heads.start, heads.stop)
-    of_keys = texts, slice(heads.start // n_sharing, (heads.stop - 1) // n_sharing + 1)
-    q, k = attention.q[of_heads].contiguous(), attention.k[of_keys].contiguous()
-    v = None if attention.v is None or attention.z is not None else attention.v[of_keys]
-    v = None if v is None else v.contiguous()
-    z = None if v is None else v.new_empty(*q.shape[:3], v.shape[3])
-    bias = sinks = None
-    if attention.bias is not None:
-        every_q, every_k = (torch.arange(n, device=q.device) for n in (n_q, n_k))
-        biases = [attention.bias(b, heads, every_q, every_k) for b in sequences]
-        bias = biases[0][None] if len(biases) == 1 else torch.stack(biases)
-        bias = bias.expand(*q.shape[:3], n_k)
+    n_q, n_k = attention.shape[2:]
+    n_sharing = attention.shape[1] // attention.n_kv_heads
+    some = slice(heads.start, heads.stop)
+    q = _padded(attention.q[batch, some])
+    k = _padded(attention.k[batch, heads.start // n_sharing : -(-heads.stop // n_sharing)])
+    added, sinks = _added(attention, batch, heads), None
     if attention.sink_logits is not None:
-        sinks = attention.sink_logits.expand(attention.shape[:3])[of_heads][..., None]
-    tiles, block = _tiles(attention), request.block
-    (m, n), side, group = tiles.rows, tiles.side, min(tiles.side, block)
-    sums = torch.empty(len(OF_QUERIES) + 4, *q.shape[:3], device=q.device)
-    n_groups, n_columns = -(-n_q // block) * (block // group), -(-n_k // block) * block
-    of_rows = torch.zeros(*q.shape[:2], n_groups, n_columns, device=q.device)
-    # the diagonals of tiles in which some query sees some key
-    band = mask_of(attention.allowed).band
-    n_rows, n_tiles = -(-n_q // side), -(-n_k // side)
-    first = min(max(1 - n_rows, -(-(band.low - side + 1) // side)), n_tiles - 1)
-    n_diagonals = max(1, min(n_tiles, (band.high + side - 1) // side + 1) - first)
-    profile = torch.zeros(*q.shape[:2], 2, n_diagonals + 1, side, device=q.device)
-    copies = torch.empty(*q.shape[:2], n_diagonals, 2, device=q.device)
+        sinks = attention.sink_logits.expand(attention.shape[:3])[batch, some].float() * LOG2_E
+    (side, warps, stages), block = _tiles(attention.q), request.block
+    group, n_rows = min(side, block), -(-n_q // side)
+    n_diagonals = n_rows + -(-n_k // side) - 1
+    made = partial(torch.zeros, device=q.device)
+    sums = made(len(OF_QUERIES) + 3, len(q), n_q)
+    of_rows = made(len(q), -(-n_q // block) * (block // group), -(-n_k // block) * block)
+    profile = made(len(q), 2, n_diagonals + 1, side)
+    copies = made(len(q), n_diagonals, 2)
     softcap = None if attention.softcap is None else attention.softcap * LOG2_E
-    planes = (_plane(bias), _plane(None if cells is None else cells[of_heads]))
-    shape = (len(heads), k.shape[1], heads.start % n_sharing, n_sharing), n_q, n_k
-    rule = (attention.scale * LOG2_E, *band, softcap, *planes)
+    per_head = 0 if added is None or len(added) == 1 else n_q
+    band = mask_of(attention.allowed).band
+    rule = (attention.scale * LOG2_E, *band, softcap, added, per_head)
+    shape = heads.start % n_sharing, n_sharing, n_q, n_k, rule
     given = {
-        "D": q.shape[3],
-        "WIDTH": _padded(q.shape[3]),
+        "WIDTH": q.shape[2],
+        "N": side,
         "PRECISION": "ieee" if os.environ.get("MHA_KERNELS") == "ieee" else "tf32x3",
-        "enable_fp_fusion": True,
+        "num_warps": warps,
+        "num_stages": stages,
+        "enable_fp_fusion": True,  # versions of triton differ in it
     }
+    *of_queries, reference, log, log_of_keys = sums
+    tokens = tuple(labels[batch] for labels in request.labels)
     with torch.cuda.device_of(q):
-        rows[len(sequences) * len(heads), -(-n_q // m)](
-            *(q, k, v, _plane(sinks), request.marks[texts], sums, z, *shape, rule),
-            D_V=0 if v is None else v.shape[3],
-            WIDTH_V=_padded(0 if v is None else v.shape[3]),
-            M=m,
-            N=n,
-            num_warps=tiles.warps[0],
-            num_stages=tiles.stages[0],
-            **given,
-        )
-        diagonals[len(sequences) * len(heads), n_diagonals](
-            *(q, k, sums, tuple(labels[texts] for labels in request.labels)),
-            *(of_rows, profile, copies, *shape, rule, first, n_groups, n_columns),
-            N=side,
-            GROUP=group,
+        rows[len(q), n_rows](q, k, sinks, request.marks[batch], sums, *shape, **given)
+        diagonals[len(q), n_diagonals](
+            *(q, k, reference, log, tokens, of_rows, profile, copies, *of_rows.shape[1:], *shape),
             IS_SELF=request.axes.is_self,
-            num_warps=tiles.warps[1],
-            num_stages=tiles.stages[1],
+            GROUP=group,
             **given,
         )
-    start = (first - 1) * side + n_q - 1
-    end = n_q + n_k - 1 - start - (n_diagonals + 1) * side
-    of_copies = copies.sum(dim=2, dtype=torch.float64)
-    statistics = dict(zip(OF_QUERIES, sums, strict=False)) | {
-        "received": of_rows.sum(dim=2)[..., :n_k],
-        "map": of_rows.unflatten(3, (-1, block))
-        .sum(dim=4)
-        .unflatten(2, (-1, block // group))
-        .sum(dim=3),
-        # a width below 0 cuts
-        "profile": torch.nn.functional.pad(profile.sum(dim=2).flatten(2), (start, end)),
-        "duplicate": of_copies[..., 0],
-        "induction": of_copies[..., 1],
+    start = n_rows * side - n_q + 1
+    by_distance = profile.sum(dim=1).flatten(1)[:, start : start + n_q + n_k - 1]
+    of_cells = of_rows.unflatten(2, (-1, block)).sum(dim=3)
+    of_copies = copies.sum(dim=1, dtype=torch.float64)
+    found = {
+        **dict(zip(OF_QUERIES, of_queries, strict=True)),
+        "received": of_rows.sum(dim=1)[:, :n_k],
+        "map": of_cells.unflatten(1, (-1, block // group)).sum(dim=2),
+        "profile": by_distance,
+        "duplicate": of_copies[:, 0],
+        "induction": of_copies[:, 1],
+        "lse": reference.double() + log_of_keys,
+        "largest": reference.abs().amax(dim=1) / LOG2_E,
     }
-    top, log_of_keys, reference, _ = sums[len(OF_QUERIES) :]
-    is_exact = reference.abs().amax() <= LARGE_ON_DEVICE * LOG2_E
-    return KernelSums(statistics, top.double() + log_of_keys, z, is_exact)
-
-
-def _padded(width: int) -> int:
-    """The columns of a tile: a power of two, as many as a product of tiles needs."""
-    return max(16, 1 << max(0, width - 1).bit_length())
-
-
-def _plane(cells: Tensor | None) -> tuple[Tensor | int, ...] | None:
-    """A tensor `[batch, head, query, key]` as kernels read it: with its strides."""
-    return None if cells is None else (cells, *cells.stride())
+    return {name: numbers[None] for name, numbers in found.items()}

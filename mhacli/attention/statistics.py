@@ -24,9 +24,10 @@ from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
 from .core import dtype_name
 from .masks import Band, keys_seen, mask_of
-from .on_device import PADDED_APART, KernelSums
+from .on_device import PADDED_APART
 from .scores import (
     HIDDEN,
+    LARGE_ON_DEVICE,
     LOG2_E,
     Attention,
     BlockPlace,
@@ -302,24 +303,50 @@ def reduce_heads(
     that grows with the length of the text. `report_progress` receives the completed fraction of the
     queries.
     """
-    made = on_device.sums_of_kernels(attention, request, heads)
-    if made is not None and not made.is_exact:
-        made, attention = None, replace(attention, has_large_scores=True)
-    batch, n_heads, n_queries, _ = attention.shape
+    attention, made = _made_by_kernels(attention, request, heads)
     reduced = _no_sums(attention, request, heads, made)
-    known = () if made is None else made.statistics
-    of_torch = [
+    lacking = [
         row
         for row in BLOCK_STATISTICS
-        if row.name not in known and reduced.statistics[row.name].numel()
+        if row.name not in made and reduced.statistics[row.name].numel()
     ]
+    if lacking or (attention.z is None and reduced.z is not None):
+        _add_blocks(reduced, lacking, report_progress)
+    for b, profile in enumerate(reduced.statistics["profile"]):
+        profile.copy_(profile.roll(request.axes.ahead(b), dims=1))
+    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
+    return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
+
+
+def _made_by_kernels(
+    attention: Attention, request: StatisticsRequest, heads: range
+) -> tuple[Attention, PassResults]:
+    """What kernels made of some heads, nothing where others have to; and the attention, which says
+    so where its scores are the reason.
+    """
+    if (
+        not isinstance(attention, ScoredAttention)
+        or reducer_of(attention, request).name != "triton"
+    ):
+        return attention, {}
+    made = on_device.sums_of_kernels(attention, request, heads)
+    if made and not bool((made.pop("largest") <= LARGE_ON_DEVICE).all()):
+        return replace(attention, has_large_scores=True), {}
+    return attention, made
+
+
+def _add_blocks(
+    reduced: Reduced, of_torch: Sequence[BlockStatistic], report_progress: Progress
+) -> None:
+    """Adds some statistics of all blocks, and writes z where no kernel made it."""
+    attention, request, heads = reduced.attention, reduced.request, reduced.heads
+    batch, n_heads, n_queries, _ = attention.shape
     lacking = [row for row in of_torch if row.name not in IN_C]
     compiled = None
     if isinstance(attention, ScoredAttention) and reducer_of(attention, request).name == "c":
         sums = reduced.statistics | {"lse": reduced.lse}
         compiled = CompiledHeads(attention, request, heads, sums)
-    lacks_z = made is None and attention.z is None and reduced.z is not None
-    for queries, keys in blocks_of(attention, request) if of_torch or lacks_z else ():
+    for queries, keys in blocks_of(attention, request):
         is_cpu = attention.like.device.type == "cpu"
         most = heads_at_once(len(queries) * len(keys), is_cpu=is_cpu)
         hidden = cache(partial(_hidden, attention, queries, keys))
@@ -336,15 +363,10 @@ def reduce_heads(
                 else:
                     block = Block(cells, some, weights)
                     _add(block, reduced, lacking)
-                if lacks_z:
-                    assert reduced.z is not None
+                if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
-    for b, profile in enumerate(reduced.statistics["profile"]):
-        profile.copy_(profile.roll(request.axes.ahead(b), dims=1))
-    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
-    return replace(reduced, statistics=_on_cpu(reduced.statistics), lse=reduced.lse.cpu())
 
 
 def _on_cpu(statistics: PassResults) -> PassResults:
@@ -353,7 +375,7 @@ def _on_cpu(statistics: PassResults) -> PassResults:
 
 
 def _no_sums(
-    attention: Attention, request: StatisticsRequest, heads: range, made: KernelSums | None
+    attention: Attention, request: StatisticsRequest, heads: range, made: PassResults
 ) -> Reduced:
     """The statistics of some heads before the first block, or those that kernels made."""
     batch, _, n_queries, n_keys = attention.shape
@@ -368,23 +390,18 @@ def _no_sums(
         "condition": (len(request.matches),),
         "spans": (n_spans, n_spans),
     }
-    known = {} if made is None else made.statistics
-    statistics = {
-        row.name: known[row.name]
-        if row.name in known
-        else attention.like.new_zeros(
+    statistics = made | {
+        row.name: attention.like.new_zeros(
             (batch, len(heads), *shapes[row.per]),
             dtype=exact if row.per in ("head", "condition", "spans") else attention.dtype,
         )
         for row in BLOCK_STATISTICS
+        if row.name not in made
     }
-    if made is not None:
-        lse, z = made.lse, made.z
-    else:
-        lse, z = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact), None
-    if attention.z is not None:
-        z = attention.z[:, heads.start : heads.stop]
-    elif z is None and attention.v is not None:
+    lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
+    lse = statistics.pop("lse", lse)
+    z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
+    if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
     return Reduced(attention, request, heads, statistics, lse, z)
 
