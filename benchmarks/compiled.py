@@ -1,11 +1,12 @@
-"""The kernels of the statistics as compilers make them, without a GPU: for every form in the table
-of tiles the registers, the spilled bytes and the shared memory, and whether an atomic is in it.
+"""What compilers make of the kernels of the statistics, without a GPU: the registers of each form
+in the table of tiles, its spilled bytes and shared memory, and whether it adds atomically.
 
-    python benchmarks/compiled.py [--part I/N] [--few]
+    python benchmarks/compiled.py [--few] [WIDTH ...]
 
-It needs triton, whose package brings `ptxas` and `cuobjdump`. A line of JSON for each form, and the
-exit code 1 where one spills, needs more shared memory than the smallest of these GPUs has, or adds
-atomically. `--few` are the forms of one dtype and width of each, which tests compile.
+It needs triton, whose package brings `ptxas` and `cuobjdump`. The product calls the kernels, with
+tensors of the CPU; a driver that only names a GPU stands for CUDA, and nothing is launched. A line
+of JSON for each form, and the exit code 1 where one spills, adds atomically, or needs more shared
+memory than the smallest GPU of its kind has. `--few` are the plainest forms.
 """
 
 from __future__ import annotations
@@ -17,156 +18,146 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from mhacli.attention import kernels
-from mhacli.attention.on_device import TILES, Tiles
+from mhacli.attention import kernels, masks, on_device
+from mhacli.attention.axes import Axes, Axis, make_statistics_request
+from mhacli.attention.scores import ScoredAttention, tensor_bias
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-TARGETS = (80, 90)
 MOST_SHARED = 99 << 10
-"""Bytes of a block on GPUs of compute capability 8.6 and 8.9; those of 8.0 and 9.0 have more."""
-NONE = "constexpr"
-POINTERS = {
-    "marks": "*u8",
-    "sums": "*fp32",
-    "references": "*fp32",
-    "logs": "*fp32",
-    "tokens": ("*i32", "*i32", "*i32"),
-    "of_rows": "*fp32",
-    "profile": "*fp32",
-    "copies": "*fp32",
-}
-TRITON_NAMES = {2: "bf16", 4: "fp32"}
+"""Bytes for a program on GPUs of compute capability 8.6 and 8.9; those of 8.0 and 9.0 have more."""
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+N = 600
+ALSO = ("", "a small map", "bias and softcap", "mask and sinks", "a window", "one query")
+"""What the attention of a form has."""
+
+
+class NamedGpu:
+    """A driver that only says which GPU kernels are compiled for."""
+
+    def __init__(self) -> None:
+        self.target = 80
+
+    def get_current_device(self) -> int:
+        """A number for each target, for which triton keeps what it compiled."""
+        return self.target
+
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        """What kernels are compiled for."""
+        return GPUTarget("cuda", self.target, 32)
+
+
+class Compiled(NamedTuple):
+    """A kernel in place of its launch: it is only compiled, and seen."""
+
+    kernel: Any
+    seen: list[Any]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def compile_for(*arguments: Any, **options: Any) -> None:
+            self.seen.append(self.kernel.run(*arguments, grid=grid, warmup=True, **options))
+
+        return compile_for
 
 
 class Form(NamedTuple):
-    """A kernel for a GPU: its numbers and width, and what it has besides queries and keys."""
+    """An attention for which kernels are compiled."""
 
-    kernel: str
     target: int
     item_bytes: int
     width: int
-    also: tuple[str, ...] = ()
-
-    @property
-    def tiles(self) -> Tiles:
-        """Its row of the table."""
-        return TILES[self.target, self.item_bytes, self.width]
+    also: str
 
 
-ALSO = {
-    "rows": ((), ("bias", "softcap"), ("mask", "sinks")),
-    "diagonals": ((), ("bias", "softcap"), ("mask", "small map")),
-}
-"""What a kernel may have besides."""
+def forms(widths: list[int], *, few: bool) -> Iterator[Form]:
+    """The forms of these widths."""
+    for target, item_bytes, width in on_device.TILES:
+        if width in widths:
+            for also in ALSO[:1] if few else ALSO:
+                yield Form(target, item_bytes, width, also)
 
 
-def forms(*, few: bool) -> Iterator[Form]:
-    """All forms."""
-    for target, item_bytes, width in TILES:
-        for kernel, sets in ALSO.items():
-            for also in sets:
-                if not few or (width == 64 and not also):
-                    yield Form(kernel, target, item_bytes, width, also)
-
-
-def signature_of(form: Form) -> Mapping[str, Any]:
-    """The types of the arguments of a kernel that are no constants."""
-    number = f"*{TRITON_NAMES[form.item_bytes]}"
-    added = {"bias": "*fp32", "mask": "*bf16"}
-    return POINTERS | {
-        "q": number,
-        "k": number,
-        "sinks": "*fp32" if "sinks" in form.also else NONE,
-        "rule": (
-            *("fp32", "i32", "i32", "fp32" if "softcap" in form.also else NONE),
-            *(next((added[name] for name in form.also if name in added), NONE), "i32"),
-        ),
-    }
-
-
-def constants_of(form: Form) -> Mapping[str, Any]:
-    """The constants of a kernel."""
-    return {
-        "WIDTH": form.width,
-        "N": form.tiles.side,
-        "GROUP": 8 if "small map" in form.also else form.tiles.side,
-        "IS_SELF": True,
-        "PRECISION": "tf32x3",
-    }
-
-
-def compiled(form: Form) -> Any:
-    """The kernel for a GPU, with the alignment that torch's tensors have."""
-    function = getattr(kernels, form.kernel)
-    types, constants = signature_of(form), constants_of(form)
-    signature: dict[str, Any] = {}
-    fixed: dict[tuple[int, ...], Any] = {}
-    aligned: dict[tuple[int, ...], Any] = {}
-
-    def fix_none(place: tuple[int, ...], kind: Any) -> None:
-        if isinstance(kind, tuple):
-            for i, part in enumerate(kind):
-                fix_none((*place, i), part)
-        elif kind == NONE:
-            fixed[place] = None
-        elif kind.startswith("*"):
-            aligned[place] = [["tt.divisibility", 16]]
-
-    for place, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name], fixed[place,] = NONE, constants[name]
-        else:
-            signature[name] = types.get(name, "i32")
-            fix_none((place,), signature[name])
-    options = {
-        "num_warps": form.tiles.warps,
-        "num_stages": form.tiles.stages,
-        "enable_fp_fusion": True,
-    }
-    source = ASTSource(fn=function, signature=signature, constexprs=fixed, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", form.target, 32), options=options)
-
-
-def measured(form: Form) -> dict[str, Any]:
-    """What the compiler made of a form."""
-    began = time.perf_counter()
-    made = compiled(form)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        words = [str(CUOBJDUMP), "-res-usage", file.name]
-        usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    registers, stack = (
-        int(re.search(name + r":(\d+)", usage)[1])  # type: ignore[index]
-        for name in ("REG", "STACK")
+def call_kernels(form: Form) -> None:
+    """Computes the statistics of an attention of the form, as the product does on a GPU."""
+    n_q, dtype = 1 if form.also == "one query" else N, DTYPES[form.item_bytes]
+    q, k = (torch.zeros(1, h, n, form.width, dtype=dtype) for h, n in ((2, n_q), (1, N)))
+    queries, keys = (
+        Axis((tuple(range(n)),), ((),), n, "right", torch.device("cpu")) for n in (n_q, N)
     )
-    return {
-        **form._asdict(),
-        "registers": registers,
-        "spilled": stack,
-        "shared": made.metadata.shared,
-        "atomic": bool(re.search(r"\b(atom|red)\b", made.asm["ptx"])),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
+    request = make_statistics_request(Axes(queries, keys, n_q == N, lambda word: -1, "float32"))
+    if form.also != "a small map":  # as long texts have
+        request = replace(request, block=64)
+    attention = ScoredAttention(q=q, k=k, scale=0.125, allowed=masks.causal(N - n_q))
+    match form.also:
+        case "bias and softcap":
+            attention = replace(attention, softcap=30.0, bias=tensor_bias(torch.zeros(2, n_q, N)))
+        case "mask and sinks":
+            cells = masks.from_tensor(torch.ones(1, 1, n_q, N, dtype=torch.bool))
+            attention = replace(attention, allowed=cells, sink_logits=torch.zeros(1, 2, 1))
+        case "a window":
+            attention = replace(attention, allowed=masks.window(100, 1))
+    on_device.kernel_sums(attention, request, range(2))
+
+
+def measured(form: Form, gpu: NamedGpu) -> Iterator[dict[str, Any]]:
+    """What compilers make of the kernels of a form."""
+    began, seen = time.perf_counter(), list[Any]()
+    gpu.target = form.target
+    usual = kernels.rows, kernels.diagonals, on_device._tiles
+    kernels.rows, kernels.diagonals = (Compiled(kernel, seen) for kernel in usual[:2])
+    on_device._tiles = lambda q: on_device.TILES[form[:3]]
+    try:
+        call_kernels(form)
+    finally:
+        kernels.rows, kernels.diagonals, on_device._tiles = usual
+    for kernel in seen:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            words = [str(CUOBJDUMP), "-res-usage", file.name]
+            usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        registers, spilled = (
+            int(number)
+            for name in ("REG", "STACK")
+            for number in re.findall(name + r":(\d+)", usage)
+        )
+        yield {
+            "kernel": kernel.metadata.name,
+            **form._asdict(),
+            "registers": registers,
+            "spilled": spilled,
+            "shared": kernel.metadata.shared,
+            "atomic": bool(re.search(r"\b(atom|red)\b", kernel.asm["ptx"])),
+            "s": round(time.perf_counter() - began, 1),
+        }
+
+
+def main() -> None:
+    """Compiles the chosen forms."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--few", action="store_true")
+    parser.add_argument("widths", nargs="*", type=int)
+    chosen = parser.parse_args()
+    gpu, n_bad = NamedGpu(), 0
+    triton.runtime.driver.set_active(gpu)
+    for form in forms(chosen.widths or [*on_device.WIDTHS], few=chosen.few):
+        for line in measured(form, gpu):
+            n_bad += line["spilled"] > 0 or line["shared"] > MOST_SHARED or line["atomic"]
+            print(json.dumps(line), flush=True)
+    sys.exit(1 if n_bad else 0)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--few", action="store_true")
-    chosen = parser.parse_args()
-    part, n_parts = map(int, chosen.part.split("/"))
-    bad = 0
-    for each in [*forms(few=chosen.few)][part::n_parts]:
-        line = measured(each)
-        bad += line["spilled"] > 0 or line["shared"] > MOST_SHARED or line["atomic"]
-        print(json.dumps(line), flush=True)
-    sys.exit(1 if bad else 0)
+    main()

@@ -59,7 +59,7 @@ OTHER_TILES = (
     on_device.Tiles(64, 8, 3),
     on_device.Tiles(128, 8, 2),
 )
-SMALL = on_device.Tiles(16)
+SMALL = on_device.Tiles(16, 4, 1)
 failed: list[str] = []
 
 

@@ -57,7 +57,7 @@ def _scores(x, h, i_0, j_0, i, j, N: tl.constexpr, n_q, n_k, rule):
     if softcap is not None:  # tanh y = 1 − 2 / (e^2y + 1)
         x = softcap - 2.0 * softcap / (_power(x * (2.0 * _LOG2_E / softcap)) + 1.0)
     if added is not None:
-        numbers = tl.load(added + (h * n_rows + i) * n_k + j, mask=inside, other=0.0)
+        numbers = tl.load(added + h * n_rows * n_k + (i * n_k + j), mask=inside, other=0.0)
         x += numbers.to(tl.float32) * _LOG2_E
     # most tiles are within the band and the matrix
     is_cut = (j_0 - i_0 < low + N - 1) | (j_0 - i_0 > high - N + 1)

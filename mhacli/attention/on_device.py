@@ -39,16 +39,24 @@ class Tiles(NamedTuple):
     """The queries and the keys of a tile, and the warps and stages of a program."""
 
     side: int
-    warps: int = 4
-    stages: int = 2
+    warps: int
+    stages: int
 
 
 WIDTHS = (64, 128, 256)
 TILES = {
-    (target, item_bytes, width): Tiles(32)
-    for target in (80, 90)
-    for item_bytes in (2, 4)
-    for width in WIDTHS
+    (80, 2, 64): Tiles(64, 4, 3),
+    (80, 2, 128): Tiles(32, 4, 2),
+    (80, 2, 256): Tiles(32, 4, 2),
+    (80, 4, 64): Tiles(32, 4, 3),
+    (80, 4, 128): Tiles(32, 4, 2),
+    (80, 4, 256): Tiles(32, 4, 2),
+    (90, 2, 64): Tiles(64, 4, 3),
+    (90, 2, 128): Tiles(32, 4, 2),
+    (90, 2, 256): Tiles(32, 4, 2),
+    (90, 4, 64): Tiles(64, 8, 3),
+    (90, 4, 128): Tiles(32, 4, 2),
+    (90, 4, 256): Tiles(32, 4, 2),
 }
 """By the compute capability of a GPU, the bytes of a number and the width of a head, at most. They
 are fixed, since the order of sums depends on them."""

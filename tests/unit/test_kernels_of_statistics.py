@@ -46,7 +46,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def interpreted(chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels run in Triton's interpreter, in small tiles."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    small = on_device.Tiles(16)
+    small = on_device.Tiles(16, 4, 1)
     monkeypatch.setattr(on_device, "TILES", dict.fromkeys(on_device.TILES, small))
 
 
@@ -491,7 +491,7 @@ def test_a_long_compilation_is_announced_on_a_terminal(
 def test_usual_forms_of_triton_compile_without_spills_and_atomics(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "compiled.py", "--few"],
+        [sys.executable, ROOT / "benchmarks" / "compiled.py", "--few", "64"],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
