@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,8 +84,8 @@ class Form(NamedTuple):
 
 def forms(widths: list[int], *, few: bool) -> Iterator[Form]:
     """The forms of these widths."""
-    for target, item_bytes, width in on_device.TILES:
-        if width in widths:
+    for (target, item_bytes, most), width in product(on_device.TILES, widths):
+        if most == next(tiled for tiled in on_device.WIDTHS if tiled >= width):
             for also in ALSO[:1] if few else ALSO:
                 yield Form(target, item_bytes, width, also)
 
@@ -117,7 +118,8 @@ def measured(form: Form, gpu: NamedGpu) -> Iterator[dict[str, Any]]:
     gpu.target = form.target
     usual = kernels.rows, kernels.diagonals, on_device._tiles
     kernels.rows, kernels.diagonals = (Compiled(kernel, seen) for kernel in usual[:2])
-    on_device._tiles = lambda q: on_device.TILES[form[:3]]
+    widest = next(tiled for tiled in on_device.WIDTHS if tiled >= form.width)
+    on_device._tiles = lambda q: on_device.TILES[form.target, form.item_bytes, widest]
     try:
         call_kernels(form)
     finally:
@@ -152,7 +154,7 @@ def main() -> None:
     chosen = parser.parse_args()
     gpu, n_bad = NamedGpu(), 0
     triton.runtime.driver.set_active(gpu)
-    for form in forms(chosen.widths or [*on_device.WIDTHS], few=chosen.few):
+    for form in forms(chosen.widths or [64, 128, 256], few=chosen.few):
         for line in measured(form, gpu):
             n_bad += line["spilled"] > 0 or line["shared"] > MOST_SHARED or line["atomic"]
             print(json.dumps(line), flush=True)

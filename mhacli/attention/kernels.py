@@ -36,13 +36,28 @@ def _power(x):
 
 
 @triton.jit
-def _vectors(base, index, n, WIDTH: tl.constexpr):
-    """Some rows of queries or keys."""
-    places = base + index[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+def _vectors(base, index, n, d, WIDTH: tl.constexpr, PART: tl.constexpr):
+    """Some columns of some queries or keys."""
+    places = base + index[:, None] * WIDTH + d + tl.arange(0, PART)[None, :]
     vectors = tl.load(places, mask=index[:, None] < n, other=0.0)
     if not _ON_GPU:  # the interpreter multiplies no bfloat16
         vectors = vectors.to(tl.float32)
     return vectors
+
+
+@triton.jit
+def _products(left, i, n_left, right, j, n_right, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """The products of a tile, 128 bytes of each row at a time where heads are wide: registers do
+    not hold all of them.
+    """
+    FEW: tl.constexpr = 1024 // left.dtype.element_ty.primitive_bitwidth
+    PART: tl.constexpr = WIDTH if WIDTH <= 64 else FEW
+    x = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
+    for d in range(0, WIDTH, PART):
+        some = _vectors(left, i, n_left, d, WIDTH, PART)
+        others = _vectors(right, j, n_right, d, WIDTH, PART)
+        x = tl.dot(some, tl.trans(others), x, input_precision=PRECISION)
+    return x
 
 
 @triton.jit
@@ -88,7 +103,7 @@ def rows(
     """
     h, i_0 = tl.program_id(0).to(tl.int64), (tl.num_programs(1) - 1 - tl.program_id(1)) * N
     i = i_0 + tl.arange(0, N)
-    queries = _vectors(q + h * n_q * WIDTH, i, n_q, WIDTH)
+    queries, keys = q + h * n_q * WIDTH, k + (first + h) // group * n_k * WIDTH
     zero = tl.zeros([N], tl.float32)
     # all sums are relative to the largest score so far
     peak, top, of_all = zero + _HIDDEN, zero + _HIDDEN, zero
@@ -99,8 +114,7 @@ def rows(
     start = tl.maximum(i_0 + rule[1], 0) // N * N
     for j_0 in range(start, tl.minimum(tl.minimum(i_0 + N, n_q) + rule[2], n_k), N):
         j = j_0 + tl.arange(0, N)
-        keys = _vectors(k + (first + h) // group * n_k * WIDTH, j, n_k, WIDTH)
-        x = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        x = _products(queries, i, n_q, keys, j, n_k, WIDTH, PRECISION)
         x = _scores(x, h, i_0, j_0, i[:, None], j[None, :], N, n_q, n_k, rule)
         peak = tl.maximum(peak, tl.max(x, 1))
         shift = top - tl.maximum(top, peak)
@@ -173,6 +187,7 @@ def diagonals(
     """
     h, n_diagonals = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     number, here = n_diagonals - 1 - tl.program_id(1), tl.arange(0, N)
+    queries, keys = q + h * n_q * WIDTH, k + (first + h) // group * n_k * WIDTH
     diagonal = number + 1 - tl.cdiv(n_q, N)
     is_near = ((diagonal == 0) | (diagonal == 1)) & IS_SELF
     tiles = tl.zeros([N, N], tl.float32)  # [key, query]: a thread has the sums over queries
@@ -182,11 +197,9 @@ def diagonals(
     for row in range(tl.maximum(0, -diagonal), last):
         i_0, j_0 = row * N, (row + diagonal) * N
         i, j = i_0 + here, j_0 + here
-        queries = _vectors(q + h * n_q * WIDTH, i, n_q, WIDTH)
-        keys = _vectors(k + (first + h) // group * n_k * WIDTH, j, n_k, WIDTH)
         reference = tl.load(references + h * n_q + i, mask=i < n_q, other=0.0)
         log = tl.load(logs + h * n_q + i, mask=i < n_q, other=0.0)
-        x = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+        x = _products(keys, j, n_k, queries, i, n_q, WIDTH, PRECISION)
         x = _scores(x, h, i_0, j_0, i[None, :], j[:, None], N, n_q, n_k, rule)
         p = _power(x - reference[None, :] - log[None, :])
         tiles += p

@@ -43,19 +43,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-WIDTHS = (64, 128, 256)
+WIDTHS = (64, 256)
 TILES = {
     (80, 2, 64): Tiles(64, 4, 3),
-    (80, 2, 128): Tiles(32, 4, 2),
-    (80, 2, 256): Tiles(32, 4, 2),
+    (80, 2, 256): Tiles(64, 8, 2),
     (80, 4, 64): Tiles(32, 4, 3),
-    (80, 4, 128): Tiles(32, 4, 2),
     (80, 4, 256): Tiles(32, 4, 2),
     (90, 2, 64): Tiles(64, 4, 3),
-    (90, 2, 128): Tiles(32, 4, 2),
-    (90, 2, 256): Tiles(32, 4, 2),
+    (90, 2, 256): Tiles(64, 8, 2),
     (90, 4, 64): Tiles(64, 8, 3),
-    (90, 4, 128): Tiles(32, 4, 2),
     (90, 4, 256): Tiles(32, 4, 2),
 }
 """By the compute capability of a GPU, the bytes of a number and the width of a head, at most. They

@@ -90,7 +90,7 @@ FIXED = {
     "everything": Case(band=None, n_q=16, kv_heads=2, group=1),
     "a window, a map of 4": Case(band=(-7, 0), n_q=40, block=4),
     "a window of both sides, a map of 32": Case(band=(-5, 9), n_q=47, block=32),
-    "other keys": Case(n_q=20, n_k=37, band=None, width=24),
+    "other keys, wide heads": Case(n_q=20, n_k=37, band=None, width=80),
     "the last of a cache": Case(n_q=1, n_k=35, band=(-FAR, 34)),
     "padding and holes": Case(batch=2, shorter=9, side="left", hidden=0.3, heads_differ=True),
     "documents in 16 bits": Case(documents=True, dtype=torch.float16, block=8, v_width=8),
