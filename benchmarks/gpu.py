@@ -164,12 +164,15 @@ def numbers() -> None:
             synchronize()
             seconds = time.perf_counter() - began
             again = reduced(attention, request, choice)
+            reducer = reducer_of(attention, request)
+            if reducer.name == "torch" and not DRY:
+                failed.append(f"numbers: {reducer.torch_because}")
             say(
                 "numbers",
                 dtype=str(dtype),
                 width=width,
                 products={"1": "tf32x3"}.get(choice, choice),
-                reducer=reducer_of(attention, request),
+                reducer=reducer,
                 first_call_s=round(seconds, 1),
                 errors=differences(first.statistics, right),
                 lse=f"{float((first.lse - right.lse).abs().max()):.1e}",

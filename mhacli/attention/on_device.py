@@ -156,10 +156,12 @@ def _fault(numbers: _Numbers) -> str | None:
 
 
 def _refuse(numbers: _Numbers, fault: Exception) -> None:
-    """Remembers why kernels cannot be used, and says it."""
+    """Remembers why kernels cannot be used, and says each reason once."""
     why = str(fault).partition("\n")[0] or type(fault).__name__
-    _faults[numbers] = f"kernels cannot be used here, {why}"
-    warnings.warn(f"torch computes statistics: {_faults[numbers]}", RuntimeWarning, stacklevel=2)
+    because = f"kernels cannot be used here, {why}"
+    if because not in _faults.values():
+        warnings.warn(f"torch computes statistics: {because}", RuntimeWarning, stacklevel=2)
+    _faults[numbers] = because
 
 
 @contextmanager
