@@ -183,7 +183,7 @@ def diagonals(
 
     `of_rows` `[head, group, key]` are the weights from each `GROUP` queries. `profile` `[head, 2,
     diagonal + 1, N]` are the weights by distance: before the diagonal's multiple of N, and from it
-    on. `copies` `[head, diagonal, 2]` are those on equal tokens and after them.
+    on. `copies` `[2, head, diagonal]` are those on equal tokens, and after them.
     """
     h, n_diagonals = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     number, here = n_diagonals - 1 - tl.program_id(1), tl.arange(0, N)
@@ -224,6 +224,6 @@ def diagonals(
     at = profile + (h * 2 * (n_diagonals + 1) + number) * N + here
     tl.store(at, tl.sum(before, 0))
     tl.store(at + (n_diagonals + 2) * N, tl.sum(skewed - before, 0))
-    at = copies + (h * n_diagonals + number) * 2
+    at = copies + h * n_diagonals + number
     tl.store(at, tl.sum(same, 0))
-    tl.store(at + 1, tl.sum(after, 0))
+    tl.store(at + tl.num_programs(0) * n_diagonals, tl.sum(after, 0))

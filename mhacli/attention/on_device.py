@@ -289,7 +289,7 @@ def _of_heads(
     sums = made(len(OF_QUERIES) + 3, len(q), n_q)
     of_rows = made(len(q), -(-n_q // block) * (block // group), -(-n_k // block) * block)
     profile = made(len(q), 2, n_diagonals + 1, side)
-    copies = made(len(q), n_diagonals, 2)
+    copies = made(2, len(q), n_diagonals)
     softcap = None if attention.softcap is None else attention.softcap * LOG2_E
     per_head = 0 if added is None or len(added) == 1 else n_q
     band = mask_of(attention.allowed).band
@@ -316,14 +316,14 @@ def _of_heads(
     start = n_rows * side - n_q + 1
     by_distance = profile.sum(dim=1).flatten(1)[:, start : start + n_q + n_k - 1]
     of_cells = of_rows.unflatten(2, (-1, block)).sum(dim=3)
-    of_copies = copies.sum(dim=1, dtype=torch.float64)
+    same, after = copies.sum(dim=2, dtype=torch.float64)
     found = {
         **dict(zip(OF_QUERIES, of_queries, strict=True)),
         "received": of_rows.sum(dim=1)[:, :n_k],
         "map": of_cells.unflatten(1, (-1, block // group)).sum(dim=2),
         "profile": by_distance,
-        "duplicate": of_copies[:, 0],
-        "induction": of_copies[:, 1],
+        "duplicate": same,
+        "induction": after,
         "lse": reference.double() + log_of_keys,
         "largest": reference.abs().amax(dim=1) / LOG2_E,
     }
