@@ -7,13 +7,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt
 from torch import Tensor
 
 from mhacli.record.record import SpanTokens
@@ -83,6 +83,22 @@ class StatisticsRequest:
             name: moved(value, device) for name, value in named.items() if isinstance(value, Tensor)
         }
         return replace(self, of_host=self, **tensors)
+
+    @cached_property
+    def labels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of queries and keys, and those before keys, in 32 bits: padding of queries
+        equals no key.
+        """
+        of_queries = torch.where(self.q_tokens < 0, -2, self.q_tokens)
+        return tuple(
+            tokens.to(torch.int32).contiguous()
+            for tokens in (of_queries, self.k_tokens, self.before_k)
+        )  # type: ignore[return-value]
+
+    @cached_property
+    def marks(self) -> UInt[Tensor, "batch key"]:
+        """1 for the first key of a text and 2 for a leading one, added up in a byte."""
+        return self.first.to(torch.uint8) + 2 * self.leading.to(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,7 @@ class CompiledHeads:
         self._sums = sums
         self._memory = torch.empty(0)
         self._place: tuple[tuple[range, range], Tensor, _Block] | None = None
-        of_queries = torch.where(request.q_tokens < 0, -2, request.q_tokens)
-        self._tokens = [
-            t.to(torch.int32).contiguous() for t in (of_queries, request.k_tokens, request.before_k)
-        ]
+        self._tokens = request.labels
         self._marked = [
             [row.nonzero().flatten() for row in marks] for marks in (request.first, request.leading)
         ]

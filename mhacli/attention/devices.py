@@ -54,6 +54,8 @@ def free_bytes(device: torch.device) -> int:
 
 def environment(device: torch.device, requested: str) -> Environment:
     """The environment of a run: versions, device and threads."""
+    from .on_device import compiler_on  # which needs this file
+
     return Environment(
         mha=mhacli.__version__,
         torch=str(torch.__version__),
@@ -66,6 +68,7 @@ def environment(device: torch.device, requested: str) -> Environment:
         else memory.cpu_name(),
         device_asked=requested,
         threads=torch.get_num_threads(),
+        kernels=compiler_on(device),
     )
 
 

@@ -47,7 +47,7 @@ from .axes import Axes, StatisticsRequest
 from .core import dtype_name
 from .devices import one_thread, sent, shared_out, wait_for
 from .scores import Attention, head_groups
-from .statistics import PassResults, PerQuery, Reduced, reduce_heads, torch_because
+from .statistics import PassResults, PerQuery, Reduced, reduce_heads, reducer_of
 from .taps import not_finite, to_array
 
 _NOTHING = 1e-6
@@ -125,13 +125,14 @@ def measure(
     chosen, is_cpu = run.statistics.heads, attention.like.device.type == "cpu"
     is_careful |= is_cpu
 
-    def of_part(part: range) -> tuple[PassResults, Care]:
+    def of_part(part: range) -> tuple[PassResults, Care, Attention]:
         reduced = reduce_heads(attention, request, part, report_progress, is_careful=is_careful)
         sums = _sums_of(reduced) | {"doubt": doubt_of(reduced)}
         care = care_of(reduced, sums["doubt"]) if is_careful else Care()
         uniform = _of_heads(baseline, part)
         least = run.statistics.sink_weight
-        return sums | cells_again(reduced, uniform, run.kept, care, least=least), care
+        sums |= cells_again(reduced, uniform, run.kept, care, least=least)
+        return sums, care, reduced.attention
 
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or not is_cpu
     with one_thread() if is_small else nullcontext():
@@ -142,7 +143,8 @@ def measure(
             parts = [range(n, n + 1) for n in chosen]
         results = shared_out([partial(of_part, part) for part in parts])
     heads = tuple(head for part in parts for head in part)
-    because = torch_because(attention, request)
+    reducers = [reducer_of(reduced, request) for _, _, reduced in results]
+    reducer = next((each for each in reducers if each.torch_because), reducers[0])
     n_cells = attention.shape[0] * len(heads) * prod(attention.shape[2:])
     survey = HeadsSummary(
         block=request.block,
@@ -151,8 +153,8 @@ def measure(
         sink_tokens=run.statistics.first_tokens,
         sink_share=run.statistics.sink_weight,
         kernel=attention.kernel,
-        reducer="c" if because is None else "torch",
-        torch_because=because,
+        reducer=reducer.name,
+        torch_because=reducer.torch_because,
         checks=(),
         peak_bytes=peak_bytes,
         full_bytes=n_cells * attention.dtype.itemsize,
@@ -175,11 +177,11 @@ def measure(
         run=run,
         survey=survey,
         heads=heads,
-        sums=_joined([sums for sums, _ in results]),
+        sums=_joined([sums for sums, _, _ in results]),
         dtype=attention.dtype,
         n_keys=attention.shape[3],
         has_finite=attention.v is None
-        or all(care.is_finite for _, care in results)
+        or all(care.is_finite for _, care, _ in results)
         or attention.is_finite,
         again=None if is_careful else again,
     )

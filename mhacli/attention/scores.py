@@ -67,7 +67,8 @@ class _Attention:
 
     `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do not
     matter: they take part in the softmax and are no keys. `v` None: the values were not captured.
-    `wide`: the maths are in float64.
+    `wide`: the maths are in float64. `has_large_scores`: some are known to be larger than float32
+    holds.
     """
 
     allowed: Allowed | None = None
@@ -76,6 +77,7 @@ class _Attention:
     kernel: str = BLOCKS
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
+    has_large_scores: bool = False
 
     @property
     def like(self) -> Tensor:

@@ -8,7 +8,7 @@ new statistic is one more row. No statistic knows a mask, because a hidden weigh
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple
 
@@ -19,13 +19,16 @@ from torch import Tensor
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
 
+from . import on_device
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
 from .core import dtype_name
 from .devices import moved
 from .masks import Band, keys_seen, mask_of
+from .on_device import PADDED_APART
 from .scores import (
     HIDDEN,
+    LARGE_ON_DEVICE,
     LOG2_E,
     Attention,
     BlockPlace,
@@ -309,12 +312,49 @@ def reduce_heads(
     that grows with the length of the text. `report_progress` receives the completed fraction of the
     queries.
     """
+    attention, made = _made_by_kernels(attention, request, heads, is_careful=is_careful)
+    reduced = _no_sums(attention, request, heads, made)
+    lacking = [
+        row
+        for row in BLOCK_STATISTICS
+        if row.name not in made and reduced.statistics[row.name].numel()
+    ]
+    if lacking or (attention.z is None and reduced.z is not None):
+        _add_blocks(reduced, lacking, report_progress)
+    for b, profile in enumerate(reduced.statistics["profile"]):
+        if ahead := request.axes.ahead(b):
+            profile.copy_(profile.roll(ahead, dims=1))
+    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
+    return reduced
+
+
+def _made_by_kernels(
+    attention: Attention, request: StatisticsRequest, heads: range, *, is_careful: bool
+) -> tuple[Attention, PassResults]:
+    """What kernels made of some heads, nothing where others have to; and the attention, which says
+    so where its scores are the reason, for which the device is waited for if it `is_careful`.
+    """
+    if (
+        not isinstance(attention, ScoredAttention)
+        or reducer_of(attention, request).name != "triton"
+    ):
+        return attention, {}
+    made = on_device.sums_of_kernels(attention, request, heads)
+    largest = made.pop("largest", None)
+    if is_careful and largest is not None and not bool((largest <= LARGE_ON_DEVICE).all()):
+        return replace(attention, has_large_scores=True), {}
+    return attention, made
+
+
+def _add_blocks(
+    reduced: Reduced, of_torch: Sequence[BlockStatistic], report_progress: Progress
+) -> None:
+    """Adds some statistics of all blocks, and writes z where no kernel made it."""
+    attention, request, heads = reduced.attention, reduced.request, reduced.heads
     batch, n_heads, n_queries, _ = attention.shape
-    reduced = _no_sums(attention, request, heads)
-    of_torch = [row for row in BLOCK_STATISTICS if reduced.statistics[row.name].numel()]
     lacking = [row for row in of_torch if row.name not in IN_C]
     compiled = None
-    if isinstance(attention, ScoredAttention) and torch_because(attention, request) is None:
+    if isinstance(attention, ScoredAttention) and reducer_of(attention, request).name == "c":
         sums = reduced.statistics | {"lse": reduced.lse}
         compiled = CompiledHeads(attention, request, heads, sums)
     for queries, keys in blocks_of(attention, request):
@@ -338,15 +378,12 @@ def reduce_heads(
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
-    for b, profile in enumerate(reduced.statistics["profile"]):
-        if ahead := request.axes.ahead(b):
-            profile.copy_(profile.roll(ahead, dims=1))
-    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
-    return reduced
 
 
-def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> Reduced:
-    """The statistics of some heads before the first block."""
+def _no_sums(
+    attention: Attention, request: StatisticsRequest, heads: range, made: PassResults
+) -> Reduced:
+    """The statistics of some heads before the first block, or those that kernels made."""
     batch, _, n_queries, n_keys = attention.shape
     exact = exact_dtype(attention.like.device)
     n_spans = 0 if request.q_spans is None else request.q_spans.shape[1]
@@ -359,14 +396,16 @@ def _no_sums(attention: Attention, request: StatisticsRequest, heads: range) -> 
         "condition": (len(request.matches),),
         "spans": (n_spans, n_spans),
     }
-    statistics = {
+    statistics = made | {
         row.name: attention.like.new_zeros(
             (batch, len(heads), *shapes[row.per]),
             dtype=exact if row.per in ("head", "condition", "spans") else attention.dtype,
         )
         for row in BLOCK_STATISTICS
+        if row.name not in made
     }
     lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
+    lse = statistics.pop("lse", lse)
     z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
     if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
@@ -378,8 +417,8 @@ def blocks_of(attention: Attention, request: StatisticsRequest) -> Iterator[tupl
     map on.
     """
     _, _, n_queries, n_keys = attention.shape
-    is_of_torch = torch_because(attention, request) is not None
-    rows = rows_of_block(n_keys, attention.like.device.type if is_of_torch else "c")
+    is_of_c = reducer_of(attention, request).name == "c"
+    rows = rows_of_block(n_keys, "c" if is_of_c else attention.like.device.type)
     for start in range(0, n_queries, rows):
         queries = range(start, min(start + rows, n_queries))
         seen = keys_seen(attention.allowed, queries, n_keys)
@@ -486,18 +525,38 @@ def is_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def torch_because(attention: Attention, request: StatisticsRequest) -> str | None:
-    """Why torch computes the statistics of an attention; None where the compiled block does."""
-    sinks, device = attention.sink_logits, attention.like.device.type
+class Reducer(NamedTuple):
+    """What computes statistics, and why it is torch."""
+
+    name: Literal["c", "torch", "triton"]
+    torch_because: str | None = None
+
+
+def reducer_of(attention: Attention, request: StatisticsRequest) -> Reducer:
+    """What computes the statistics of an attention: the compiled block, kernels on a device, or
+    torch.
+    """
     if not isinstance(attention, ScoredAttention):
-        return "the model computes its weights whole"
+        return Reducer("torch", "the model computes its weights whole")
+    if on_device.runs_kernels(attention.q.device):
+        because = on_device.no_kernels_because(attention, request)
+        return Reducer("triton" if because is None else "torch", because)
+    because = _no_block_because(attention, request)
+    return Reducer("c" if because is None else "torch", because)
+
+
+def _no_block_because(attention: ScoredAttention, request: StatisticsRequest) -> str | None:
+    """Why the compiled block does not compute the statistics of an attention; None where it
+    does.
+    """
+    sinks, device = attention.sink_logits, attention.q.device.type
     if c_block() is None:
         return "the compiled block was not built, or MHA_BLOCK=torch"
-    if not is_compiled(attention.like.device, attention.dtype):
+    if not is_compiled(attention.q.device, attention.dtype):
         dtype = dtype_name(attention.dtype)
         return f"the compiled block computes in float32 on a CPU, not in {dtype} on {device}"
     if any(map(request.axes.ahead, range(attention.shape[0]))):
-        return "texts of other lengths than their contexts are padded on the left"
+        return PADDED_APART
     if sinks is not None and sinks.shape[2] != 1:
         return "every query has a sink logit of its own"
     return None

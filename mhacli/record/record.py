@@ -766,7 +766,8 @@ class Timing(Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Versions and device of a run. `device_asked` is the user's option, `device` the chosen
-    device.
+    device. `kernels` is the compiler of the kernels that computed statistics on a GPU, null where
+    torch or the compiled block did.
     """
 
     mha: str
@@ -778,3 +779,4 @@ class Environment:
     device_name: str
     device_asked: str
     threads: int
+    kernels: str | None = None

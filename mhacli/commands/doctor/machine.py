@@ -12,6 +12,7 @@ from mhacli.attention import masks
 from mhacli.attention.block import c_block
 from mhacli.attention.core import attend
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
+from mhacli.attention.on_device import reducer_on, runs_kernels
 from mhacli.attention.taps import largest_difference
 from mhacli.io.memory import n_cpus
 from mhacli.record.checks import TOLERANCES
@@ -58,7 +59,10 @@ def check_machine(
     yield _row("devices", descriptions, advice)
     yield _check_threads()
     reducer = "torch" if c_block() is None else "the compiled block"
-    yield _row("statistics", f"{reducer} computes statistics of heads")
+    words = [f"{reducer} computes statistics of heads"]
+    gpus = [each["name"] for each in devices if runs_kernels(torch.device(each["name"]))]
+    words += [f"on {name} {reducer_on(torch.device(name))}" for name in gpus]
+    yield _row("statistics", "; ".join(words))
     default = torch.get_default_dtype()
     if default != torch.float32:
         message = f"torch's default dtype is {default}, not float32"

@@ -184,6 +184,7 @@ def doctor(
     about = {
         name: str(value)
         for name, value in asdict(environment(torch.device(examined.device), device)).items()
+        if value is not None
     }
     time_s = perf_counter() - began
     return Report(
