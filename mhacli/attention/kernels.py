@@ -88,6 +88,7 @@ def rows(
     sinks,
     marks,
     sums,
+    lse,
     first,
     group,
     n_q,
@@ -98,8 +99,9 @@ def rows(
     PRECISION: tl.constexpr,
 ):
     """What each of N queries of a head has of its own: `on_device.OF_QUERIES` names the rows of
-    `sums`. `marks` are 1 at keys that begin a text, and 2 at the leading ones. The first head is
-    the one with the number `first` of a `group` that shares its keys.
+    `sums`, behind which are the reference and the log by which weights are made; `lse` is in nats.
+    `marks` are 1 at keys that begin a text, and 2 at the leading ones. The first head is the one
+    with the number `first` of a `group` that shares its keys.
     """
     h, i_0 = tl.program_id(0).to(tl.int64), (tl.num_programs(1) - 1 - tl.program_id(1)) * N
     i = i_0 + tl.arange(0, N)
@@ -137,9 +139,6 @@ def rows(
             at_leading += tl.sum(p * (mark >> 1).to(tl.float32)[None, :], 1)
     has_keys = peak > _NO_KEY
     log, size = tl.log2(tl.where(has_keys, of_all, 1.0)), 1.0 / tl.where(has_keys, of_all, 1.0)
-    # powers beyond float32 leave a query to torch
-    is_sound = (total < float("inf")) & ((total > 0) | (peak <= _NO_KEY))
-    of_keys = tl.log2(tl.where(has_keys & is_sound, total, 1.0))
     at, n_all, inside = sums + h * n_q + i, tl.num_programs(0) * n_q, i < n_q
     tl.store(at, total * size, mask=inside)
     entropy = tl.maximum((log * total - bits) * size * _LN_2, 0.0)
@@ -150,10 +149,13 @@ def rows(
     tl.store(at + 4 * n_all, distance * size, mask=inside)
     tl.store(at + 5 * n_all, at_first * size, mask=inside)
     tl.store(at + 6 * n_all, at_leading * size, mask=inside)
-    reference = tl.where(is_sound, tl.where(has_keys, top, 0.0), float("nan"))
-    tl.store(at + 7 * n_all, reference, mask=inside)
+    tl.store(at + 7 * n_all, tl.where(has_keys, top, 0.0), mask=inside)
     tl.store(at + 8 * n_all, log, mask=inside)
-    tl.store(at + 9 * n_all, tl.where(has_keys, of_keys, float("-inf")), mask=inside)
+    of_keys = top.to(tl.float64) + tl.log2(tl.where(has_keys & (total > 0), total, 1.0))
+    of_keys = tl.where(has_keys, of_keys * _LN_2, 0.0)
+    # powers beyond float32 leave a query to torch
+    is_sound = (total < float("inf")) & ((total > 0) | (peak <= _NO_KEY))
+    tl.store(lse + h * n_q + i, tl.where(is_sound, of_keys, float("nan")), mask=inside)
 
 
 @triton.jit

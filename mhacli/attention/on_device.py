@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
+from math import prod
 from threading import Timer
 from typing import NamedTuple
 
@@ -23,8 +23,7 @@ from .masks import causal, mask_of
 from .scores import HIDDEN, LOG2_E, ScoredAttention
 
 OF_QUERIES = ("mass", "entropy", "squares", "peak", "distance", "first", "leading")
-"""The first rows of what `kernels.rows` writes of each query. Behind them are the reference and the
-logarithm by which weights are made, and the logarithm of what keys have of it."""
+"""The rows of what `kernels.rows` writes of each query."""
 TEMPORARY_BYTES = 1 << 28
 """Memory beside the results, at most: heads and sequences are reduced in parts."""
 MIN_TOKENS = 512
@@ -71,9 +70,8 @@ class _Numbers(NamedTuple):
 
 
 Sums = dict[str, Tensor]
-"""What kernels made, by its names in `BLOCK_STATISTICS`; as `lse` the log-sum-exp to base 2, −∞
-without keys; and as `largest` the size of the scores beside which float32 has to hold weights, NaN
-where they are not finite."""
+"""What kernels made, by its names in `BLOCK_STATISTICS`, and as `lse` the log-sum-exp, 0 without
+keys: NaN where scores are not finite, or float32 does not hold their powers."""
 
 
 # ----------------------------------------------------------------------------------------- a choice
@@ -248,6 +246,8 @@ def _added(
     attention: ScoredAttention, batch: int, heads: range
 ) -> Float[Tensor, "_head query key"] | None:
     """What is added to the scores of a sequence: a bias, and what hides cells."""
+    if attention.bias is None and mask_of(attention.allowed).cells is None:
+        return None
     every_q, every_k = (torch.arange(n, device=attention.q.device) for n in attention.shape[2:])
     added = None
     if attention.bias is not None:
@@ -258,7 +258,8 @@ def _added(
         seen = seen if len(seen) == 1 else seen[heads.start : heads.stop]
         nothing = attention.q.new_zeros((), dtype=torch.bfloat16)
         added = torch.where(seen, nothing if added is None else added, HIDDEN)
-    return None if added is None else added.expand(-1, *attention.shape[2:]).contiguous()
+    assert added is not None
+    return added.expand(-1, *attention.shape[2:]).contiguous()
 
 
 def _padded(vectors: Tensor) -> Tensor:
@@ -285,11 +286,16 @@ def _of_heads(
     (side, warps, stages), block = _tiles(attention.q), request.block
     group, n_rows = min(side, block), -(-n_q // side)
     n_diagonals = n_rows + -(-n_k // side) - 1
-    made = partial(torch.zeros, device=q.device)
-    sums = made(len(OF_QUERIES) + 3, len(q), n_q)
-    of_rows = made(len(q), -(-n_q // block) * (block // group), -(-n_k // block) * block)
-    profile = made(len(q), 2, n_diagonals + 1, side)
-    copies = made(2, len(q), n_diagonals)
+    n_columns = -(-n_k // block) * block
+    sums = torch.empty(len(OF_QUERIES) + 2, len(q), n_q, device=q.device)
+    lse = torch.empty(len(q), n_q, dtype=torch.float64, device=q.device)
+    copies = torch.empty(2, len(q), n_diagonals, device=q.device)
+    shapes = (
+        (len(q), -(-n_q // block) * (block // group), n_columns),
+        (len(q), 2, n_diagonals + 1, side),
+    )
+    zeros = torch.zeros(sum(map(prod, shapes)), device=q.device)
+    of_rows, profile = map(Tensor.view, zeros.split([*map(prod, shapes)]), shapes)
     softcap = None if attention.softcap is None else attention.softcap * LOG2_E
     per_head = 0 if added is None or len(added) == 1 else n_q
     band = mask_of(attention.allowed).band
@@ -303,10 +309,10 @@ def _of_heads(
         "num_stages": stages,
         "enable_fp_fusion": True,  # versions of triton differ in it
     }
-    *of_queries, reference, log, log_of_keys = sums
+    *of_queries, reference, log = sums
     tokens = tuple(labels[batch] for labels in request.labels)
     with torch.cuda.device_of(q):
-        rows[len(q), n_rows](q, k, sinks, request.marks[batch], sums, *shape, **given)
+        rows[len(q), n_rows](q, k, sinks, request.marks[batch], sums, lse, *shape, **given)
         diagonals[len(q), n_diagonals](
             *(q, k, reference, log, tokens, of_rows, profile, copies, *of_rows.shape[1:], *shape),
             IS_SELF=request.axes.is_self,
@@ -315,16 +321,15 @@ def _of_heads(
         )
     start = n_rows * side - n_q + 1
     by_distance = profile.sum(dim=1).flatten(1)[:, start : start + n_q + n_k - 1]
-    of_cells = of_rows.unflatten(2, (-1, block)).sum(dim=3)
+    of_cells = of_rows.view(len(q), -1, block // group, n_columns // block, block)
     same, after = copies.sum(dim=2, dtype=torch.float64)
     found = {
         **dict(zip(OF_QUERIES, of_queries, strict=True)),
         "received": of_rows.sum(dim=1)[:, :n_k],
-        "map": of_cells.unflatten(1, (-1, block // group)).sum(dim=2),
+        "map": of_cells.sum(dim=(2, 4)),
         "profile": by_distance,
         "duplicate": same,
         "induction": after,
-        "lse": reference.double() + log_of_keys,
-        "largest": reference.abs().amax(dim=1) / LOG2_E,
+        "lse": lse,
     }
     return {name: numbers[None] for name, numbers in found.items()}

@@ -321,10 +321,6 @@ def reduce_heads(
     ]
     if lacking or (attention.z is None and reduced.z is not None):
         _add_blocks(reduced, lacking, report_progress)
-    for b, profile in enumerate(reduced.statistics["profile"]):
-        if ahead := request.axes.ahead(b):
-            profile.copy_(profile.roll(ahead, dims=1))
-    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
     return reduced
 
 
@@ -340,8 +336,7 @@ def _made_by_kernels(
     ):
         return attention, {}
     made = on_device.sums_of_kernels(attention, request, heads)
-    largest = made.pop("largest", None)
-    if is_careful and largest is not None and not bool((largest <= LARGE_ON_DEVICE).all()):
+    if is_careful and made and not bool(made["lse"].abs().amax() <= LARGE_ON_DEVICE):
         return replace(attention, has_large_scores=True), {}
     return attention, made
 
@@ -378,6 +373,10 @@ def _add_blocks(
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
         report_progress(queries.stop / n_queries, "statistics of the heads")
+    for b, profile in enumerate(reduced.statistics["profile"]):
+        if ahead := request.axes.ahead(b):
+            profile.copy_(profile.roll(ahead, dims=1))
+    reduced.lse.masked_fill_(reduced.lse.isneginf(), 0.0).mul_(math.log(2))
 
 
 def _no_sums(
@@ -404,8 +403,9 @@ def _no_sums(
         for row in BLOCK_STATISTICS
         if row.name not in made
     }
-    lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
-    lse = statistics.pop("lse", lse)
+    lse = statistics.pop("lse", None)
+    if lse is None:
+        lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
     z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
     if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])

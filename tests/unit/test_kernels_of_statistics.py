@@ -24,7 +24,7 @@ from support import oracle
 from mhacli.attention import masks, on_device
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.on_device import Sums
-from mhacli.attention.scores import LOG2_E, ScoredAttention, tensor_bias
+from mhacli.attention.scores import ScoredAttention, tensor_bias
 from mhacli.attention.statistics import Reduced, reduce_heads, reducer_of
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -302,8 +302,7 @@ def by_torch(
     names = (*on_device.OF_QUERIES, "received", "map", "profile", "duplicate", "induction")
     sums = {name: reduced.statistics[name].clone() for name in names}
     sums["first"] += wrong
-    sums["lse"] = torch.where(reduced.has_keys, reduced.lse, -torch.inf) * LOG2_E
-    return sums | {"largest": reduced.lse.abs().amax(dim=2)}
+    return sums | {"lse": reduced.lse.clone()}
 
 
 def reduced_twice(this: Made) -> tuple[Reduced, list[str]]:
