@@ -420,6 +420,7 @@ class CheckpointRun(PassInspection):
         report_progress(0.0, "the first layer")
         with captured(self.model, self.take, batch=batch):
             outputs = outputs_of(self.model, keywords)
+        self.wait()
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.measured:
             unfit = {
