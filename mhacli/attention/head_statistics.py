@@ -40,7 +40,7 @@ from mhacli.record.heads import (
     where_possible,
     with_kind,
 )
-from mhacli.run import Run
+from mhacli.run import MAX_ALIVE, Run
 
 from .again import Care, care_of, cells_again, doubt_of, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
@@ -66,8 +66,6 @@ _MAX_SUM_TOLERANCE = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
-_MAX_ALIVE = 512 << 20
-"""The bytes of queries, keys, values and z that may be kept until a device is waited for."""
 _NUMBERS_AT_ONCE = 1 << 22
 """The numbers of queries and keys of all heads whose means are made together."""
 
@@ -219,7 +217,7 @@ class _Waiting(NamedTuple):
 @dataclass
 class Measurements:
     """The measured attentions of a pass. A device is waited for once for all of them, except where
-    that would keep more than `_MAX_ALIVE` bytes of them.
+    that would keep more than `MAX_ALIVE` bytes of them.
     """
 
     _measured: list[Measured] = field(default_factory=list)
@@ -236,7 +234,7 @@ class Measurements:
             self._waiting.append(_Waiting(number, device, again))
             tensors = (each for each in vars(attention).values() if isinstance(each, Tensor))
             self._n_bytes += sum(each.nbytes for each in tensors)
-        if self._n_bytes > _MAX_ALIVE:
+        if self._n_bytes > MAX_ALIVE:
             self.wait()
         return number
 
