@@ -152,6 +152,8 @@ _PER_CELL_OF_C = 4
 _MASK_PER_CELL = 4
 """A bound of the bytes of masks per cell and sequence."""
 FLOAT32_BYTES = 4
+MAX_ALIVE = 512 << 20
+"""The bytes of queries, keys, values and z that may be kept until a device is waited for."""
 
 
 def require_room(

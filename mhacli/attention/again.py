@@ -49,7 +49,7 @@ class Care(NamedTuple):
 
 def doubt_of(reduced: Reduced) -> Float[Tensor, "1 head"]:
     """The size of the largest log-sum-exp of each head; NaN where a value is not finite."""
-    largest = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))[None]
+    largest: Tensor = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))[None]
     v = reduced.attention.v
     return largest if v is None else largest.add(v.sum(dtype=torch.float32), alpha=0.0)
 

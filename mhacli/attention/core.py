@@ -5,7 +5,7 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1, with the p
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,16 @@ head, query, key]`.
 
 True means that the query may attend to the key. See `mhacli.attention.masks`.
 """
+
+
+class Keep(NamedTuple):
+    """The cells of a mask, `[#batch, #head, #query, #key]`, and whether it is known that each query
+    sees a key, and that each key is seen by a query.
+    """
+
+    cells: Bool[Tensor, "#batch #head #query #key"]
+    each_sees: bool
+    each_is_seen: bool
 
 
 Tap = Callable[..., None]
@@ -64,15 +74,13 @@ def attention_pattern(
     q: Float[Tensor, "batch head query d_head"],
     k: Float[Tensor, "batch kv_head key d_head"],
     *,
-    keep: Bool[Tensor, "#batch #head #query #key"] | None,
+    keep: Keep | None,
     bias: Float[Tensor, "..."] | None,
     scale: float | None,
     softcap: float | None,
     tap: Tap,
 ) -> Float[Tensor, "batch head query key"]:
-    """The first half of `attend`: the weight that each query gives each key. `keep` is
-    `visible_cells` of the mask.
-    """
+    """The first half of `attend`: the weight that each query gives each key."""
     scores = q @ per_query_head(k, q.shape[1]).mT
     tap("qk", scores)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * (
@@ -83,16 +91,15 @@ def attention_pattern(
     if bias is not None:
         scores = scores + bias
     if keep is not None:
-        scores = scores.masked_fill(~keep, -torch.inf)
+        scores = scores.masked_fill(~keep.cells, -torch.inf)
     tap("scores", scores)
-    if keep is None or _each_has_one(
-        keep, dim=-1
-    ):  # a masked cell needs no care, exp(−∞) is exactly 0
+    # a masked cell needs no care, exp(−∞) is exactly 0
+    if keep is None or keep.each_sees:
         pattern = scores.softmax(dim=-1)
     # a row without a key would be 0/0: it is made harmless before the softmax, so that gradients
     # stay finite too
     else:
-        no_key = ~keep.any(dim=-1, keepdim=True)
+        no_key = ~keep.cells.any(dim=-1, keepdim=True)
         pattern = scores.masked_fill(no_key, 0.0).softmax(dim=-1).masked_fill(no_key, 0.0)
     pattern = pattern.to(q.dtype)
     tap("pattern", pattern)
@@ -103,7 +110,7 @@ def weighted_sum(
     pattern: Float[Tensor, "batch head query key"],
     v: Float[Tensor, "batch kv_head key d_v"],
     *,
-    keep: Bool[Tensor, "#batch #head #query #key"] | None,
+    keep: Keep | None,
     tap: Tap,
 ) -> Float[Tensor, "batch head query d_v"]:
     """The second half of `attend`: the values, weighted by the pattern.
@@ -112,8 +119,8 @@ def weighted_sum(
     holds (0 · NaN is NaN).
     """
     values = per_query_head(v, pattern.shape[1])
-    if keep is not None and not _each_has_one(keep, dim=-2):
-        values = values.masked_fill(~keep.any(dim=-2).unsqueeze(-1), 0.0)
+    if keep is not None and not keep.each_is_seen:
+        values = values.masked_fill(~keep.cells.any(dim=-2).unsqueeze(-1), 0.0)
     z = pattern @ values
     tap("z", z)
     return z
@@ -137,15 +144,17 @@ def visible_cells_of(
     k: Float[Tensor, "batch kv_head key d_head"],
     allowed: Allowed | None,
     bias: Float[Tensor, "..."] | None,
-) -> Bool[Tensor, "#batch #head #query #key"] | None:
+) -> Keep | None:
     """`visible_cells` of all queries and keys; None where there is neither mask nor bias."""
     if allowed is None and bias is None:
         return None
-    q_idx, k_idx = (
-        torch.arange(q.shape[2], device=q.device),
-        torch.arange(k.shape[2], device=q.device),
-    )
-    return visible_cells(allowed, q_idx, k_idx, bias)
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    q_idx, k_idx = (torch.arange(n, device=q.device) for n in (n_queries, n_keys))
+    cells = visible_cells(allowed, q_idx, k_idx, bias)
+    covers = getattr(allowed, "covers", None)  # a mask may know it by its band
+    if bias is None and covers is not None and covers(n_queries, n_keys):
+        return Keep(cells, each_sees=True, each_is_seen=True)
+    return Keep(cells, _each_has_one(cells, dim=-1), _each_has_one(cells, dim=-2))
 
 
 def visible_cells(
@@ -188,9 +197,9 @@ def _each_has_one(keep: Bool[Tensor, "..."], dim: int) -> bool:
     """Whether every row along an axis holds a True, by its largest byte: on a CPU 20 times as fast
     as `any` of bools.
 
-    `torch.compile` cannot choose by numbers: there the answer is no, so that what is rare is cared
-    for.
+    `torch.compile` cannot choose by numbers, and a device would have to be waited for: there the
+    answer is no, so that what is rare is cared for.
     """
-    if torch.compiler.is_compiling() or not keep.shape[dim]:
+    if torch.compiler.is_compiling() or keep.device.type != "cpu" or not keep.shape[dim]:
         return False
     return bool(keep.view(torch.uint8).amax(dim).all())

@@ -176,7 +176,7 @@ def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """
     n_threads = min(torch.get_num_threads(), len(jobs))
     if n_threads == 1:
-        with torch.no_grad():
+        with one_thread(), torch.no_grad():
             return [job() for job in jobs]
     with (
         one_thread(),

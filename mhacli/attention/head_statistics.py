@@ -40,7 +40,7 @@ from mhacli.record.heads import (
     where_possible,
     with_kind,
 )
-from mhacli.run import Run
+from mhacli.run import MAX_ALIVE, Run
 
 from .again import Care, care_of, cells_again, doubt_of, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
@@ -66,8 +66,6 @@ _MAX_SUM_TOLERANCE = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
-_MAX_ALIVE = 512 << 20
-"""The bytes of queries, keys, values and z that may be kept until a device is waited for."""
 _NUMBERS_AT_ONCE = 1 << 22
 """The numbers of queries and keys of all heads whose means are made together."""
 
@@ -90,8 +88,7 @@ class Measured(NamedTuple):
     head, …]`, on its device or on the CPU.
 
     `baseline` is that of all heads. The `survey` lacks its checks. `has_finite` says that no query,
-    key or value is NaN or infinite. Where something may have needed care, it can be measured
-    `again`, which keeps the attention.
+    key or value is NaN or infinite.
     """
 
     place: Place
@@ -104,7 +101,6 @@ class Measured(NamedTuple):
     dtype: torch.dtype
     n_keys: int
     has_finite: bool
-    again: Callable[[], Measured] | None
 
 
 def measure(
@@ -141,7 +137,9 @@ def measure(
         parts = [*head_groups(range(n_heads), 1, most=most)]
         if chosen is not None:
             parts = [range(n, n + 1) for n in chosen]
-        results = shared_out([partial(of_part, part) for part in parts])
+        jobs = [partial(of_part, part) for part in parts]
+        # a device's stream is that of this thread
+        results = shared_out(jobs) if is_cpu else [job() for job in jobs]
     heads = tuple(head for part in parts for head in part)
     reducers = [reducer_of(reduced, request) for _, _, reduced in results]
     reducer = next((each for each in reducers if each.torch_because), reducers[0])
@@ -160,16 +158,6 @@ def measure(
         full_bytes=n_cells * attention.dtype.itemsize,
         kept=run.kept,
     )
-    again = partial(
-        measure,
-        attention,
-        request,
-        baseline=baseline,
-        run=run,
-        place=place,
-        peak_bytes=peak_bytes,
-        is_careful=True,
-    )
     return Measured(
         place=place,
         request=request.host,
@@ -183,7 +171,6 @@ def measure(
         has_finite=attention.v is None
         or all(care.is_finite for _, care, _ in results)
         or attention.is_finite,
-        again=None if is_careful else again,
     )
 
 
@@ -219,57 +206,63 @@ def _sums_of(reduced: Reduced) -> PassResults:
     }
 
 
+class _Waiting(NamedTuple):
+    """The number of a measurement whose numbers are on their way from a device, and how to make it
+    again, which keeps the attention.
+    """
+
+    number: int
+    device: torch.device
+    again: Callable[[], Measured]
+
+
 @dataclass
 class Measurements:
     """The measured attentions of a pass. A device is waited for once for all of them, except where
-    that would keep more than `_MAX_ALIVE` bytes of them.
+    that would keep more than `MAX_ALIVE` bytes of them.
     """
 
-    _read: list[Measured] = field(default_factory=list)
-    _waiting: list[tuple[Measured, torch.device]] = field(default_factory=list)
+    _measured: list[Measured] = field(default_factory=list)
+    _waiting: list[_Waiting] = field(default_factory=list)
     _baselines: dict[int, tuple[PassResults, PassResults]] = field(default_factory=dict)
     _n_bytes: int = 0
 
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._read) + len(self._waiting)
-
-    def add(self, attention: Attention, request: StatisticsRequest, **given: Any) -> None:
-        """Measures one more, as `measure` does."""
-        measured = measure(attention, request, **given)
-        self._waiting.append((self._sent(measured), attention.like.device))
-        if measured.again is not None:
+    def add(self, attention: Attention, request: StatisticsRequest, **given: Any) -> int:
+        """Measures one more, as `measure` does. Returns its number."""
+        number, device = len(self._measured), attention.like.device
+        self._measured.append(self._sent(measure(attention, request, **given)))
+        if device.type != "cpu":
+            again = partial(measure, attention, request, is_careful=True, **given)
+            self._waiting.append(_Waiting(number, device, again))
             tensors = (each for each in vars(attention).values() if isinstance(each, Tensor))
             self._n_bytes += sum(each.nbytes for each in tensors)
-        if self._n_bytes > _MAX_ALIVE:
-            self._wait()
+        if self._n_bytes > MAX_ALIVE:
+            self.wait()
+        return number
 
     def _sent(self, measured: Measured) -> Measured:
         """A measured attention whose numbers are on their way to the CPU."""
         baseline = measured.baseline
         if id(baseline) not in self._baselines:
             self._baselines[id(baseline)] = baseline, sent(baseline)
-        return measured._replace(
-            sums=sent(measured.sums), baseline=self._baselines[id(baseline)][1]
-        )
+        of_uniform = self._baselines[id(baseline)][1]
+        return measured._replace(sums=sent(measured.sums), baseline=of_uniform)
 
-    def _wait(self) -> None:
-        """Reads what is on its way, and measures again what needed care."""
-        for device in dict.fromkeys(device for _, device in self._waiting):
+    def wait(self) -> None:
+        """Waits for what is on its way, and measures again what needed care."""
+        for device in dict.fromkeys(each.device for each in self._waiting):
             wait_for(device)
-        for measured, device in self._waiting:
-            if measured.again is not None and not is_usual(
-                measured.sums["doubt"], measured.survey.kernel
-            ):
-                measured = self._sent(measured.again())
+        for number, device, again in self._waiting:
+            measured = self._measured[number]
+            if not is_usual(measured.sums["doubt"], measured.survey.kernel):
+                self._measured[number] = self._sent(again())
                 wait_for(device)
-            self._read.append(measured._replace(again=None))
         self._waiting, self._n_bytes = [], 0
 
     def results(self) -> list[HeadResults]:
         """What a record holds of each, in order. Raises `MhaError` where scores overflow."""
-        self._wait()
-        return results_of(self._read)
+        self.wait()
+        return results_of(self._measured)
 
 
 class HeadResults(NamedTuple):
@@ -406,8 +399,7 @@ def head_statistics(
         outcomes = outcomes + (outcomes > 0)
         learned = [*map(finite, _mean(sums["sink_mass"].double(), seen).tolist())]
     n_copies = {name: uniform[f"n_{name}_queries"].sum(dim=0).double() for name in _COPIES}
-    of_axes = (request.q_tokens, request.k_tokens, request.before_k)
-    n_cells = cache(partial(_n_copy_cells, axes.is_self, *(each.numpy() for each in of_axes)))
+    n_cells = cache(_copy_counter(request))
     of_all = zip(
         heads,
         _averages(sums, outcomes, n_copies, zero, offsets),
@@ -461,19 +453,24 @@ def _explained(
     return tuple(kind for kind in COPY_TYPES if kind in positional), repeated - positional
 
 
-def _n_copy_cells(
-    is_self: bool, tokens: Array, k_tokens: Array, before_k: Array, kind: Kind, distance: int
-) -> int:
-    """How many cells at a signed distance are on copies of the query's token, or after them; 0
-    between different texts.
+def _copy_counter(request: StatisticsRequest) -> Callable[[Kind, int], int]:
+    """Counts the cells at a signed distance that are on copies of the query's token, or after them;
+    0 between different texts.
     """
-    labels, own = (before_k, 1) if kind == "induction" else (k_tokens, 0)
-    if not is_self or distance == own:
-        return 0
+    tokens, k_tokens, before_k = (
+        each.numpy() for each in (request.q_tokens, request.k_tokens, request.before_k)
+    )
     n = tokens.shape[1]
-    queries = tokens[:, max(0, -distance) : n - max(0, distance)]
-    keys = labels[:, max(0, distance) : n - max(0, -distance)]
-    return int(np.count_nonzero((queries == keys) & (queries >= 0)))
+
+    def counted(kind: Kind, distance: int) -> int:
+        labels, own = (before_k, 1) if kind == "induction" else (k_tokens, 0)
+        if not request.axes.is_self or distance == own:
+            return 0
+        queries = tokens[:, max(0, -distance) : n - max(0, distance)]
+        keys = labels[:, max(0, distance) : n - max(0, -distance)]
+        return int(np.count_nonzero((queries == keys) & (queries >= 0)))
+
+    return counted
 
 
 def _averages(
@@ -563,15 +560,15 @@ def _cell(axes: Axes, batch: int, query: int, key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _tops(sums: PassResults, axes: Axes) -> list[tuple[float | None, tuple[int, int, int]]]:
+def _tops(sums: PassResults, axes: Axes) -> Iterator[tuple[float | None, Any]]:
     """The largest score of each head, and its cell."""
     queries = sums["top_query"]
     scores = sums["top_score"].take_along_dim(queries[..., None], dim=-1).squeeze(-1)
-    batches = scores.nan_to_num(nan=-torch.inf).argmax(dim=0)
-    of_best = (each.gather(0, batches[None])[0] for each in (scores, queries, sums["top_key"]))
-    score, query, key = (each.tolist() for each in of_best)
-    places = map(partial(_cell, axes), batches.tolist(), query, key)
-    return [*zip(map(finite, score), places, strict=True)]
+    best = scores.nan_to_num(nan=-torch.inf).argmax(dim=0, keepdim=True)
+    of_best = (best, queries, sums["top_key"], scores)
+    rows = (each.expand_as(scores).gather(0, best)[0].tolist() for each in of_best[1:])
+    for batch, query, key, score in zip(best[0].tolist(), *rows, strict=True):
+        yield finite(score), _cell(axes, batch, query, key)
 
 
 def _sinks(
@@ -605,40 +602,22 @@ def _sinks(
 
 def _largest(
     sums: PassResults, visible: Float[Tensor, "batch head query"], axes: Axes
-) -> list[tuple[StrongCell, ...]]:
+) -> Iterator[tuple[StrongCell, ...]]:
     """The cells of each head with the greatest weight relative to their query's uniform row."""
-    queries = sums["best_query"]
-    n_keys = visible.take_along_dim(queries, dim=-1)
-    n_best, n_cells = sums["best_key"].shape[2:]
-    batches = torch.arange(len(queries))[:, None, None].expand(queries.shape)
-
-    def of_best(rows: Tensor) -> Tensor:
-        return rows.movedim(0, 1).flatten(1, 2).take_along_dim(best, dim=1)
-
-    lift = sums["best_lift"].movedim(0, 1).flatten(1)
-    best = lift.argsort(dim=1, descending=True, stable=True)[:, :n_best, None]
-    share, size = (
-        of_best(each) for each in (sums["best_weight"], sums["best_weight"] * n_keys[..., None])
-    )
-    size = torch.where((share > 0) & (of_best(sums["best_lift"][..., None]) > 0), size, -1.0)
-    order = size.flatten(1).argsort(dim=1, descending=True, stable=True)[:, :MAX_LARGEST]
-    whose = of_best(torch.stack([batches, queries], dim=-1)).take_along_dim(
-        (order // n_cells)[..., None], dim=1
-    )
-    numbers = (of_best(sums["best_key"]), share, size)
-    rows = zip(
-        whose.tolist(),
-        *(each.flatten(1).take_along_dim(order, dim=1).tolist() for each in numbers),
-        strict=True,
-    )
-    return [
-        tuple(
+    queries, share = sums["best_query"], sums["best_weight"]
+    size = share * visible.take_along_dim(queries, dim=-1)[..., None]
+    size = size.where((share > 0) & (sums["best_lift"][..., None] > 0), 0.0)
+    batches = torch.arange(len(queries))[:, None, None, None]
+    numbers = (batches, queries[..., None], sums["best_key"], share, size)
+    of_heads = [each.expand_as(size).movedim(0, 1).flatten(1) for each in numbers]
+    order = of_heads[-1].argsort(dim=1, descending=True, stable=True)[:, :MAX_LARGEST]
+    rows = (each.take_along_dim(order, dim=1).tolist() for each in of_heads)
+    for of_head in zip(*rows, strict=True):
+        yield tuple(
             StrongCell(*_cell(axes, batch, query, key), share, size)
-            for (batch, query), key, share, size in zip(*of_head, strict=True)
+            for batch, query, key, share, size in zip(*of_head, strict=True)
             if size > 0
         )
-        for of_head in rows
-    ]
 
 
 # ------------------------------------------------------------------------------------------- arrays

@@ -54,6 +54,11 @@ class Mask:
         cells: Tensor = keys <= queries + high
         return cells if low == -_FAR else cells & (keys >= queries + low)
 
+    def covers(self, n_queries: int, n_keys: int) -> bool:
+        """Whether it is known by the band alone that each query sees a key and each key is seen."""
+        (low, high), n_more = self.band, n_keys - n_queries
+        return self.cells is None and low <= min(0, n_more) and high >= max(0, n_more)
+
 
 def mask_of(allowed: Allowed | None) -> Mask:
     """A mask with its band, which is not known of a mere function; None allows everything."""

@@ -7,7 +7,7 @@ in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactl
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -113,7 +113,7 @@ class _Attention:
             return cells if cells.shape[1] == 1 else cells[:, heads.start : heads.stop]
         texts = [
             each_head(partial(of_heads, b), of_text(queries, b), of_text(keys, b))
-            for b in range(len(queries if queries.ndim == 3 else keys))
+            for b in range(len(self.like))
         ]
         return torch.stack(texts) if len(texts) > 1 else texts[0][None]
 
@@ -268,14 +268,11 @@ class ScoredAttention(_Attention):
         most = heads_at_once(n_queries * n_keys, is_cpu=device.type == "cpu")
         for heads in head_groups(range(n_heads), n_heads // self.n_kv_heads, most=most):
             place = (heads, queries, keys, self.visible_to(heads, queries, keys))
-            cells: Sequence[Tensor] = self._cells(*place, dtype=self.dtype)
+            cells = self._cells(*place, dtype=self.dtype)
             if self.dtype != exact_dtype(device):
-                largest = cells[1].amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0).abs()
-                is_large = (largest > large(device)).any(dim=2, keepdim=True)
-                if bool(is_large.any()):
-                    wide = self._cells(*place, dtype=torch.float64)
-                    both = zip(wide, cells, strict=True)
-                    cells = [torch.where(is_large, exact, usual) for exact, usual in both]
+                largest = cells[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
+                if bool((largest > large(device)).any()):
+                    cells = self._cells(*place, dtype=torch.float64)
             for matrix, of_heads in zip(matrices.values(), cells, strict=True):
                 matrix[:, heads.start : heads.stop] = of_heads
         return matrices | {"allowed": self._visible_in(matrices["pattern"])}

@@ -316,6 +316,7 @@ class Seen:
                 else:
                     chain.inspect(joined(parts))
             if chain.measured:
+                chain.wait()
                 seconds = {"pass and statistics": perf_counter() - chain.began}
                 record = chain.record_of(self._entry, seconds)
         self._notes |= dict.fromkeys(chain.notes)

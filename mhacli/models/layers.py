@@ -135,7 +135,7 @@ class PassInspection:
         attention, number = self._measure(call, request)
         from_first = None
         if positions is not None and positions[1] is None and call.kind != "cross":
-            from_first = self._measure_from_first(call, request.axes)
+            from_first = self._measure_from_first(call, request)
         layer = _unmeasured(call, attention, positions)
         matrices = self._matrices(call, attention)
         self.measured.append(MeasuredLayer(layer, request.axes, number, from_first, matrices))
@@ -192,16 +192,19 @@ class PassInspection:
             )
         return self._requests[key]
 
-    def _measure_from_first(self, call: Call, axes: Axes) -> int:
+    def _measure_from_first(self, call: Call, request: StatisticsRequest) -> int:
         """Measures an attention with distances that count from the first key, which was in a cache:
         as behind queries of padding.
         """
+        axes = request.axes
         n = axes.keys.length - axes.queries.length
-        queries = replace(axes.queries, length=axes.keys.length, side="left")
-        keys = replace(axes.keys, side="left")
-        padded = replace(axes, queries=queries, keys=keys, is_self=True)
-        request = make_statistics_request(padded, self.request.statistics, self.inputs.spans)
-        return self._measure(call.behind(n), request)[1]
+        if request not in self._requests:
+            queries = replace(axes.queries, length=axes.keys.length, side="left")
+            keys = replace(axes.keys, side="left")
+            padded = replace(axes, queries=queries, keys=keys, is_self=True)
+            chosen, spans = self.request.statistics, self.inputs.spans
+            self._requests[request] = make_statistics_request(padded, chosen, spans)
+        return self._measure(call.behind(n), self._requests[request])[1]
 
     def _measure(self, call: Call, request: StatisticsRequest) -> tuple[Attention, int]:
         """The attention of a call, and the number of its measurement. On a CPU every thread takes
@@ -210,7 +213,7 @@ class PassInspection:
         attention, baseline = self._masks.attention_of(call, request)
         if self.on_layer is not None:
             self.on_layer(call, attention)
-        self._measurements.add(
+        number = self._measurements.add(
             attention,
             request,
             baseline=baseline,
@@ -218,7 +221,11 @@ class PassInspection:
             place=Place(call.layer, call.title),
             peak_bytes=self.peak_bytes,
         )
-        return attention, len(self._measurements) - 1
+        return attention, number
+
+    def wait(self) -> None:
+        """Waits until all that was measured is computed."""
+        self._measurements.wait()
 
     def results(self) -> Iterator[LayerResults]:
         """The measured layers with their numbers. Raises `MhaError` where scores overflow."""

@@ -26,7 +26,7 @@ from mhacli.errors import MhaError, UsageError, guarded, lacks_memory
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models import foreign
 from mhacli.record.record import Generated, Record, SpanTokens
-from mhacli.run import FLOAT32_BYTES, KEPT, Run, require_room, statistics_bytes
+from mhacli.run import FLOAT32_BYTES, KEPT, MAX_ALIVE, Run, require_room, statistics_bytes
 from mhacli.settings import DEFAULT_MAX_TOKENS, PaddingSide
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokenizers import of_each
@@ -398,6 +398,8 @@ class CheckpointRun(PassInspection):
             n_matrices = 4 * (int(builds_matrices) + int(kept_bytes > 0))
             matrices = n_matrices * cells * n_heads * max(FLOAT32_BYTES, item)
             rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
+            if device.type != "cpu":
+                rows += min(MAX_ALIVE, self.n_layers * batch * length * 4 * d_model * item)
             return rows + matrices + 3 * cells + kept_bytes + statistics((length, length))
 
         texts = (*self.inputs.sequences, *(self.inputs.context or ()))
@@ -420,6 +422,7 @@ class CheckpointRun(PassInspection):
         report_progress(0.0, "the first layer")
         with captured(self.model, self.take, batch=batch, heads="joined"):
             outputs = outputs_of(self.model, keywords)
+        self.wait()
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.measured:
             unfit = {

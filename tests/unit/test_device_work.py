@@ -7,6 +7,8 @@ import torch
 from support import pretended
 
 import mhacli
+from mhacli.attention.core import attend
+from mhacli.attention.masks import causal, leading
 
 transformers = pytest.importorskip("transformers")
 
@@ -63,3 +65,12 @@ def test_a_layer_whose_scores_need_care_is_measured_again(monkeypatch: pytest.Mo
     assert asked.kernels["reduce_heads"] > usual.kernels["reduce_heads"]
     assert record.layers[0].survey.checks[-1].ok
     assert max(head.max_score for head in record.heads) > 64
+
+
+@pytest.mark.parametrize("allowed", [causal(), leading(2), None])
+def test_attend_waits_for_no_device(allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    with pretended.asked(monkeypatch) as asked:
+        z = attend(*map(pretended.on_device, (q, k, v)), allowed=allowed)
+    assert not asked.waits
+    assert torch.equal(z.held, attend(q, k, v, allowed=allowed))
