@@ -60,7 +60,8 @@ class NamedGpu:
         return GPUTarget("cuda", self.target, 32)
 
 
-class Compiled(NamedTuple):
+@dataclass
+class Compiled:
     """A kernel in place of its launch: it is only compiled, and seen."""
 
     kernel: Any
