@@ -42,7 +42,7 @@ _SAVE = "Save what the model A computes, for mha diff FILE B; B is left out."
     'mha diff MODEL OTHER "the cat sat on the mat"',
     'mha diff MODEL MODEL "the cat sat on the mat" --dtype-b bfloat16',
     'mha diff MODEL model.py:build "the cat sat on the mat"',
-    "mha diff MODEL outputs.safetensors 'the cat sat' --map 'model.layers.{i}.mlp=h.{i}.ffn'",
+    "mha diff MODEL outputs.safetensors 'the cat' --map 'h.{i}.mlp=blocks.{i}.ffn'",
     "mha diff before.safetensors after.safetensors",
 )
 def diff(
