@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +60,8 @@ class NamedGpu:
         return GPUTarget("cuda", self.target, 32)
 
 
-class Compiled(NamedTuple):
+@dataclass(frozen=True)
+class Compiled:
     """A kernel in place of its launch: it is only compiled, and seen."""
 
     kernel: Any
