@@ -60,7 +60,7 @@ class NamedGpu:
         return GPUTarget("cuda", self.target, 32)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiled:
     """A kernel in place of its launch: it is only compiled, and seen."""
 
