@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress, raise_received
 from mhacli.io.memory import gc_paused
-from mhacli.text.escape import message_text, visible, without_surrogates
+from mhacli.text.escape import harmless, without_surrogates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,6 +108,7 @@ def draw(renderable: RenderableType, on: Screen) -> None:
     from rich.color import ColorSystem
     from rich.console import Console
     from rich.segment import Segment
+    from rich.style import Style
 
     colours = ColorSystem[colour_system()] if on.colour else None
     console = Console(
@@ -120,7 +121,8 @@ def draw(renderable: RenderableType, on: Screen) -> None:
     )
     for line in Segment.split_lines(console.render(renderable)):
         pieces = [
-            style.render(text, color_system=colours) if style else text for text, style, _ in line
+            (style or Style()).render(harmless(text), color_system=colours)
+            for text, style, _ in line
         ]
         write("".join(pieces).rstrip(" ") + "\n")
 
@@ -129,8 +131,8 @@ def draw(renderable: RenderableType, on: Screen) -> None:
 
 
 def note(text: str) -> None:
-    """Prints a message on stderr, with control characters escaped."""
-    stderr_line(f"mha: {message_text(text)}")
+    """Prints a message on stderr."""
+    stderr_line(f"mha: {harmless(text)}")
 
 
 def stderr_line(text: str) -> None:
@@ -155,8 +157,8 @@ def print_error(fault: MhaError) -> int:
         error = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {message_text(fault.message)}"]
-        lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+        lines = [f"mha: error: {harmless(fault.message)}"]
+        lines += [f"hint: {harmless(fault.hint)}"] if fault.hint else []
     try:
         flush()  # output comes before the error
     except OSError:
@@ -181,7 +183,7 @@ def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
 
     def name(activity: str, **_: Any) -> None:
         if is_interactive():
-            sys.stderr.write(f"\r\x1b[K{visible(activity)[: stdout_width() - 3]} …")
+            sys.stderr.write(f"\r\x1b[K{harmless(activity)[: stdout_width() - 3]} …")
             sys.stderr.flush()
 
     name(activity)
@@ -245,6 +247,6 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
         task = bar.add_task("", total=1.0)
 
         def report_progress(fraction: float, step: str) -> None:
-            bar.update(task, completed=fraction, description=visible(step), refresh=True)
+            bar.update(task, completed=fraction, description=harmless(step), refresh=True)
 
         yield report_progress

@@ -12,7 +12,8 @@ _INVISIBLE = frozenset(
         for point in range(low, high)
     ]
 )
-_OURS = "␣◌"
+_OURS = "␣◌\\"
+"""Characters of escapes, which text has from here. In data they are escaped too."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
@@ -37,11 +38,16 @@ def visible(text: str) -> str:
     )
 
 
-def message_text(text: str) -> str:
-    """A message escaped as by `visible`, but with single backslashes, because `repr` has escaped
-    its quotations already.
+def harmless(text: str) -> str:
+    r"""`text` as it leaves for a surface: what is still obeyed or hidden becomes an escape, and
+    what `visible`, `token_label` or `repr` gave stays as it is.
+
+    >>> harmless(visible("\\ \x1b")) == visible("\\ \x1b")
+    True
     """
-    return visible(text).replace("\\\\", "\\")
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in _OURS else _visible_character(c) for c in text)
 
 
 def token_label(token: str) -> str:

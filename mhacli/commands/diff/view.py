@@ -205,7 +205,7 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     if site.at is not None:
         yield ", ".join(_place(row.record, site.at))
     if site.why:
-        yield site.why
+        yield visible(site.why)
     for change in site.told:
         yield f"{change.name}: {visible(change.a)} against {visible(change.b)}"
 

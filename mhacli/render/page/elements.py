@@ -18,6 +18,7 @@ from rich.segment import Segment
 
 from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.options import Screen
+from mhacli.text.escape import harmless
 
 Html = NewType("Html", str)
 """Text whose tags are all made by mha."""
@@ -31,8 +32,8 @@ _CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sin
 
 
 def text(words: str) -> Html:
-    """Escaped text."""
-    return Html(escape(words, quote=True))
+    """Escaped text, which may have several lines."""
+    return Html("\n".join(escape(harmless(line), quote=True) for line in words.split("\n")))
 
 
 def tag(name: str, *inside: Html, **attributes: str | None) -> Html:
