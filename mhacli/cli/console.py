@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress, raise_received
 from mhacli.io.memory import gc_paused
-from mhacli.text.escape import harmless, without_surrogates
+from mhacli.text.escape import harmless, visible, without_surrogates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,13 +132,13 @@ def draw(renderable: RenderableType, on: Screen) -> None:
 
 def note(text: str) -> None:
     """Prints a message on stderr."""
-    stderr_line(f"mha: {harmless(text)}")
+    stderr_line(f"mha: {text}")
 
 
 def stderr_line(text: str) -> None:
-    """Prints a line on stderr, if there is one, unchanged."""
+    """Prints a line on stderr, if there is one."""
     if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(harmless(text).replace("\n", "\\n") + "\n")
         sys.stderr.flush()
 
 
@@ -148,23 +148,19 @@ def print_error(fault: MhaError) -> int:
     raise_received()
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
-        texts = {
-            "code": fault.code,
-            "message": fault.message,
-            "hint": fault.hint,
-            "path": fault.path,
-        }
-        error = {name: text and without_surrogates(text) for name, text in texts.items()}
+        names = ("code", "message", "hint", "path")
+        error = {name: without_surrogates(getattr(fault, name) or "") or None for name in names}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {harmless(fault.message)}"]
-        lines += [f"hint: {harmless(fault.hint)}"] if fault.hint else []
+        lines = [f"mha: error: {fault.message}"]
+        lines += [f"hint: {fault.hint}"] if fault.hint else []
     try:
         flush()  # output comes before the error
     except OSError:
         discard_stdout()
     with suppress(OSError):
-        stderr_line("\n".join(lines))
+        for line in lines:
+            stderr_line(line)
     return fault.exit_code
 
 
@@ -183,7 +179,7 @@ def show_activity(activity: str = "starting") -> Iterator[Callable[..., None]]:
 
     def name(activity: str, **_: Any) -> None:
         if is_interactive():
-            sys.stderr.write(f"\r\x1b[K{harmless(activity)[: stdout_width() - 3]} …")
+            sys.stderr.write(f"\r\x1b[K{visible(activity)[: stdout_width() - 3]} …")
             sys.stderr.flush()
 
     name(activity)
@@ -247,6 +243,6 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
         task = bar.add_task("", total=1.0)
 
         def report_progress(fraction: float, step: str) -> None:
-            bar.update(task, completed=fraction, description=harmless(step), refresh=True)
+            bar.update(task, completed=fraction, description=visible(step), refresh=True)
 
         yield report_progress

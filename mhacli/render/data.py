@@ -188,8 +188,8 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     lists and objects are JSON.
     """
     names = [*dict.fromkeys(name for row in rows for name in row)]
-    lines = [names, *([row.get(name) for name in names] for row in rows)]
-    yield _lines([tuple(map(_cell, line)) for line in lines])
+    cells = (tuple(_cell(row.get(name)) for name in names) for row in rows)
+    yield _lines([tuple(map(cell_text, names)), *cells])
 
 
 def _cell(value: Any) -> Any:

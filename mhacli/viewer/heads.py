@@ -337,7 +337,7 @@ class Overview(HeadsScreen):
         sequence = self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
         tokens = map(token_label, record.sequences[sequence].tokens[:width])
-        heading = f"  {' · '.join(texts_read(record))}"
+        heading = f"  {visible(' · '.join(texts_read(record)))}"
         if len(record.sequences) > 1:
             heading += f"  sequence {sequence}:"
         yield Text.assemble((name, "bold cyan"), (heading, "bold"), (f" {' '.join(tokens)}", "dim"))

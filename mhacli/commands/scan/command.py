@@ -103,10 +103,7 @@ def _shown(done: Progress, *, as_json: bool) -> Iterator[Callable[[], None]]:
             is_due = is_last or monotonic() - shown_at >= every_s
             if is_due and (as_json or not is_interactive()):
                 shown_at = monotonic()
-                if as_json:
-                    stderr_line(json.dumps({"progress": asdict(done)}))
-                else:
-                    note(str(done))
+                stderr_line(json.dumps({"progress": asdict(done)}) if as_json else f"mha: {done}")
 
         yield report
         report(is_last=True)

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.record import Record
-from mhacli.text.escape import token_label, visible
+from mhacli.text.escape import token_label
 from mhacli.text.tokens import UNKNOWN, TokenSequence
 
 from .doc import Column, Table
@@ -120,7 +120,9 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
             lambda piece: fitted(token_label(piece.name), _MOST_BYTES),
             drop=2,
         ),
-        *of_token("bytes", pieces, lambda piece: fitted(visible(piece.bytes), _MOST_BYTES), drop=3),
+        *of_token(
+            "bytes", pieces, lambda piece: fitted(token_label(piece.bytes), _MOST_BYTES), drop=3
+        ),
         *of_token("offsets", sequence.offsets, offsets, drop=1 if pieces else 0),
         *of_token("document", sequence.documents, unit="integer"),
         *of_token("type", sequence.token_type_ids, unit="integer"),

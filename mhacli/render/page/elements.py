@@ -32,8 +32,8 @@ _CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sin
 
 
 def text(words: str) -> Html:
-    """Escaped text, which may have several lines."""
-    return Html("\n".join(escape(harmless(line), quote=True) for line in words.split("\n")))
+    """Escaped text."""
+    return Html(escape(harmless(words), quote=True))
 
 
 def tag(name: str, *inside: Html, **attributes: str | None) -> Html:
