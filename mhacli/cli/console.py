@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from mhacli.errors import MhaError
 from mhacli.io.long_work import Progress, no_progress, raise_received
 from mhacli.io.memory import gc_paused
-from mhacli.text.escape import message_text, visible, without_surrogates
+from mhacli.text.escape import harmless, visible, without_surrogates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,6 +108,7 @@ def draw(renderable: RenderableType, on: Screen) -> None:
     from rich.color import ColorSystem
     from rich.console import Console
     from rich.segment import Segment
+    from rich.style import Style
 
     colours = ColorSystem[colour_system()] if on.colour else None
     console = Console(
@@ -120,7 +121,8 @@ def draw(renderable: RenderableType, on: Screen) -> None:
     )
     for line in Segment.split_lines(console.render(renderable)):
         pieces = [
-            style.render(text, color_system=colours) if style else text for text, style, _ in line
+            (style or Style()).render(harmless(text), color_system=colours)
+            for text, style, _ in line
         ]
         write("".join(pieces).rstrip(" ") + "\n")
 
@@ -129,14 +131,14 @@ def draw(renderable: RenderableType, on: Screen) -> None:
 
 
 def note(text: str) -> None:
-    """Prints a message on stderr, with control characters escaped."""
-    stderr_line(f"mha: {message_text(text)}")
+    """Prints a message on stderr."""
+    stderr_line(f"mha: {text}")
 
 
 def stderr_line(text: str) -> None:
-    """Prints a line on stderr, if there is one, unchanged."""
+    """Prints a line on stderr, if there is one."""
     if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(harmless(text).replace("\n", "\\n") + "\n")
         sys.stderr.flush()
 
 
@@ -146,23 +148,19 @@ def print_error(fault: MhaError) -> int:
     raise_received()
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
-        texts = {
-            "code": fault.code,
-            "message": fault.message,
-            "hint": fault.hint,
-            "path": fault.path,
-        }
-        error = {name: text and without_surrogates(text) for name, text in texts.items()}
+        names = ("code", "message", "hint", "path")
+        error = {name: without_surrogates(getattr(fault, name) or "") or None for name in names}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {message_text(fault.message)}"]
-        lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+        lines = [f"mha: error: {fault.message}"]
+        lines += [f"hint: {fault.hint}"] if fault.hint else []
     try:
         flush()  # output comes before the error
     except OSError:
         discard_stdout()
     with suppress(OSError):
-        stderr_line("\n".join(lines))
+        for line in lines:
+            stderr_line(line)
     return fault.exit_code
 
 

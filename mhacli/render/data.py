@@ -188,7 +188,8 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     lists and objects are JSON.
     """
     names = [*dict.fromkeys(name for row in rows for name in row)]
-    yield _lines([tuple(names), *(tuple(_cell(row.get(name)) for name in names) for row in rows)])
+    cells = (tuple(_cell(row.get(name)) for name in names) for row in rows)
+    yield _lines([tuple(map(cell_text, names)), *cells])
 
 
 def _cell(value: Any) -> Any:

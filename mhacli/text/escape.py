@@ -3,16 +3,15 @@
 import unicodedata
 from functools import lru_cache
 
-# Invisible characters in visible categories: joiners, fillers, variation selectors, blanks.
-_INVISIBLE = frozenset(
-    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0]
-    + [
-        point
-        for low, high in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0))
-        for point in range(low, high)
-    ]
-)
-_OURS = "␣◌"
+# Characters that Python calls printable: joiners, fillers, variation selectors, blanks.
+_INVISIBLE = {
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0),
+    *range(0x180B, 0x1810),
+    *range(0xFE00, 0xFE10),
+    *range(0xE0100, 0xE01F0),
+}
+_OURS = "␣◌\\\n"
+"""Signs of escapes, and breaks of lines, which text has from here. In data they are escaped too."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
@@ -37,11 +36,16 @@ def visible(text: str) -> str:
     )
 
 
-def message_text(text: str) -> str:
-    """A message escaped as by `visible`, but with single backslashes, because `repr` has escaped
-    its quotations already.
+def harmless(text: str) -> str:
+    r"""`text` as it leaves for a surface: what is still obeyed or hidden becomes an escape;
+    line breaks, and what `visible`, `token_label` or `repr` gave, stay as they are.
+
+    >>> harmless(visible("\\ \x1b")) == visible("\\ \x1b")
+    True
     """
-    return visible(text).replace("\\\\", "\\")
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in _OURS else _visible_character(c) for c in text)
 
 
 def token_label(token: str) -> str:
@@ -65,11 +69,7 @@ def _visible_character(character: str) -> str:
     point = ord(character)
     if 0xDC80 <= point <= 0xDCFF:  # Python's encoding of an undecodable byte
         return f"\\x{point - 0xDC00:02x}"
-    category = unicodedata.category(character)
-    hidden = (
-        category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")
-    )
-    if not hidden and point not in _INVISIBLE and character not in _OURS:
+    if character.isprintable() and point not in _INVISIBLE and character not in _OURS:
         return character
     if point < 0x80:
         return f"\\x{point:02x}"

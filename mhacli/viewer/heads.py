@@ -26,7 +26,7 @@ from mhacli.record.record import EffectRecord, is_a
 from mhacli.render.base import format as words
 from mhacli.render.base.colours import ACCENT, CURSOR, DIM, KIND_SIGNS, PLAIN, type_sign
 from mhacli.render.checkpoint.header import texts_read
-from mhacli.text.escape import token_label, visible
+from mhacli.text.escape import harmless, token_label, visible
 from mhacli.text.numbers import shown
 
 from .keys import KEYS
@@ -45,7 +45,15 @@ class Row(NamedTuple):
     cells: Sequence[Cell]
 
 
-class Words(Widget):
+class Shown(Widget):
+    """What is drawn, in which texts of others are obeyed by no terminal."""
+
+    def render_line(self, y: int) -> Strip:
+        """A line of the widget."""
+        return Strip([Segment(harmless(text), style) for text, style, _ in super().render_line(y)])
+
+
+class Words(Shown):
     """What a function draws for the width of the screen."""
 
     def __init__(self, draw: Callable[[int], Iterable[RenderableType]], *, id: str) -> None:
@@ -59,7 +67,7 @@ class Words(Widget):
         return Group(*self._draw(self.app.size.width))
 
 
-class Pane(Widget, can_focus=True):
+class Pane(Shown, can_focus=True):
     """The title and the lines that a function draws for a width and a number of lines."""
 
     def __init__(self, draw: Callable[[int, int], tuple[str, Lines]], *, id: str) -> None:
@@ -181,7 +189,7 @@ class HeadsScreen(Screen[None]):
 
     def action_say(self, message: str) -> None:
         """Shows a message in place of the keys until the next key."""
-        self.note.update(message)
+        self.note.update(harmless(message))
         self.note.display = bool(message)
         self.footer.display = not message
 
@@ -329,7 +337,7 @@ class Overview(HeadsScreen):
         sequence = self.session.sequence
         name = "a layer of mha" if record.model is None else visible(record.model.family)
         tokens = map(token_label, record.sequences[sequence].tokens[:width])
-        heading = f"  {' · '.join(texts_read(record))}"
+        heading = f"  {visible(' · '.join(texts_read(record)))}"
         if len(record.sequences) > 1:
             heading += f"  sequence {sequence}:"
         yield Text.assemble((name, "bold cyan"), (heading, "bold"), (f" {' '.join(tokens)}", "dim"))

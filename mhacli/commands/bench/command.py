@@ -43,7 +43,7 @@ def bench(
     print_report(
         output,
         view=benchmark.view,
-        json=benchmark.to_json,
+        json=benchmark.to_dict,
         csv=benchmark.without_samples,
         figures=lambda: plots(benchmark),
     )

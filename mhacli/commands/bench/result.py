@@ -354,7 +354,3 @@ class Benchmark(Shown):
         """The rows with every number but the single times."""
         rows = self.to_dict()["rows"]
         return [{name: value for name, value in row.items() if name != "samples_s"} for row in rows]
-
-    def to_json(self) -> str:
-        """The JSON document."""
-        return msgspec.json.encode(self.to_dict()).decode() + "\n"

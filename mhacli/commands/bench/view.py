@@ -82,7 +82,7 @@ def _times(benchmark: Benchmark) -> Table[Mapping[str, str]]:
         value = methodcaller("get", heading)
         columns.append(Column(heading, value, unit="id", drop=drop, meaning=meaning))
     legend = ["* fastest, or not certainly slower"]
-    title = visible(benchmark.rows[0].family)
+    title = benchmark.rows[0].family
     return Table(columns=columns, rows=[*cells.values()], title=title, gap=1, legend=legend)
 
 
@@ -146,7 +146,7 @@ def plots(benchmark: Benchmark) -> list[Piece]:
     batch = f"batch {timed[0].batch} · " if benchmark.sweep.batch else ""
     times = _chart(timed, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
     rates = _chart(timed, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
-    return [Piece(key, x, 14), svg.lines([visible(batch + timed[0].family)]), times, rates]
+    return [Piece(key, x, 14), svg.lines([batch + timed[0].family]), times, rates]
 
 
 def _chart(

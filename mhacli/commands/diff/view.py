@@ -129,7 +129,7 @@ def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
     """The layers or sites that one record alone has."""
     for letter, names in zip("AB", sides, strict=True):
         if text := ", ".join(dict.fromkeys(map(visible, names))):
-            yield Text(f"{words} {letter}: {text}", style="dim")
+            yield Text(f"{visible(words)} {letter}: {text}", style="dim")
 
 
 # -------------------------------------------------------------------------------------------- sites
@@ -185,7 +185,7 @@ def _sites(
 
 
 def _site_name(site: str) -> str:
-    return "mask" if site == "allowed" else visible(site)
+    return "mask" if site == "allowed" else site
 
 
 def _remarks(row: _SiteRow) -> Iterator[str]:
@@ -205,7 +205,7 @@ def _remarks(row: _SiteRow) -> Iterator[str]:
     if site.at is not None:
         yield ", ".join(_place(row.record, site.at))
     if site.why:
-        yield site.why
+        yield visible(site.why)
     for change in site.told:
         yield f"{change.name}: {visible(change.a)} against {visible(change.b)}"
 
@@ -229,7 +229,7 @@ _SITE_COLUMNS: list[Column[_SiteRow]] = [
     Column("layer", lambda row: visible(row.layer)),
     Column(
         "site",
-        lambda row: _site_name(row.site.site),
+        lambda row: visible(_site_name(row.site.site)),
         style=lambda row: "red" if row.site.departs else "",
     ),
     column("diff", "largest", lambda row: row.site.largest, "number"),

@@ -73,9 +73,9 @@ class Report(Shown):
                 f"at most: {self.model.tolerance}",
                 *legend,
             ]
-        about = flowing([*map(visible, _facts(self))], screen.width, style="bold")
+        about = flowing(map(visible, _facts(self)), screen.width, style="bold")
         checks = table(_table(self.checks), screen.width, *map(visible, legend), has_all=True)
-        return Group(about, Text(), *checks, Text(), Text(visible(self.summary), style=style))
+        return Group(about, Text(), *checks, Text(), Text(self.summary, style=style))
 
     def __repr__(self) -> str:
         """The verdict in a sentence."""
@@ -273,7 +273,7 @@ def _table(checks: Sequence[HealthCheck]) -> Table[HealthCheck]:
         return words + (f"\n→ {visible(check.advice)}" if check.advice else "")
 
     columns: list[Column[HealthCheck]] = [
-        Column(heading="check", value=lambda check: visible(check.name)),
+        Column("check", lambda check: check.name),
         Column(
             heading="", value=lambda check: check.status, style=lambda check: _STYLES[check.status]
         ),

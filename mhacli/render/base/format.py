@@ -131,7 +131,7 @@ def configuration(record: Record, width: int, *more: str) -> Text:
         parts.append(f"seed {dims.config.seed}")
     device = f"{e.device} (auto)" if e.device_asked == "auto" else e.device
     parts += [dims.config.dtype, device, count_of(e.threads, "thread"), f"torch {e.torch}"]
-    return flowing([*map(visible, parts), *more], width, style="bold")
+    return flowing(map(visible, [*parts, *more]), width, style="bold")
 
 
 def _sizes(c: Config) -> Iterator[str]:

@@ -120,7 +120,9 @@ def _columns(record: Record, sequence: TokenSequence, index: int | None) -> list
             lambda piece: fitted(token_label(piece.name), _MOST_BYTES),
             drop=2,
         ),
-        *of_token("bytes", pieces, lambda piece: fitted(piece.bytes, _MOST_BYTES), drop=3),
+        *of_token(
+            "bytes", pieces, lambda piece: fitted(token_label(piece.bytes), _MOST_BYTES), drop=3
+        ),
         *of_token("offsets", sequence.offsets, offsets, drop=1 if pieces else 0),
         *of_token("document", sequence.documents, unit="integer"),
         *of_token("type", sequence.token_type_ids, unit="integer"),

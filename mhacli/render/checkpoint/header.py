@@ -41,16 +41,18 @@ def model_header(
     path = Text(visible(model.title), "bold")
     words = [_layers(record), *by_layers(record.layers, _heads)]
     if model.revision:
-        words.append(f"revision {visible(model.revision)}")
+        words.append(f"revision {model.revision}")
     words += [
-        visible(model.dtype),
-        visible(record.environment.device),
+        model.dtype,
+        record.environment.device,
         *texts_read(record),
         *_masks_and_scores(record),
     ]
-    lines: list[RenderableType] = [flowing([path, *words, *_proof(record)], screen.width)]
+    lines: list[RenderableType] = [
+        flowing([path, *map(visible, words), *_proof(record)], screen.width)
+    ]
     if not in_brief:
-        lines.append(flowing(_details(record), screen.width, style="dim"))
+        lines.append(flowing(map(visible, _details(record)), screen.width, style="dim"))
     return Group(*lines, *_generated(record, screen), *_unverified(record))
 
 
@@ -73,7 +75,7 @@ def texts_read(record: Record) -> list[str]:
     corpus = record.corpus
     lengths = lengths_in_words(record.sequences)
     if corpus is None:
-        parts = [*map(visible, record.files), lengths]
+        parts = [*record.files, lengths]
         if record.context is not None:
             parts.append(f"context of {lengths_in_words(record.context)}")
         return parts
@@ -87,7 +89,7 @@ def texts_read(record: Record) -> list[str]:
         "means over documents",
         f"patterns of one document, {corpus.example_named}: {lengths}",
     ]
-    return [*map(visible, parts)]
+    return parts
 
 
 def _generated(record: CheckpointRecord, screen: Screen) -> Iterator[Text]:
@@ -142,19 +144,19 @@ def _details(record: CheckpointRecord) -> Iterator[str]:
     that cost.
     """
     model = record.model
-    yield visible(model.family)
-    yield visible(model.architecture)
+    yield model.family
+    yield model.architecture
     yield f"{shown(model.n_parameters, 'count')} parameters"
     limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
-    yield f"positions {visible(model.positions)}{limit}"
-    yield f"torch {visible(record.environment.torch)}"
-    yield f"mha {visible(record.environment.mha)}"
+    yield f"positions {model.positions}{limit}"
+    yield f"torch {record.environment.torch}"
+    yield f"mha {record.environment.mha}"
     yield from by_layers(
-        record.layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by))
+        record.layers, lambda layer: _CAPTURES.get(layer.captured_by, layer.captured_by)
     )
     yield from by_layers(
         record.layers,
-        lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}",
+        lambda layer: "" if layer.captured_by == "softmax" else f"kernel {layer.kernel}",
     )
     total = record.timings.get("total")
     loading = record.timings.get("loading")
@@ -169,7 +171,7 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
     """The masks, and what else the scores have beside those of plain attention."""
 
     def mask(layer: InspectedLayer) -> str:
-        return "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
+        return "no mask" if layer.mask == "all keys" else f"mask: {layer.mask}"
 
     def scale(layer: InspectedLayer) -> str:
         is_usual = layer.scale is None or f"{layer.scale * layer.d_head**0.5:.4g}" == "1"
@@ -181,7 +183,7 @@ def _masks_and_scores(record: Record) -> Iterator[str]:
         lambda layer: "" if layer.softcap is None else f"softcap {layer.softcap:g}",
         lambda layer: "a bias on the scores" if layer.bias else "",
         lambda layer: _SINKS if layer.sinks else "",
-        lambda layer: " · ".join(map(visible, layer.extras.values())),
+        lambda layer: " · ".join(layer.extras.values()),
     )
     for describe in parts:
         yield from by_layers(record.layers, describe)

@@ -18,6 +18,7 @@ from rich.segment import Segment
 
 from mhacli.render.base.doc import Column, Row, Table
 from mhacli.render.base.options import Screen
+from mhacli.text.escape import harmless
 
 Html = NewType("Html", str)
 """Text whose tags are all made by mha."""
@@ -32,7 +33,7 @@ _CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sin
 
 def text(words: str) -> Html:
     """Escaped text."""
-    return Html(escape(words, quote=True))
+    return Html(escape(harmless(words), quote=True))
 
 
 def tag(name: str, *inside: Html, **attributes: str | None) -> Html:

@@ -73,7 +73,7 @@ def _colour_of(g: Grid, level: int) -> Mapping[str, str]:
 def legend(panels: Sequence[Grid]) -> Html:
     """The shades of the common scale of some grids, its range, and what a cell means."""
     ramp = [
-        tag("span", text("\u00a0"), **_colour_of(panels[0], level))
+        tag("span", Html("\u00a0"), **_colour_of(panels[0], level))
         for level in swatch_levels(panels)
     ]
     words = f" {scale_words(panels, panels[0].unit, panels[0].digits)} · {panels[0].meaning}"

@@ -410,7 +410,7 @@ def mask_view(dims: Dims, texts: Texts, masks: Sequence[Mask], screen: Screen) -
     """The rules, then a picture and the density for each sequence. Long texts are pooled to
     blocks.
     """
-    rules = [visible(rule) for rule in mask_rules(dims)] or ["every key is visible"]
+    rules = [*map(visible, mask_rules(dims))] or ["every key is visible"]
     parts: list[RenderableType] = [flowing(["mask", *rules], screen.width, style="bold")]
     for index, mask in enumerate(masks):
         counts = mask["visible_per_query"]
