@@ -35,7 +35,7 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
 
     def above(n: int) -> list[RenderableType]:
         source = sources[n + 1]
-        if source in ("", sources[n]):
+        if not width or source in ("", sources[n]):
             return []
         return [Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), "green")]
 
