@@ -71,7 +71,6 @@ _EQUAL = {
     "cell.k": "cell.q",
     "cell.v": "cell.z",
     "cell.scores_row": "cell.pattern_row",
-    "corpus.heads": "heads",
 }
 """Lists that are as long as others."""
 _EQUAL_IF_ANY = {
@@ -81,6 +80,7 @@ _EQUAL_IF_ANY = {
         for name in ("documents", "pieces", "token_type_ids")
     },
     "effects.*.kinds": "effects.*.heads",
+    "corpus.heads": "heads",  # the example of a scan has none yet
 }
 """Lists that are empty or as long as others."""
 _SOME = range(1, MAX_LENGTH)

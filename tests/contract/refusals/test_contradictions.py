@@ -170,6 +170,18 @@ def test_records_without_arrays_and_of_parts_are_read(tmp_path: Path) -> None:
         assert mhacli.load(str(tmp_path / "less")).arrays.keys() == arrays.keys()
 
 
+def test_the_example_of_a_scan_is_read(tmp_path: Path) -> None:
+    """It has no heads of a corpus yet."""
+    arrays, document = stored(FILES / "scan.mha" / "summary.safetensors")
+    for sums in ("checksum", "array_checksums"):
+        document.pop(sums, None)
+    document["corpus"]["heads"] = []
+    (tmp_path / "example").write_bytes(saved(arrays, document))
+    corpus = mhacli.load(str(tmp_path / "example")).corpus
+    assert corpus is not None
+    assert corpus.heads == ()
+
+
 def test_records_made_in_python_are_read_again(tmp_path: Path) -> None:
     config = mhacli.Config(n_heads=2, d_model=8)
     plain = mhacli.inspect(["a b c", "d"], config)
