@@ -32,7 +32,8 @@ def mutated(path: Path, seed: int) -> tuple[bytes, str]:
     if what < 0.02:
         return _without_metadata(arrays), NULL
     if arrays and what < 0.35:
-        arrays, place = _other_arrays(arrays, chance)
+        with np.errstate(all="ignore"):
+            arrays, place = _other_arrays(arrays, chance)
     else:
         document, place = other_json(document, chance)
     return saved(arrays, document), place
