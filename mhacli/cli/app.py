@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -104,6 +105,8 @@ def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if _COMPLETION in os.environ:
         _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
+    # messages say which numbers are not finite
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="mhacli")
     words, code = sys.argv[1:], 0
     if words in ([], ["--"]):
         words = ["--help"]

@@ -46,16 +46,24 @@ def json_checksum(values: Any) -> str:
 
 def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any:
     """JSON as Python values; half a character, such as "\\ud800", stays what it is. Raises
-    `MhaError` that begins with the source, the part of a file at `path`, for anything else and for
-    too deep nesting.
+    `MhaError` that begins with the source, the part of a file at `path`, for anything else, for
+    numbers beyond 64 bits, with the field, and for too deep nesting.
     """
 
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is not a JSON number")
+        field = str(text)[: str(text).find(word)].rpartition('":')[0].rpartition('"')[2]
+        raise ValueError(f"{word:.20} in {field!r:.80} is not a JSON number")
+
+    def whole(word: str) -> Any:
+        return int(word) if len(word) < 21 else refuse(word)
+
+    def real(word: str) -> Any:
+        number = float(word)
+        return number if math.isfinite(number) else refuse(word)
 
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, parse_int=whole, parse_float=real)
     except (ValueError, RecursionError) as fault:
         raise bad_file(path or source, f"{source} is not JSON: {fault}") from None
 

@@ -191,7 +191,7 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
         entries = json.loads(data[8 : 8 + length], object_pairs_hook=unique)
     except (SafetensorError, ValueError, OSError, MemoryError) as fault:
         raise bad_file(path, f"{path}: {fault!s:.400}") from None
-    text = entries.pop("__metadata__", {}).get(METADATA_KEY)
+    text = (entries.pop("__metadata__", None) or {}).get(METADATA_KEY)
     tensors = dict[str, TensorInfo]()
     for name, entry in entries.items():
         start, end = entry["data_offsets"]

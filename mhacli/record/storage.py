@@ -15,6 +15,7 @@ from mhacli.io.data import Array, StoredArrays, checksum, decode, json_checksum,
 from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_header
 from mhacli.text.numbers import shown
 
+from .fits import require_fit
 from .record import SCHEMA, Record
 
 MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
@@ -70,6 +71,7 @@ def load_late(path: str) -> Record:
         name: cache(partial(load_array, file, name, sums.get(name)))
         for name in sums or file.tensors
     }
+    require_fit(record, {name: file.tensors[name] for name in readers}, path)
     return replace(record, arrays=StoredArrays(readers))
 
 

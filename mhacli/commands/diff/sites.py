@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from mhacli.io.data import Array, finite
+from mhacli.record.fits import OF_MASK, OF_STATISTICS, axes_of
 from mhacli.record.heads import FOR_ALL_HEADS, STATISTICS, HeadStatistics
 from mhacli.record.record import Record, Step, TensorSummary
 from mhacli.sites import SITES
@@ -30,50 +31,18 @@ from .result import (
     StatisticChange,
 )
 
-_OF_QUERIES = ("batch", "head", "query")
-_OF_KEYS = ("batch", "head", "key")
-_CELLS = ("batch", "head", "query", "key")
-_OF_STEPS = ("batch", "head", "step")
-_OF_SPANS = ("batch", "head", "span", "spans")
-_OF_BLOCKS = ("batch", "head", "query block", "key block")
-_MASK = {
-    "visible": _OF_QUERIES,
-    "uniform_map": _OF_BLOCKS,
-    "uniform_received": _OF_KEYS,
-    "uniform_profile": _OF_STEPS,
-    "uniform_span_mass": _OF_SPANS,
-    "allowed": _CELLS,
-}
-"""The arrays of a record that follow from its mask, with their axes."""
-_STATISTICS = {
-    "max_score": _OF_QUERIES,
-    "lse": _OF_QUERIES,
-    "corner": ("batch", "head", "corner query", "corner key"),
-    "top_shares": ("batch", "head", "asked query", "rank"),
-    "map": _OF_BLOCKS,
-    "received": _OF_KEYS,
-    "profile": _OF_STEPS,
-    "span_mass": _OF_SPANS,
-    "sink": _OF_QUERIES,
-    "distance": _OF_QUERIES,
-    "participation": _OF_QUERIES,
-    "entropy": _OF_QUERIES,
-}
-"""The arrays that are statistics, with their axes: of scores the first two, of patterns the
-others."""
-_FOLLOWED_BY = {"qk": [*_MASK], "scores": [*_STATISTICS][:2], "pattern": [*_STATISTICS][2:]}
+_FOLLOWED_BY = {"qk": [*OF_MASK], "scores": [*OF_STATISTICS][:2], "pattern": [*OF_STATISTICS][2:]}
 _ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by name in the order of execution: the mask before the scores, and statistics after
 the pattern."""
-_AXES = _MASK | _STATISTICS
-_MATCHED = {axis for axes in _AXES.values() for axis in axes}
+_MATCHED = {axis for axes in {**OF_MASK, **OF_STATISTICS}.values() for axis in axes}
 _MADE_OF = {"query block": "block", "step": "steps", "asked query": "kept", "corner query": "kept"}
 """Axes of statistics, and the field of the summary that says for what their cells stand."""
 
 
 def is_statistic(site: SiteDifference) -> bool:
     """Whether it is no site of the computation."""
-    return site.site in _STATISTICS
+    return site.site in OF_STATISTICS
 
 
 def alone(a: Collection[str], b: Collection[str]) -> tuple[list[str], list[str]]:
@@ -229,8 +198,7 @@ def _stored(record: Record, name: str, step: Step | None) -> _StoredSite:
         stored = _StoredSite(step.axes, step.shape, None, step.values, formula)
     array = record.arrays.get(name)
     if array is not None:
-        axes = _AXES.get(name) or SITES[name].axes_for(record.dims)
-        return stored._replace(axes=axes, shape=array.shape, numbers=array)
+        return stored._replace(axes=axes_of(name, record.dims), shape=array.shape, numbers=array)
     if stored.summary is None or stored.summary.numbers is None or stored.shape is None:
         return stored
     return stored._replace(numbers=np.array(stored.summary.numbers, float).reshape(stored.shape))
@@ -252,7 +220,7 @@ def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> S
     is_array = all(name in record.arrays for record in pair.records)
     seen: Literal["array", "shape"] = "array" if is_array else "shape"
     row = SiteDifference(name, seen, "identical", x.axes or y.axes, x.shape, y.shape)
-    if name in _MASK and not pair.has_masks:
+    if name in OF_MASK and not pair.has_masks:
         return changed(row, status="skipped", why="the mask of weights as given is not known")
     why = _other_shape(pair, row, y.axes)
     if why:

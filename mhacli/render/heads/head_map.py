@@ -297,7 +297,7 @@ def pattern_map(head: DrawableHead, sequence: int, *, site: str = "pattern") -> 
         keys,
         arrays[site][sequence, place, rows, columns],
         allowed[sequence, min(place, allowed.shape[1] - 1), rows, columns],
-        sinks=sink_places(statistics, sequence, len(keys)),
+        sinks=sink_places(statistics, sequence),
     )
     if site == "pattern" and "entropy" in arrays:  # after dropout a row is no distribution
         cells = replace(cells, entropy=arrays["entropy"][sequence, place, rows])
@@ -334,10 +334,9 @@ def _with_learned(cells: HeadMap, statistics: HeadStatistics) -> HeadMap:
     )
 
 
-def sink_places(statistics: HeadStatistics, sequence: int, n_keys: int) -> tuple[int, ...]:
+def sink_places(statistics: HeadStatistics, sequence: int) -> tuple[int, ...]:
     """The positions of a head's sink keys."""
-    sinks = {sink.key for sink in statistics.sink_keys if sink.sequence == sequence}
-    return tuple(sorted(place for place in sinks if 0 <= place < n_keys))
+    return tuple(sorted({sink.key for sink in statistics.sink_keys if sink.sequence == sequence}))
 
 
 def block_map(layer: LayerView, place: int, sequence: int) -> HeadMap:
@@ -356,9 +355,7 @@ def block_map(layer: LayerView, place: int, sequence: int) -> HeadMap:
     begins: dict[int, int] = {}
     for key, document in enumerate(keys.documents or [0] * len(keys.ids)):
         begins.setdefault(document, key)
-    sinks = tuple(
-        key for key in sink_places(statistics, sequence, len(keys.ids)) if key in begins.values()
-    )
+    sinks = tuple(key for key in sink_places(statistics, sequence) if key in begins.values())
     documents = queries.documents or [0] * len(queries.ids)
     begin_of_query = np.array([begins.get(document, 0) for document in documents], dtype=int)
     is_to_sink = np.isin(begin_of_query, sinks)

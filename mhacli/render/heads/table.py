@@ -226,7 +226,9 @@ def _profile_column(record: Record) -> Iterator[Column[HeadRow]]:
         arrays, place = places[head_key(row.head)]
         profiles = arrays["uniform_profile" if row.baseline else "profile"]
         weights = (
-            np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0).tolist()
+            np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)], posinf=0)
+            .mean(axis=0)
+            .tolist()
         )
         return sparkline([weight if weight > _TOO_SMALL else 0.0 for weight in weights])
 
