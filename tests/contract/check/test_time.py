@@ -109,10 +109,12 @@ def test_a_limit_holds_whatever_the_code_does_and_nothing_runs_on(name, started)
 
 @pytest.mark.real
 def test_the_limit_of_a_name_holds_too(tmp_path, started) -> None:
-    shutil.copy(PATH, tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(PATH, folder)
     names = ("never_says", "stops_the_group", "forks_many")
     words = [f"check harmful.py:{name} --time-limit 0.5 --json" for name in names]
-    for ended in run_together(tmp_path, *words):
+    for ended in run_together(folder, *words):
         assert (ended.code, ended.error["code"]) == (1, "too-slow")
     assert started.read_text()
     assert running(started) == []

@@ -24,7 +24,7 @@ def then_hangs(act):
 
 
 def noted(pid):
-    with Path(os.environ.get("STARTED", "started")).open("a") as file:
+    with Path(os.environ.get("STARTED", "../started")).open("a") as file:
         print(pid, file=file)
 
 
