@@ -60,7 +60,7 @@ def exception_text(fault: BaseException) -> str:
     odd`.
     """
     lines = [line for line in traceback.format_exception_only(fault) if not line.startswith(" ")]
-    return lines[0].splitlines()[0][:_MOST_CHARACTERS]
+    return lines[0][:_MOST_CHARACTERS].splitlines()[0]
 
 
 def source_line_of(fault: BaseException, file: str | None = None) -> SourceLine | None:

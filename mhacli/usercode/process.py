@@ -1,16 +1,21 @@
 """Runs user code in a child process, because the code may print, hang, crash or exit.
 
-Only the end of the printed output is kept. The child is killed with all its descendants when its
-job ends or takes too long, and it does not outlive this process. Nothing here loads torch.
+Only the end of the printed output is kept. The child stays between this process and a copy of
+itself, which runs the job, and takes in what that copy starts. All of them are killed when the job
+ends or takes too long, and none outlives this process: on Linux also those that left the session,
+elsewhere those of the process group. Nothing here loads torch.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
 import json
+import math
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -36,6 +41,12 @@ from .faults import (
 )
 
 KEPT_BYTES: Final = 64 << 10
+_MOST_BYTES: Final = 256 << 20
+"""Of one message."""
+_GRACE_S: Final = 3.0
+"""Seconds after a limit in which the alarm of the child may end it, which names the line."""
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+"""Options of Linux' `prctl`."""
 _LOADING: Final = "loading torch"
 _LAST_LINES: Final = 3
 _ROOT: Final = str(Path(__file__).parents[2])
@@ -49,10 +60,11 @@ _N_THREADS: Final = 2
 
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
-`calling Attention`. The time limit applies to each limited stage, which runs user code; unlimited
-stages run only code of mha. An import, a constructor and the first call, which may import, have
-`FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with `report` it leaves a
-document that stands for the result if the process ends early."""
+`calling Attention`. The time limit applies to each limited stage, which runs user code. Others run
+code of mha, which may meet methods of the user's objects, and have `_TIMES_OWN` times as long;
+where `limited` is None, any time. An import, a constructor, the first call, which may import, and
+code of mha have `FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with
+`report` it leaves a document that stands for the result if the process ends early."""
 
 _FROM_ELSEWHERE: Final = (signal.SIGKILL, signal.SIGTERM)
 """Signals that no fault of the code raises. The system kills for a lack of memory."""
@@ -95,7 +107,9 @@ def run_in_child(
     assert process.stdout is not None
     assert process.stderr is not None
     with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
-        return _result_of(process.pid, messages, process.stderr, process.wait, on_stage)
+        return _result_of(
+            process.pid, messages, process.stderr, process.wait, time_limit_s, on_stage
+        )
 
 
 def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[Any, str]:
@@ -125,7 +139,9 @@ def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[An
     for end in (stdin, sent, prints):
         os.close(end)
     with open(alive, "wb"), open(messages, "rb") as told, open(printed, "rb", 0) as said:
-        return _result_of(pid, told, said, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return _result_of(
+            pid, told, said, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time_limit_s
+        )
 
 
 def _result_of(
@@ -133,6 +149,7 @@ def _result_of(
     messages: IO[bytes],
     prints: IO[bytes],
     wait: Callable[[], int],
+    time_limit_s: float,
     on_stage: Callable[[str], None] | None = None,
 ) -> tuple[Any, str]:
     """What a child sends as its result, and the end of what it prints, once it has ended. `wait`
@@ -141,37 +158,97 @@ def _result_of(
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
     printing.start()
-    stage, dump, kind = _LOADING, "", ""
+    stage, dump, kind = _LOADING, b"", ""
     content: Any = None
-    limit_s, notes = 0.0, dict[str, Any]()
+    limit_s, notes = max(time_limit_s, FIRST_LIMIT_S), dict[str, Any]()
+    deadline_s, received = time.monotonic() + limit_s + _GRACE_S, bytearray()
     try:
-        for line in messages:
+        while not kind and (line := _next_line(messages.fileno(), received, deadline_s)):
             if not line.startswith(b'["'):  # of a stack dump
-                dump += line.decode("utf-8", "replace")
+                dump += line
+                if len(dump) > KEPT_BYTES:
+                    raise ValueError
                 continue
-            kind, content = json.loads(line)
-            if kind != "stage":
-                break
-            begun, limit_s, more = content
-            notes |= more
-            if begun != stage and on_stage is not None:
-                on_stage(begun)
-            stage = begun
+            match json.loads(line):
+                case ["stage", [begun, limit_s, more]]:
+                    deadline_s = time.monotonic() + limit_s + _GRACE_S
+                    notes |= more
+                    dump = dump.lstrip()
+                    if begun != stage and on_stage is not None:
+                        on_stage(begun)
+                    stage = begun
+                case ["result" | "error" | "ended" as kind, content]:
+                    pass
+                case _:
+                    raise ValueError
+    except TimeoutError:
+        kind, content = "ended", -signal.SIGALRM
+    except (ValueError, TypeError, RecursionError):
+        kind = "foreign"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGSTOP)
+            _end_below(pid)
             os.killpg(pid, signal.SIGKILL)
         exit_status = wait()
         printing.join(timeout=1)
+    if kind == "ended":
+        exit_status = content
+    elif kind == "foreign" or dump.strip():
+        hint = "code may write to 1, to 2, and to files that it opens"
+        raise MhaError(f"{stage} wrote into a pipe of mha", hint=hint, code="crashed")
     text = printed[-KEPT_BYTES:].decode("utf-8", "backslashreplace")
     if len(printed) > KEPT_BYTES:
         text = f"…{text}"
     if kind == "result":
         return content, text
     if kind != "error":
-        raise _early_end(stage, exit_status, dump, limit_s, text, notes)
+        raise _early_end(stage, exit_status, dump.decode("utf-8", "replace"), limit_s, text, notes)
     if os.environ.get("MHA_DEBUG"):
         raise RuntimeError(content["traceback"])
     raise MhaError(**content["error"])
+
+
+def _next_line(pipe: int, received: bytearray, deadline_s: float) -> bytes:
+    """The next line from a pipe, empty at its end; `received` keeps what came after it. Raises
+    `TimeoutError` if nothing comes before the deadline, and `ValueError` for a line without end.
+    """
+    poll, searched = select.poll(), 0
+    poll.register(pipe, select.POLLIN)
+    while (end := received.find(b"\n", searched)) < 0:
+        searched = len(received)
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if not poll.poll(min(1000 * left_s, 2**31 - 1)):
+            raise TimeoutError
+        chunk = os.read(pipe, KEPT_BYTES)
+        if not chunk:
+            return b""
+        if searched > _MOST_BYTES:
+            raise ValueError
+        received += chunk
+    line = bytes(received[: end + 1])
+    del received[: end + 1]
+    return line
+
+
+def _end_below(root: int) -> None:
+    """Kills all processes below one, which starts no others, where the system has `/proc`."""
+    ended = {root}
+    while found := _children(ended) - ended:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= found
+
+
+def _children(parents: set[int]) -> set[int]:
+    """The processes whose parents these are."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_bytes().rpartition(b")")[2].split()[1]) in parents:
+                found.add(int(path.parent.name))
+    return found
 
 
 def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
@@ -218,7 +295,7 @@ def _early_end(
     """The error for a child that ended without a result."""
     message = f"{stage} ended the process with exit status {exit_status}"
     code, advice = "crashed", ""
-    if exit_status == -signal.SIGALRM:
+    if exit_status == -signal.SIGALRM and time_limit_s < math.inf:
         message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
         advice = "--time-limit SECONDS allows more"
     elif exit_status < 0:
@@ -245,6 +322,8 @@ FIRST_LIMIT_S = 60.0
 """Seconds for an import, a constructor, and the first call."""
 _TIMES_A_CALL = 10
 """How much longer than another call one may take, whatever the time limit."""
+_TIMES_OWN = 20
+"""How much longer than a call code of mha may take."""
 
 
 def main() -> None:
@@ -264,12 +343,10 @@ def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) 
     """Runs a job in this process, whose messages go to stdout, then exits without waiting for
     threads of the user's code.
     """
+    _stay_above()
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    os.register_at_fork(
-        after_in_child=messages.close
-    )  # the parent reads on until this process ends
-    threading.Thread(target=_end_with_parent, args=(os.dup(0),), daemon=True).start()
+    os.register_at_fork(after_in_child=messages.close)  # only this process sends
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     resource.setrlimit(
@@ -287,10 +364,10 @@ def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) 
     is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
-        messages.write(json.dumps([kind, content]).encode() + b"\n")
+        messages.write(_message(kind, content))
         messages.flush()
 
-    def stage(text: str, *, limited: bool = True, **notes: Any) -> None:
+    def stage(text: str, *, limited: bool | None = True, **notes: Any) -> None:
         nonlocal begun, began_s, limit_s, is_called
         signal.setitimer(signal.ITIMER_REAL, 0)
         if begun.startswith("calling"):  # a later call may read more texts than the first
@@ -301,9 +378,11 @@ def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) 
         if text.startswith(("importing", "building")):
             is_called = False
         begun, began_s = text, time.monotonic()
-        allowed_s = limit_s if is_called else max(limit_s, FIRST_LIMIT_S)
-        send("stage", [text, allowed_s, notes])
-        if limited:
+        allowed_s = limit_s if limited else _TIMES_OWN * limit_s
+        if not (limited and is_called):
+            allowed_s = max(allowed_s, FIRST_LIMIT_S)
+        send("stage", [text, math.inf if limited is None else allowed_s, notes])
+        if limited is not None:
             signal.setitimer(signal.ITIMER_REAL, allowed_s)
 
     try:
@@ -313,17 +392,44 @@ def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) 
         torch.set_num_threads(min(n_threads, torch.get_num_threads()))
         send("result", job(stage))
     except BaseException as fault:
+        stage(begun)  # the text of the exception is made by the user's code
         error = _as_error(fault, begun)
         fields = {
             name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")
         }
-        send("error", {"error": fields, "traceback": traceback.format_exc()})
-    os._exit(0)
+        shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
+        send("error", {"error": fields, "traceback": shown})
+    finally:
+        os._exit(1)
 
 
-def _end_with_parent(stdin: int) -> None:
-    """Kills this process and its descendants when the parent ends."""
-    os.read(stdin, 1)
+def _message(kind: str, content: object) -> bytes:
+    """A message to the parent, on a line of its own."""
+    return f"\n{json.dumps([kind, content])}\n".encode()
+
+
+def _stay_above() -> None:
+    """Returns in a copy of this process. This process takes in what the copy starts and leaves,
+    tells how the copy ends, and kills all of them when its parent ends.
+    """
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
+    prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    copy = os.fork()
+    if not copy:
+        prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while (ended := os.wait())[0] != copy:
+        pass
+    os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
+    while True:
+        signal.pause()
+
+
+def _end_with_parent() -> None:
+    """Kills this process and all below it when the parent ends."""
+    os.read(0, 1)
+    _end_below(os.getpid())
     os.killpg(0, signal.SIGKILL)
 
 

@@ -184,7 +184,7 @@ def _of_checkpoint(
     # loads what only checkpoints need
     from .checkpoint import admitted, checkpoint_behaviour
 
-    stage("loading the model", limited=False)
+    stage("loading the model", limited=None)
     loaded = admitted(model)
     target = request.model or request.target_request.target
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)

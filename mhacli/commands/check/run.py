@@ -48,22 +48,22 @@ def check(
 ) -> Examination:
     """Checks an implementation of attention and names its mistakes, as `mha check` does.
 
-    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`.
-    A name is imported and run in a child process, with `time_limit_s` for each call; an object
-    is examined in a copy of this process, or, on a GPU and if it is large, in this process, a
-    module as a copy. After `max_time_s`, counted from the end of the first call, the verdict is
-    `wrong` if a mistake is shown, and never `right`. A model that takes token ids, of
-    transformers or not, is examined by its behaviour over texts of `length` tokens: 256, or the
-    model's positions. Attention is compared over up to `length` tokens: 257. `arguments` go to
-    the constructor, `call_arguments` to each call; or `example` makes the call, as a function
-    of the target and a length. `against` is another implementation to compare with, instead of
-    the reference. `sees` states who may see whom: a text such as `"q >= k and q - k < 8"`, or a
-    predicate `allowed(q_idx, k_idx)` that gives a bool tensor `[query, key]`. `causal`,
-    `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show
-    it; with `packed=True`, rows hold several documents, which must not see each other.
-    Gradients are compared where there are any: with
-    `backward=True` there must be some, with `backward=False` none are compared. Raises
-    `MhaError` if the target cannot be imported, built or called.
+    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A
+    name is imported and run in a child process, with `time_limit_s` for each call; an object is
+    examined in a copy of this process, or, on a GPU and if it is large, in this process, a module
+    as a copy; there a call has no limit. After `max_time_s`, counted from the end of the first call
+    and looked at between calls, the verdict is `wrong` if a mistake is shown, and never `right`. A
+    model that takes token ids, of transformers or not, is examined by its behaviour over texts of
+    `length` tokens: 256, or the model's positions. Attention is compared over up to `length`
+    tokens: 257. `arguments` go to the constructor, `call_arguments` to each call; or `example`
+    makes the call, as a function of the target and a length. `against` is another implementation to
+    compare with, instead of the reference. `sees` states who may see whom: a text such as
+    `"q >= k and q - k < 8"`, or a predicate `allowed(q_idx, k_idx)` that gives a bool tensor
+    `[query, key]`. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where
+    the code does not show it; with `packed=True`, rows hold several documents, which must not see
+    each other. Gradients are compared where there are any: with `backward=True` there must be some,
+    with `backward=False` none are compared. Raises `MhaError` if the target cannot be imported,
+    built or called.
     """
     if sees is not None and causal is not None:
         raise UsageError("sees and causal exclude each other")

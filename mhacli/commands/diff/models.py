@@ -103,7 +103,7 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
     if request.save is not None:
         save_places(computed[0], inputs[0], request.command, request.save, force=request.force)
         return {"n_places": len(computed[0].entries)}
-    stage("comparing", limited=False)
+    stage("comparing", limited=None)
     document = compare(computed[0], computed[1])
     if all(subject.loaded for subject in subjects):  # otherwise they are not known
         for name in ("attn", "device", "revision"):
@@ -175,11 +175,11 @@ def _computed(
         model, forward = _built(side, tensors, stage)
     else:
         _require_room(loaded, max(len(rows[0]) for rows in inputs.values()))
-        stage(f"loading {side.word}", limited=False)
+        stage(f"loading {side.word}", limited=None)
         model = load_model(loaded, side, "predict", allow_nonfinite=True).model
         _choose_attention(model, side.attn)
         forward = forward_of(model, tensors)
-    stage(f"running {side.word}", limited=False)
+    stage(f"running {side.word}", limited=None)
     forms, b = map_forms(request.map), request.sides[-1]
     mapped = (
         asked_for(model, b.word, forms) if b.kind == "tensors" else _mapped(model, forms, first)

@@ -1,5 +1,5 @@
 """`--max-time` ends an examination with a verdict, which is never `right` and names what was not
-tried.
+tried. The limits of time hold whatever the code does, and what it started ends with it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import cases
+from support import cases, some, user_code
 from support.mha import run_together
+
+import mhacli
 
 CASES = Path(__file__).parent / "cases"
 SLOW = CASES / "slow" / "attention.py"
@@ -63,3 +65,77 @@ def test_an_import_and_a_constructor_that_never_end_are_ended_and_shown_mistakes
     assert shown.code == 3
     assert [finding["code"] for finding in shown.json["findings"]] == ["scale-missing"]
     assert shown.json["not_examined"] == ["cache"]
+
+
+# ------------------------------------------------------------------------- code that breaks a limit
+
+PATH = CASES / "harmful.py"
+HARMFUL = user_code.load(PATH)
+HANGING = (
+    *("ignores", "cancels", "handles", "blocks", "holds_the_interpreter", "stops", "never_says"),
+    *("stops_the_group", "closes", "forks_twice", "forks", "forks_many", "starts_a_program"),
+    "floods",
+)
+SENDING = (
+    *("half_a_message", "no_message", "unknown_message", "nested_message", "not_utf8"),
+    *("many_lines", "endless_line"),
+)
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the code notes the processes that it starts."""
+    path = tmp_path / "started"
+    path.touch()
+    monkeypatch.setenv("STARTED", str(path))
+    return path
+
+
+def running(started: Path) -> list[str]:
+    """The processes that still run."""
+    states = [Path("/proc", pid, "stat") for pid in started.read_text().split()]
+    return [path.read_text() for path in states if path.exists() and ") Z " not in path.read_text()]
+
+
+@pytest.mark.parametrize("name", some([*HANGING], default=("ignores", "stops", "forks_twice")))
+def test_a_limit_holds_whatever_the_code_does_and_nothing_runs_on(name, started) -> None:
+    with pytest.raises(mhacli.MhaError, match="took longer than 0") as raised:
+        user_code.check(getattr(HARMFUL, name), time_limit_s=0.5)
+    assert raised.value.code == "too-slow"
+    assert ", 65, " in str(raised.value.hint)
+    assert bool(started.read_text()) == name.startswith(("forks", "starts", "floods"))
+    assert running(started) == []
+
+
+@pytest.mark.real
+def test_the_limit_of_a_name_holds_too(tmp_path, started) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(PATH, folder)
+    names = ("never_says", "stops_the_group", "forks_many")
+    words = [f"check harmful.py:{name} --time-limit 0.5 --json" for name in names]
+    for ended in run_together(folder, *words):
+        assert (ended.code, ended.error["code"]) == (1, "too-slow")
+    assert started.read_text()
+    assert running(started) == []
+
+
+@pytest.mark.parametrize("name", ["leaves_and_aborts", "leaves_and_returns"])
+def test_what_code_leaves_ends_with_the_examination(name, started) -> None:
+    verdicts = {"leaves_and_aborts": "wrong", "leaves_and_returns": "right"}
+    assert user_code.check(getattr(HARMFUL, name)).verdict == verdicts[name]
+    assert started.read_text()
+    assert running(started) == []
+
+
+@pytest.mark.parametrize("name", some([*SENDING], default=SENDING[:2]))
+def test_code_that_writes_into_pipes_of_mha_is_named(name) -> None:
+    with pytest.raises(mhacli.MhaError, match="wrote into a pipe of mha") as raised:
+        user_code.check(getattr(HARMFUL, name))
+    assert raised.value.code == "crashed"
+
+
+def test_only_the_begin_of_a_long_text_of_an_exception_is_read() -> None:
+    with pytest.raises(mhacli.MhaError, match="Long: long x") as raised:
+        user_code.check(HARMFUL.says_much, time_limit_s=20)
+    assert len(raised.value.message) < 1000
