@@ -21,6 +21,9 @@ TEMPORARY = ".tmp"
 _temporary: list[TemporaryDirectory[str]] = []
 """The temporary folders of the process. They are global so that `remove_temporary_folders` finds
 them from another thread."""
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_has_cache = _CACHE in os.environ
+"""Whether the user chose the folder of torch's compiler; else torch sets the variable."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -198,8 +201,11 @@ def temporary_folder() -> str:
 
 
 def remove_temporary_folders() -> None:
-    """Removes all temporary folders of the process; an exit that does not unwind the stack calls it
-    itself.
+    """Removes all temporary folders of the process, and that of torch's compiler, which an import
+    makes, if it is empty; an exit that does not unwind the stack calls it itself.
     """
     for folder in _temporary:
         folder.cleanup()
+    if not _has_cache:
+        with suppress(OSError, KeyError):
+            os.rmdir(os.environ[_CACHE])

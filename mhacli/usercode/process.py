@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
 from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, silent_stderr
+from mhacli.io.files import remove_temporary_folders
 from mhacli.io.memory import gc_paused
 
 from .door import InternalError, UserRaised
@@ -334,7 +335,10 @@ def main() -> None:
         module, _, name = sent["job"].partition(":")
         run = getattr(importlib.import_module(module), name)
         sys.dont_write_bytecode = True  # leaves no files beside the user's
-        return run(sent["request"], stage)
+        try:
+            return run(sent["request"], stage)
+        finally:
+            remove_temporary_folders()
 
     _serve(job, sent["time_limit_s"], n_threads=_N_THREADS)
 
