@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.axes import Axes
 from mhacli.attention.devices import free_bytes
-from mhacli.errors import MhaError, UsageError, guarded, lacks_memory
+from mhacli.errors import MhaError, UsageError, bad_file, guarded, lacks_memory
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.models import foreign
 from mhacli.record.record import Generated, Record, SpanTokens
@@ -183,14 +183,17 @@ def _started(
     tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None
 ) -> TokenSequence:
     """A decoder's text after its start token, which is added unless it is there."""
-    ids = (getattr(config, name, None) for name in _STARTS)
-    start = next((int(token_id) for token_id in ids if token_id is not None), None)
-    if start is None:
+    ids = {name: getattr(config, name, None) for name in _STARTS}
+    name = next((name for name, token_id in ids.items() if token_id is not None), None)
+    if name is None:
         raise UsageError(
             f"{config.model_type} needs --context: its config names no token for the decoder to"
             " start with",
             hint="--context is the input of the encoder, TEXT that of the decoder",
         )
+    start = ids[name]
+    if not isinstance(start, int) or not 0 <= start < n_vocabulary_of(config):
+        raise bad_file(tokenizer.path, f"{name} of its config is {start!r:.40}: no token id")
     begin = tokenizer.of_ids([start])
     if text is None:
         return begin

@@ -186,6 +186,16 @@ def test_a_chat_template_that_cannot_be_used_is_refused(
     assert "template" in ended.said
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("number", [10**30, -1, 1e308, 320])
+def test_a_start_token_that_is_no_id_is_refused(number: float, mha: Mha, tmp_path: Path) -> None:
+    folder = checkpoints.copy_of("t5", tmp_path / "m")
+    change_json(folder / "config.json", decoder_start_token_id=number)
+    ended = mha("run", "the cat", "--model", "m", "--json", code=1)
+    assert ended.error["code"] == "bad-file"
+    assert "decoder_start_token_id" in ended.said
+
+
 def test_names_in_the_headers_of_a_folder_are_escaped(mha: Mha, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text('{"model_type": "x\\u001b[2J"}')
