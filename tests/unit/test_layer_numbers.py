@@ -24,4 +24,4 @@ def test_the_number_of_a_layer_of_a_checkpoint_stands_first_in_its_name(name: st
     assert attentions
     for each in attentions:
         numbers.begin_pass()
-        assert numbers.next(each, each, 0)[1] == int(re.findall(r"\d+", each)[0])
+        assert numbers.next(each, each, each, 0)[1] == int(re.findall(r"\d+", each)[0])
