@@ -179,7 +179,8 @@ def _arrays(view: LayerView, prefix: str, tensors: Mapping[str, Any]) -> _Parts:
             if name in FOR_ALL_HEADS:
                 shapes.append((shape[0], 1, *shape[2:]))
             yield f"the shape of {prefix}{name}", tensor.shape, shapes
-            yield f"the dtype of {prefix}{name}", tensor.dtype[0], [_KINDS.get(name, "F")]
+            kinds = [f"{_KINDS.get(name, 'F')}{tensor.dtype[1:]}"]
+            yield f"the dtype of {prefix}{name}", tensor.dtype, kinds
 
 
 def _of_head(place: str, view: LayerView, head: HeadStatistics) -> _Parts:
