@@ -68,6 +68,10 @@ def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any
         raise bad_file(path or source, f"{source} is not JSON: {fault}") from None
 
 
+_MOST_SAID = 150
+"""Characters at the beginning and at the end of a message of msgspec that are shown."""
+
+
 def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -> T:
     """JSON values as the type `kind`. Unknown fields are ignored, because later versions add
     fields.
@@ -77,7 +81,10 @@ def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
-        raise bad_file(path or source, f"{source}: {fault}") from None
+        said = str(fault)
+        if len(said) > 2 * _MOST_SAID:  # a value of any length; the place is at the end
+            said = f"{said[:_MOST_SAID]}…{said[-_MOST_SAID:]}"
+        raise bad_file(path or source, f"{source}: {said}") from None
 
 
 def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
