@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from mhacli.attention import devices
-
 DEVICE = torch.device("meta")
 _OPERATORS = torch.ops.aten
 _MOVES = (_OPERATORS._to_copy.default, _OPERATORS.copy_.default)
@@ -154,7 +152,8 @@ def move(model: nn.Module) -> None:
 def asked(monkeypatch: Any) -> Iterator[Asked]:
     """A context that counts what is asked of the device, which mha takes for one with numbers."""
     counts = Asked()
-    monkeypatch.setattr(devices, "backend_of", lambda device: counts if device == DEVICE else None)
+    backend = "mhacli.attention.devices.backend_of"
+    monkeypatch.setattr(backend, lambda device: counts if device == DEVICE else None)
     _counting.append(counts)
     try:
         with _Watch():
