@@ -164,8 +164,7 @@ def record(*, tokens: Any = TOKENS, **more: Any) -> Any:
 
 
 def test_arrays_are_compared_with_the_model_that_computed_them() -> None:
-    model = checkpoints.model("llama")
-    model.set_attn_implementation("eager")
+    model = checkpoints.model("llama", attn_implementation="eager")
     with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
         out = model(torch.tensor([[5, 7, 9, 7, 3]]), output_attentions=True)
     own = seen.record
