@@ -105,8 +105,9 @@ def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if _COMPLETION in os.environ:
         _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
-    # messages say which numbers are not finite
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="mhacli")
+    # messages say which numbers are not finite; other warnings of this kind are for the user
+    of_numpy = ".* encountered in |Mean of empty slice|Degrees of freedom|All-NaN"
+    warnings.filterwarnings("ignore", of_numpy, category=RuntimeWarning, module="mhacli")
     words, code = sys.argv[1:], 0
     if words in ([], ["--"]):
         words = ["--help"]

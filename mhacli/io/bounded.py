@@ -19,6 +19,8 @@ MORE_BYTES = 1 << 30
 """The most memory beyond that of this process."""
 CPU_S = 10
 """The most seconds of processor time."""
+_LACKS_MEMORY = 2
+"""The exit code of a copy to which memory is missing."""
 
 
 def bounded(what: str, path: str, call: Callable[[], Any]) -> Any:
@@ -46,10 +48,15 @@ def bounded(what: str, path: str, call: Callable[[], Any]) -> Any:
         if fault:
             raise bad_file(path, fault)
         return result
-    limit = f"{MORE_BYTES >> 30} GiB of memory"
-    if ended == -signal.SIGXCPU:
-        limit = f"{CPU_S} seconds of processor time"
-    raise bad_file(path, f"{what} of {path} takes more than {limit}")
+    if ended == _LACKS_MEMORY:
+        did = f"takes more than {MORE_BYTES >> 30} GiB of memory"
+    elif ended == -signal.SIGXCPU:
+        did = f"takes more than {CPU_S} seconds of processor time"
+    elif ended < 0:
+        did = f"ended its process by {signal.strsignal(-ended)}"
+    else:
+        raise RuntimeError(f"{what} could not be used in a process of its own")
+    raise bad_file(path, f"{what} of {path} {did}")
 
 
 def _answer(tells: int, call: Callable[[], Any]) -> NoReturn:
@@ -65,9 +72,11 @@ def _answer(tells: int, call: Callable[[], Any]) -> NoReturn:
             answer = fault.message, None
         with open(tells, "wb") as sent:
             sent.write(json.dumps(answer).encode())
-    except BaseException:
-        os._exit(1)  # memory is missing
-    os._exit(0)
+        os._exit(0)
+    except MemoryError:
+        os._exit(_LACKS_MEMORY)
+    finally:
+        os._exit(1)  # a fault of mha: this copy must not go on as its parent does
 
 
 def _limit(kind: int, most: int) -> None:
