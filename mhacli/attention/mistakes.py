@@ -6,6 +6,7 @@ is a line in the function of its part, and a line in record/mistakes.toml.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -21,6 +22,7 @@ from .stages import (
     Inputs,
     Letter,
     Mistake,
+    NotPossible,
     Projection,
     ReferenceLayer,
     in_role,
@@ -282,6 +284,17 @@ def not_scaled_back(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 def model_width(layer: ReferenceLayer, d_head: int) -> int:
     """The width of the model; for split heads, the sum of their widths."""
     return d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]
+
+
+def scales_of_mistakes(layer: ReferenceLayer, shape: Sequence[int], d_head: int) -> Iterator[float]:
+    """The scales in place of 1 / √d_head that are mistakes, for products `[batch, head, query,
+    key]` of a shape.
+    """
+    ones = torch.ones(*shape, dtype=torch.float64)
+    for mistake in of_scores():
+        if mistake.stages.keys() == {"scale"}:
+            with suppress(NotPossible):
+                yield float(mistake.stages["scale"](layer, ones, d_head).flatten()[0])
 
 
 def scaled_by(

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhacli.attention.mistakes import scales_of_mistakes
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
@@ -349,18 +350,23 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
 
 def _scales_of_cosines(probed: ProbedAttention, call: RecordedCall) -> set[float]:
     """The numbers that may scale the scores of queries and keys which all have one length: of
-    units any, of others (an RMS norm without a gain) none that is a usual mistake.
+    units any, of others (an RMS norm without a gain) none that a mistake explains.
     """
-    d_head, d_model = 1, max(2, probed.subject.sizes.d_in)
+    d_head = 1
     for role in "qk":
         widths = [rows.shape[-1] for _, rows in call.vectors(role) if _have_one_length(rows)]
         if not widths:
             return set()
         d_head = widths[-1]
-    factors = {op.arguments.get("scale", _factor_of(op)) for op in call.operations} - {None}
+    numbers = [op.arguments.get("scale", _factor_of(op)) for op in call.operations]
+    factors = {float(x) for x in numbers if isinstance(x, int | float) and x}
     if all(any(_have_one_length(rows, 1) for _, rows in call.vectors(role)) for role in "qk"):
         return factors | {1.0}
-    mistaken = (1.0, 1 / d_head, d_head**0.5, d_model**-0.5, 1 / d_model)
+    layer = next((base.layer for base in _base_layers(probed)), None)
+    if layer is None:
+        return set()
+    batch, *lengths = call.inputs.lengths
+    mistaken = scales_of_mistakes(layer, (batch, layer.n_heads, *lengths), d_head)
     return {x for x in factors if not any(math.isclose(x, y, rel_tol=1e-6) for y in mistaken)}
 
 

@@ -156,7 +156,14 @@ def test_right_attention_is_called_right_with_its_choices(row: Right) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "code"),
-    [(1.0, "scale-missing"), (1 / 8, "scale-not-root"), (24**-0.5, "scale-d-model")],
+    [
+        (1.0, "scale-missing"),
+        (1 / 8, "scale-not-root"),
+        (24**-0.5, "scale-d-model"),
+        (8**-0.25, "scale-one-side"),
+        (3**-0.5, "scale-heads"),
+        (8**0.5, "scale-multiplied"),
+    ],
 )
 def test_a_usual_mistake_in_the_scale_of_normed_queries_is_no_choice(
     scale: float, code: str
