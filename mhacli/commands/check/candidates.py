@@ -333,8 +333,7 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
         if name.rpartition(".")[2] == "query_pre_attn_scalar" and type(value) in (int, float):
             words = f"the scale is 1/√{value:g}, given as {name}"
             yield _chosen("scale", words, scale=value**-0.5)
-    for number in _scales_of_cosines(probed, call):
-        yield _chosen("scale", f"the scale of cosines is {number:g}, {_READ}", scale=number)
+    yield from _scales_of_normed(probed, call)
     elsewhere = {*call.behind, *call.path("v")} - {*call.path("q"), *call.path("k")}
     for op, source in call.combined("mul", "div"):
         if not _is_learned(source) or op in elsewhere:
@@ -348,26 +347,31 @@ def scales(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice
             yield _chosen("scale", f"the scale {read}", scale=factor.item())
 
 
-def _scales_of_cosines(probed: ProbedAttention, call: RecordedCall) -> set[float]:
-    """The numbers that may scale the scores of queries and keys which all have one length: of
-    units any, of others (an RMS norm without a gain) none that a mistake explains.
+def _scales_of_normed(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
+    """The scales of the scores of queries and keys which all have one length: of units any number
+    of the call, of others (an RMS norm without a gain) none that a mistake explains.
     """
     d_head = 1
     for role in "qk":
         widths = [rows.shape[-1] for _, rows in call.vectors(role) if _have_one_length(rows)]
         if not widths:
-            return set()
+            return
         d_head = widths[-1]
     numbers = [op.arguments.get("scale", _factor_of(op)) for op in call.operations]
     factors = {float(x) for x in numbers if isinstance(x, int | float) and x}
     if all(any(_have_one_length(rows, 1) for _, rows in call.vectors(role)) for role in "qk"):
-        return factors | {1.0}
-    layer = next((base.layer for base in _base_layers(probed)), None)
-    if layer is None:
-        return set()
+        for factor in factors | {1.0}:
+            yield _chosen("scale", f"the scale of cosines is {factor:g}, {_READ}", scale=factor)
+        return
+    base = next(_base_layers(probed), None)
+    if base is None:
+        return
     batch, *lengths = call.inputs.lengths
-    mistaken = scales_of_mistakes(layer, (batch, layer.n_heads, *lengths), d_head)
-    return {x for x in factors if not any(math.isclose(x, y, rel_tol=1e-6) for y in mistaken)}
+    shape = batch, base.layer.n_heads, *lengths
+    mistaken = [*scales_of_mistakes(base.layer, shape, d_head)]
+    for factor in factors:
+        if not any(math.isclose(factor, each, rel_tol=1e-6) for each in mistaken):
+            yield _chosen("scale", f"the scale is {factor:g}, {_READ}", scale=factor)
 
 
 def _have_one_length(rows: Tensor, length: float | None = None) -> bool:
