@@ -212,4 +212,7 @@ def test_the_viewer_shows_the_texts_of_a_record_as_escapes(tmp_path: Path) -> No
             screen.press(key)
         screen.press("Q")
         written = screen.end().written.decode()
-    assert not re.search("[\u202e\u200b\x9b]|52;c;aGk=\x07", written)
+    assert "\x1b]52;c;aGk=" not in written
+    # a bell ends the sequences that textual itself writes
+    others = re.sub("\x1b\\][^\x07\x1b]*\x07", "", written)
+    assert not re.search("[\u202e\u200b\x07\x9b]", others)
