@@ -14,7 +14,7 @@ from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Config, ModelSettings
+from mhacli.settings import Config
 from mhacli.usercode.target import require_readable
 
 from .result import CheckRequest
@@ -46,7 +46,7 @@ def check(
         if target is not None:
             require_readable(target.target)
     if request.model is not None:
-        local_checkpoint(ModelSettings(path=request.model))
+        local_checkpoint(request.model_settings)
     _ = request.condition  # which raises where it cannot be read
     require_folder()
     from .run import examine_in_child
