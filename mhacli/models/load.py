@@ -174,7 +174,8 @@ def find(
             raise
     if settings.tiny:
         _require_random(checkpoint, "--tiny")
-        config = tiny(config, keeps_vocabulary=tokenizer is not None)
+        shrink = partial(tiny, config, keeps_vocabulary=tokenizer is not None)
+        config = guarded("the config, made tiny,", checkpoint.path, shrink)
     if tokenizer is None and needs_tokenizer:
         tokenizer, n = load_tokenizer(checkpoint, "byte"), n_vocabulary_of(config)
         tokenizer.n_ids = n

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from math import gcd, sqrt
 from typing import Any
 
@@ -55,7 +56,7 @@ def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
         "special": lambda i: moved.get(i, i),
         "vocabulary": lambda n: min(n, n_ids),
         # the products of experts need a multiple
-        "width": lambda n: -(-n // (by * _MULTIPLE)) * _MULTIPLE,
+        "width": lambda n: -int(-n // (by * _MULTIPLE)) * _MULTIPLE,
     }
     return type(config).from_dict(_small(parts[0], common, spread=sqrt(by)))
 
@@ -73,7 +74,7 @@ def _small(part: Mapping[Any, Any], change: Mapping[str, _Change], spread: float
         by_experts = _common(experts := [*_numbers(part, "experts")], min(experts, default=0) // 2)
         change = {
             **change,
-            "heads": lambda n: max(1, n // by_heads),
+            "heads": lambda n: max(1, int(n // by_heads)),
             "d_head": lambda n: n // by_d_head,
             "rotated": lambda n: n // by_d_head,
             "experts": lambda n: max(1, n // by_experts),
@@ -99,9 +100,10 @@ def _each(value: Any, change: _Change) -> Any:
     return change(value) if type(value) is int and value > 0 else value
 
 
-def _divisors(part: Mapping[Any, Any]) -> tuple[int, int]:
+def _divisors(part: Mapping[Any, Any]) -> tuple[Fraction, int]:
     """What numbers of heads and widths of heads are divided by: it leaves four heads and two of
-    each kind, unless there is one, and widths of a multiple of 8, or even ones.
+    each kind, unless there is one, and widths of a multiple of 8, or even ones. Numbers of one kind
+    need not be divisible.
     """
     heads, d_heads = [*_numbers(part, "heads")], [*_numbers(part, "d_head")]
     width = next((part[name] for name in ("hidden_size", "d_model", "n_embd") if name in part), 0)
@@ -113,7 +115,10 @@ def _divisors(part: Mapping[Any, Any]) -> tuple[int, int]:
     units = [d // 8 if d % 8 == 0 else d // 2 for d in d_heads]
     units += [n if n % 2 else n // 2 for n in rotated]
     most_heads = min(min(heads, default=0) // 2, max(heads, default=0) // 4)
-    return _common(heads, most_heads), _common(units, min(d_heads, default=0) // _LEAST_D_HEAD)
+    by_heads = Fraction(_common(heads, most_heads))
+    if len({*heads}) == 1 and most_heads:
+        by_heads = Fraction(heads[0], 4)
+    return by_heads, _common(units, min(d_heads, default=0) // _LEAST_D_HEAD)
 
 
 def _common(numbers: Sequence[int], most: int) -> int:
@@ -169,7 +174,8 @@ def _kept(part: Mapping[Any, Any], n: int, known: Sequence[Sequence[Any]]) -> Se
         first.setdefault(repr(kind), i)
     if len(first) > 1:
         return sorted(first.values())
-    periods = _values(part, lambda name: _PERIOD.search(str(name)))
+    periods = [*_values(part, lambda name: _PERIOD.search(str(name)))]
+    periods.append(len(part.get("block_types") or ()))  # which are repeated
     return range(max([_LEAST_LAYERS, *(p for p in periods if type(p) is int and p < n)]))
 
 
