@@ -139,9 +139,11 @@ def of_config_alone() -> Iterator[list[Any]]:
 
 
 def save_config(family: str, folder: str) -> None:
-    """Writes the config of a family, with the name of its usual model."""
+    """Writes the config of a family, with the name of its usual model: of an encoder, that of a
+    masked language model.
+    """
     config = transformers.CONFIG_MAPPING[family]()
-    for task in TASKS:
+    for task in ("MASKED_LM", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"):
         names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
         if family in names:
             config.architectures = [names[family]]
@@ -200,9 +202,10 @@ def _padded(
     yield "right-padding", same(first, right[:, :N_TOKENS])
     mask = mask.flip(1)
     more = dict[str, Any]()
-    if "position_ids" in inspect.signature(model.forward).parameters:
+    reads_padding = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
+    if "position_ids" in inspect.signature(model.forward).parameters and not reads_padding:
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    if more or not hasattr(model.config, "type_vocab_size"):
+    if more or reads_padding or not hasattr(model.config, "type_vocab_size"):
         left = outputs(torch.cat([padding, ids[:1]], 1), attention_mask=mask, **more)
         yield "left-padding", same(first, left[:, N_PADDING:])
 
