@@ -77,6 +77,9 @@ class Output:
         modes=("layer",),
     )
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
+    no_annotations: bool = setting(
+        False, OUTPUT, "Print no annotations, which stderr has where GITHUB_ACTIONS is set."
+    )
     keep: tuple[str, ...] | None = setting(
         None,
         OUTPUT,

@@ -17,6 +17,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Config, ModelSettings
 from mhacli.usercode.target import require_readable
 
+from .annotations import annotations, print_annotations
 from .result import CheckRequest
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
 )
 def check(
     request: CheckRequest,
-    output: Annotated[Output, offers("json", "force", csv=_CSV, **REPORT)],
+    output: Annotated[Output, offers("json", "force", "no_annotations", csv=_CSV, **REPORT)],
     options: Annotated[ViewOptions, offers(verbose=_VERBOSE)],
 ) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
@@ -68,5 +69,7 @@ def check(
         csv=examination.rows,
         figures=figures,
     )
+    if not output.no_annotations:
+        print_annotations(annotations(examination))
     if not examination.ok:
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)

@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from mhacli.cli.console import drawn_lines
 from mhacli.errors import UsageError
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
+from mhacli.render.base.options import Screen
 from mhacli.settings import MAX_SECONDS, MODEL, Config, OwnCode, like, pairs, setting
 from mhacli.text.conditions import SEES, Condition, names_in, parse_condition
+from mhacli.text.escape import visible
 from mhacli.usercode.door import FailedAttempt
 from mhacli.usercode.faults import SourceLine, shown_path
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
@@ -192,11 +195,15 @@ class Finding:
     fix_tried: bool | None = None
 
     @property
+    def at(self) -> str:
+        """Its line, in brackets behind a blank; nothing where none is known."""
+        return "" if self.file is None else f" ({place(self.file, self.line)})"
+
+    @property
     def in_words(self) -> str:
         """The mistake with its line and its fix."""
-        at = "" if self.file is None else f" ({place(self.file, self.line)})"
         fix = self.fix.strip().partition("\n")[0]
-        return f"{self.message}{at}" + (f"; fix: {fix}" if fix else "")
+        return f"{self.message}{self.at}" + (f"; fix: {fix}" if fix else "")
 
 
 def words_of_code(name: str) -> Word:
@@ -450,8 +457,28 @@ class Examination(Shown):
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
     def __repr__(self) -> str:
-        """The target, and the summary in one line."""
-        return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
+        """The target, the verdict, and the first finding with its line, in 200 characters."""
+        message, at = self._first
+        at = at if len(at) <= 80 else f" (…{at[-77:]}"
+        about = f"<Examination of {_cut(visible(self.target), 70)}: {self.verdict}: "
+        return f"{about}{_cut(message, 199 - len(about) - len(at))}{at}>"
+
+    def __str__(self) -> str:
+        """The report, as `mha check --verbose` prints it in 80 columns."""
+        screen = Screen(80, colour=False, verbose=True)
+        return "\n".join(drawn_lines(self.view(screen), screen))
+
+    @property
+    def headline(self) -> str:
+        """The first finding with its line, or the sentence, in one line."""
+        return "".join(self._first)
+
+    @property
+    def _first(self) -> tuple[str, str]:
+        """The first finding and its line; the sentence and nothing where there is none."""
+        first = [(finding.message, finding.at) for finding in self.findings[:1]]
+        message, at = first[0] if first else (self.sentence, "")
+        return visible(" ".join(message.split())), visible(at)
 
     @property
     def sentence(self) -> str:
@@ -525,6 +552,11 @@ class Examination(Shown):
         """The JSON document of `--json`."""
         fields: dict[str, Any] = plain(self)
         return {"schema": "mha.check/1", "summary": self.summary} | fields
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, cut to so many characters with an ellipsis if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def place(file: str, line: int | None) -> str:

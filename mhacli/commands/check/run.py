@@ -6,8 +6,8 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
 from mhacli.errors import UsageError
@@ -21,6 +21,7 @@ from .result import CheckRequest, Examination, finding_of
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
+P = ParamSpec("P")
 
 
 def check(
@@ -113,6 +114,27 @@ def check(
             return examination_of(request, process.no_stage)
         except UserRaised as raised:
             raise raised.fault from None
+
+
+def _asserting(examine: Callable[P, Examination]) -> Callable[P, None]:
+    """`examine` as an assertion: its failure is the report."""
+
+    @wraps(examine, assigned=("__module__",))
+    def assert_right(*target: P.args, **options: P.kwargs) -> None:
+        """Asserts that `check`, with the same arguments, finds the target right or consistent.
+
+        Raises `AssertionError`, whose text is the report, for any other verdict, and `MhaError` as
+        `check` does.
+        """
+        __tracebackhide__ = True
+        report = examine(*target, **options)
+        if not report.ok:
+            raise AssertionError(str(report))
+
+    return assert_right
+
+
+assert_right = _asserting(check)
 
 
 def examine_in_child(

@@ -1,0 +1,177 @@
+"""Targets as tests of pytest, and the reports of examinations in its output."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhacli.errors import MhaError
+from mhacli.text.escape import visible
+
+from .annotations import annotations, print_annotations
+from .result import CheckRequest, Examination
+from .run import examine_in_child
+
+
+class Targets:
+    """The targets of `--mha`, of which those are collected whose ids are typed, or all where no id
+    is. Raises `pytest.UsageError` for an unknown id.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        requests = [each for words in config.option.mha for each in _requests(*words)]
+        is_typed = config.args_source == pytest.Config.ArgsSource.ARGS
+        typed = config.args if is_typed else []
+        ids = {arg: arg.partition("mha::")[2] for arg in typed if re.match(r"(\.\./)*mha::", arg)}
+        config.args = [arg for arg in typed if arg not in ids]
+        self.requests = _named(requests)
+        for arg, name in ids.items():
+            if name not in self.requests:
+                raise pytest.UsageError(f"not found: {arg}; there is {', '.join(self.requests)}")
+        if ids:
+            self.requests = {name: self.requests[name] for name in ids.values()}
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        """Puts the targets first: `--last-failed` skips files behind one that failed."""
+        outcome: Any = yield
+        if isinstance(collector, pytest.Session):
+            path = collector.config.rootpath / "mha"
+            targets = _Collected.from_parent(collector, path=path, requests=self.requests)
+            outcome.get_result().result.insert(0, targets)
+
+
+def _requests(target: str, *arguments: str) -> tuple[CheckRequest, ...]:
+    """What a target of `--mha` and its arguments request."""
+    if arguments and ":" not in target:
+        raise pytest.UsageError(f"--mha-arg: {target} has no constructor")
+    if Path(target).is_dir():
+        return (CheckRequest(model=target),)
+    return (CheckRequest(target=target, arg=arguments),)
+
+
+def _named(requests: Iterable[CheckRequest]) -> dict[str, CheckRequest]:
+    """Each request by its target; those that repeat one have numbers."""
+    named, seen = {}, Counter[str]()
+    for request in requests:
+        name = visible(request.model or request.target or "")
+        seen[name] += 1
+        named[name if seen[name] == 1 else f"{name}[{seen[name]}]"] = request
+    return named
+
+
+class _Collected(pytest.File):
+    """All targets, in what looks like a file `mha`."""
+
+    def __init__(self, *, requests: dict[str, CheckRequest], **of_node: Any) -> None:
+        super().__init__(**of_node)
+        self.requests = requests
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """A test of each target."""
+        for name, request in self.requests.items():
+            yield Target.from_parent(self, name=name, request=request)
+
+
+class Target(pytest.Item):
+    """A test that examines a target. `headline` is what its failure says first."""
+
+    def __init__(self, *, request: CheckRequest, **of_node: Any) -> None:
+        super().__init__(**of_node)
+        self.request = request
+        self.examination: Examination | None = None
+        self.headline = ""
+        self.add_marker("mha")
+
+    def runtest(self) -> None:
+        """Fails with the report if the target is wrong, not decided, or refused."""
+        try:
+            examination = examine_in_child(self.request)
+        except MhaError as fault:
+            self.headline = visible(fault.message)
+            hint = [] if fault.hint is None else [f"hint: {visible(fault.hint)}"]
+            pytest.fail("\n".join([self.headline, *hint]), pytrace=False)
+        self.examination, self.headline = examination, examination.headline
+        self.user_properties += _properties(examination)
+        if not examination.ok:
+            pytest.fail(str(examination), pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """The title of its failure."""
+        return self.path, None, f"mha {self.name}"
+
+
+def _properties(examination: Examination) -> list[tuple[str, object]]:
+    """The verdict, the behaviours and the mistakes."""
+    words = {True: "holds", False: "fails", None: "noted"}
+    behaviours = [
+        f"{one.name} {'not tried' if one.was_omitted else words[one.ok]}"
+        for one in examination.behaviour
+    ]
+    return [
+        ("verdict", examination.verdict),
+        ("behaviours", ", ".join(behaviours)),
+        ("mistakes", ", ".join(finding.code for finding in examination.findings)),
+    ]
+
+
+def complete(report: Any, item: pytest.Item, failure: Any) -> None:
+    """Adds an examination to the report of its test: that of a target, or one about which an
+    assertion failed, with its report below. `failure` is pytest's of an exception, or None.
+    """
+    if isinstance(item, Target):
+        examination, headline = item.examination, item.headline
+    elif report.failed and (examination := _asserted(failure)):
+        headline = examination.headline
+        if str(examination) not in str(failure.value):
+            report.longrepr.addsection("mha", str(examination))
+    else:
+        return
+    if report.failed and headline:
+        report.longrepr.reprcrash.message = f"mha: {headline}"  # the short summary's
+    if examination is not None:
+        report.mha = {"summary": _summary(examination), "annotations": [*annotations(examination)]}
+
+
+def _asserted(failure: Any) -> Examination | None:
+    """The examination about which an assertion failed: its text has the representation, or is the
+    report; the frame has the object, also one without a name.
+    """
+    if failure is None or not isinstance(failure.value, AssertionError):
+        return None
+    text, frame = str(failure.value), failure.traceback[-1].frame
+    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+        is_wrong = isinstance(value, Examination) and not value.ok
+        if is_wrong and (repr(value) in text or str(value) == text):
+            return value
+    return None
+
+
+def _summary(examination: Examination) -> list[str]:
+    """The verdict in a sentence, and what was not tried."""
+    omitted = [one.name for one in examination.behaviour if one.was_omitted]
+    lines = [examination.summary] + ([f"not tried: {', '.join(omitted)}"] if omitted else [])
+    return [visible(" ".join(line.split())) for line in lines]
+
+
+def summarize(terminal: Any, reports: Iterable[Any]) -> None:
+    """Prints what was found of each target that passed, with `-v` of all and by behaviour, and the
+    annotations.
+    """
+    is_verbose = terminal.config.option.verbose > 0
+    of_targets = [report for report in reports if "mha" in report.keywords]
+    shown = [report for report in of_targets if is_verbose or report.passed]
+    if shown:
+        terminal.section("mha")
+    for report in shown:
+        details = [f"{name}: {value}" for name, value in report.user_properties if value]
+        terminal.line(f"{report.nodeid}: {report.mha['summary'][0]}")
+        for line in [*report.mha["summary"][1:], *(details if is_verbose else [])]:
+            terminal.line(f"  {line}")
+    terminal.ensure_newline()
+    terminal.flush()
+    if not terminal.config.option.no_annotations:
+        print_annotations(line for report in reports for line in report.mha["annotations"])
