@@ -30,7 +30,8 @@ class Targets:
         self.requests = _named(requests)
         for arg, name in ids.items():
             if name not in self.requests:
-                raise pytest.UsageError(f"not found: {arg}; there is {', '.join(self.requests)}")
+                there = ", ".join(f"mha::{each}" for each in self.requests)
+                raise pytest.UsageError(f"not found: {arg}; there is {there}")
         if ids:
             self.requests = {name: self.requests[name] for name in ids.values()}
 
@@ -93,7 +94,8 @@ class Target(pytest.Item):
         except MhaError as fault:
             self.headline = visible(fault.message)
             hint = [] if fault.hint is None else [f"hint: {visible(fault.hint)}"]
-            pytest.fail("\n".join([self.headline, *hint]), pytrace=False)
+            words = "\n".join([self.headline, *hint])
+            raise pytest.fail.Exception(words, pytrace=False) from None
         self.examination, self.headline = examination, examination.headline
         self.user_properties += _properties(examination)
         if not examination.ok:
@@ -105,15 +107,13 @@ class Target(pytest.Item):
 
 
 def _properties(examination: Examination) -> list[tuple[str, object]]:
-    """The verdict, the behaviours and the mistakes."""
+    """The verdict, the behaviours, those that were not tried, and the mistakes."""
     words = {True: "holds", False: "fails", None: "noted"}
-    behaviours = [
-        f"{one.name} {'not tried' if one.was_omitted else words[one.ok]}"
-        for one in examination.behaviour
-    ]
+    tried = [f"{one.name} {words[one.ok]}" for one in examination.behaviour if not one.was_omitted]
     return [
         ("verdict", examination.verdict),
-        ("behaviours", ", ".join(behaviours)),
+        ("behaviours", ", ".join(tried)),
+        ("not tried", ", ".join(one.name for one in examination.behaviour if one.was_omitted)),
         ("mistakes", ", ".join(finding.code for finding in examination.findings)),
     ]
 
@@ -133,7 +133,8 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
     if report.failed and headline:
         report.longrepr.reprcrash.message = f"mha: {headline}"  # the short summary's
     if examination is not None:
-        report.mha = {"summary": _summary(examination), "annotations": [*annotations(examination)]}
+        summary = visible(" ".join(examination.summary.split()))
+        report.mha = {"summary": summary, "annotations": [*annotations(examination)]}
 
 
 def _asserted(failure: Any) -> Examination | None:
@@ -144,17 +145,9 @@ def _asserted(failure: Any) -> Examination | None:
         return None
     text, frame = str(failure.value), failure.traceback[-1].frame
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        is_wrong = isinstance(value, Examination) and not value.ok
-        if is_wrong and (repr(value) in text or str(value) == text):
-            return value
+        if isinstance(value, Examination) and (repr(value) in text or str(value) == text):
+            return None if value.ok else value
     return None
-
-
-def _summary(examination: Examination) -> list[str]:
-    """The verdict in a sentence, and what was not tried."""
-    omitted = [one.name for one in examination.behaviour if one.was_omitted]
-    lines = [examination.summary] + ([f"not tried: {', '.join(omitted)}"] if omitted else [])
-    return [visible(" ".join(line.split())) for line in lines]
 
 
 def summarize(terminal: Any, reports: Iterable[Any]) -> None:
@@ -167,10 +160,10 @@ def summarize(terminal: Any, reports: Iterable[Any]) -> None:
     if shown:
         terminal.section("mha")
     for report in shown:
-        details = [f"{name}: {value}" for name, value in report.user_properties if value]
-        terminal.line(f"{report.nodeid}: {report.mha['summary'][0]}")
-        for line in [*report.mha["summary"][1:], *(details if is_verbose else [])]:
-            terminal.line(f"  {line}")
+        terminal.line(f"{report.nodeid}: {report.mha['summary']}")
+        for name, words in report.user_properties:
+            if words and (name == "not tried" or is_verbose):
+                terminal.line(f"  {name}: {words}")
     terminal.ensure_newline()
     terminal.flush()
     if not terminal.config.option.no_annotations:
