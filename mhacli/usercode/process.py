@@ -96,15 +96,16 @@ def run_in_child(
     *,
     time_limit_s: float,
     on_stage: Callable[[str], None] | None = None,
+    folder: str | None = None,
 ) -> tuple[Any, str]:
-    """The document of the job `module:function`, run in a child process with torch loaded, and the
-    end of its printed output.
+    """The document of the job `module:function`, run in a child process with torch loaded, in a
+    folder or in the working directory, and the end of its printed output.
 
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called
     when a stage begins. Raises the job's `MhaError`, and an `EndedEarly` that names the stage if it
     exceeds `time_limit_s` or if the child ends early.
     """
-    process = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
+    process = _started({"job": job, "request": request, "time_limit_s": time_limit_s}, folder)
     assert process.stdout is not None
     assert process.stderr is not None
     with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
@@ -252,7 +253,7 @@ def _children(parents: set[int]) -> set[int]:
     return found
 
 
-def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def _started(sent: Mapping[str, Any], folder: str | None) -> subprocess.Popen[bytes]:
     """The child process, with its request sent. Its stdin stays open as long as this process lives;
     its stdout has its messages, and its stderr all that the code prints.
     """
@@ -266,7 +267,13 @@ def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            command,
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            cwd=folder,
         )
     except OSError as fault:
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault

@@ -30,7 +30,8 @@ def annotations(examination: Examination) -> Iterator[str]:
     """A line for each mistake, or one for a verdict that is not decided."""
     for found in examination.findings:
         fix = f"; fix: {found.fix.strip()}" if found.fix else ""
-        yield _annotation(examination, "error", found.message + fix, found.file, found.line)
+        level = "notice" if found.accepted else "error"
+        yield _annotation(examination, level, found.message + fix, found.file, found.line)
     if examination.verdict == "unknown":
         file = examination.target.rpartition(":")[0]
         known = file if os.path.isfile(file) else None

@@ -47,8 +47,16 @@ class Targets:
 
 def _requests(target: str, *arguments: str) -> tuple[CheckRequest, ...]:
     """What a target of `--mha` and its arguments request."""
-    if arguments and ":" not in target:
+    is_table = target.endswith(".toml")
+    if arguments and (is_table or Path(target).is_dir()):
         raise pytest.UsageError(f"--mha-arg: {target} has no constructor")
+    if is_table:
+        from .table import requests_of
+
+        try:
+            return requests_of(Path(target))
+        except MhaError as fault:
+            raise pytest.UsageError(f"{fault}. {fault.hint or ''}") from None
     if Path(target).is_dir():
         return (CheckRequest(model=target),)
     return (CheckRequest(target=target, arg=arguments),)
@@ -107,7 +115,7 @@ class Target(pytest.Item):
 
 
 def _properties(examination: Examination) -> list[tuple[str, object]]:
-    """The verdict, the behaviours, those that were not tried, and the mistakes."""
+    """The verdict, the behaviours, those that were not tried, the mistakes, and those accepted."""
     words = {True: "holds", False: "fails", None: "noted"}
     tried = [f"{one.name} {words[one.ok]}" for one in examination.behaviour if not one.was_omitted]
     return [
@@ -115,6 +123,7 @@ def _properties(examination: Examination) -> list[tuple[str, object]]:
         ("behaviours", ", ".join(tried)),
         ("not tried", ", ".join(one.name for one in examination.behaviour if one.was_omitted)),
         ("mistakes", ", ".join(finding.code for finding in examination.findings)),
+        ("accepted", "; ".join(f"{each.code}: {each.reason}" for each in examination.accepted)),
     ]
 
 
@@ -162,8 +171,8 @@ def summarize(terminal: Any, reports: Iterable[Any]) -> None:
     for report in shown:
         terminal.line(f"{report.nodeid}: {report.mha['summary']}")
         for name, words in report.user_properties:
-            if words and (name == "not tried" or is_verbose):
-                terminal.line(f"  {name}: {words}")
+            if words and (is_verbose or name in ("not tried", "accepted")):
+                terminal.line(f"  {name}: {visible(words)}")
     terminal.ensure_newline()
     terminal.flush()
     if not terminal.config.option.no_annotations:

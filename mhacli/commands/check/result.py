@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from mhacli.cli.console import drawn_lines
-from mhacli.errors import UsageError
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
@@ -25,7 +26,9 @@ from mhacli.usercode.target import Choice, Mode, TargetRequest, named_object
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
 
-_CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
+_CODE, _MEANT = "Code", "Intended behaviour"
+RUN = "Run"
+"""The panel of the options that say how an examination runs, not what is examined."""
 _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
     " of q, k and v. mha imports and runs it."
@@ -43,7 +46,14 @@ _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
 _AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
 _PACKED = "State that rows hold several documents, which must not see each other."
 _MASK = "What True in a mask means."
+_ACCEPTS = "CODE[@PART]=REASON"
+_ACCEPT = (
+    "Accept this mistake, in a part of the model where one is named, for a reason; repeatable. Once"
+    " it is mended, the check fails."
+)
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
+HELD = "accepted-but-right"
+"""The code of what is accepted although it was tried and held."""
 _NOWHERE = SourceLine()
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
@@ -52,7 +62,7 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
     intentions that the code does not show. `time_limit_s` is per call, `max_time_s` for all that
-    follows the first one.
+    follows the first one. The process of the code runs in `folder`, None for the working directory.
     """
 
     target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
@@ -100,13 +110,14 @@ class CheckRequest:
     no_backward: bool = setting(
         False, _MEANT, _NO_BACKWARD, excludes=("backward", "other", "model")
     )
-    device: str = like(Config, "device", _RUN, value="cpu", default="")
-    seed: int = like(Config, "seed", _RUN)
-    length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
-    time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
+    accept: tuple[str, ...] = setting((), _MEANT, _ACCEPT, metavar=_ACCEPTS)
+    device: str = like(Config, "device", RUN, value="cpu", default="")
+    seed: int = like(Config, "seed", RUN)
+    length: int | None = setting(None, RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
+    time_limit_s: float = like(OwnCode, "time_limit", RUN, names=("--time-limit",))
     max_time_s: float = setting(
         DEFAULT_MAX_TIME_S,
-        _RUN,
+        RUN,
         _MAX_TIME,
         "--max-time",
         above=0,
@@ -115,6 +126,7 @@ class CheckRequest:
         default=f"{DEFAULT_MAX_TIME_S:g}",
         excludes=("model",),
     )
+    folder: str | None = None
 
     @cached_property
     def target_request(self) -> TargetRequest:
@@ -146,6 +158,34 @@ class CheckRequest:
         return condition
 
     @cached_property
+    def targets(self) -> tuple[TargetRequest, ...]:
+        """The code to import, none of a checkpoint. Raises `UsageError` as `target_request`."""
+        if self.model is not None:
+            return ()
+        return tuple(each for each in (self.target_request, self.against) if each is not None)
+
+    @cached_property
+    def acceptances(self) -> tuple["Accepted", ...]:
+        """What is accepted, as stated. Raises `UsageError` for an unknown code, with the nearest
+        one, and without a reason.
+        """
+        stated = dict[str, Accepted]()
+        for word in self.accept:
+            name, _, reason = word.partition("=")
+            code, at, part = name.partition("@")
+            option = f"--accept {word[:200]!r}"
+            if code not in (known := acceptable_codes()):
+                near = get_close_matches(code, known, n=1)
+                hint = f"the nearest is {near[0]}" if near else "docs/CHECK.md lists the codes"
+                raise UsageError(f"{option}: there is no code {code[:80]!r}", hint=hint)
+            if not reason.strip() or (at and not part):
+                raise UsageError(f"{option} is not {_ACCEPTS}", hint="say why it is accepted")
+            if name in stated:
+                raise UsageError(f"--accept gives {name} twice")
+            stated[name] = Accepted(code, part or None, reason.strip())
+        return tuple(stated.values())
+
+    @cached_property
     def against(self) -> TargetRequest | None:
         """The attention to compare it with; None for the reference. Raises `UsageError` as
         `target_request` does.
@@ -163,6 +203,14 @@ class CheckRequest:
         )
 
 
+class Accepted(Struct, frozen=True):
+    """A mistake that is accepted for a reason, in a part of the code if one is known."""
+
+    code: str
+    part: str | None
+    reason: str
+
+
 @dataclass(frozen=True)
 class Finding:
     """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect`
@@ -174,6 +222,7 @@ class Finding:
     `modes` are the affected modes, empty for attention with one mode. `where` says in which calls
     the code differs, and `beyond` up to which length it does not. `reproduce` is a script in plain
     torch that prints `error`, to be run in the folder of the code; None where there is none.
+    `parts` are the modules of a model in which it was found. `accepted`: it is, in all of them.
     """
 
     code: str
@@ -193,6 +242,8 @@ class Finding:
     where: str = ""
     reproduce: str | None = None
     fix_tried: bool | None = None
+    parts: tuple[str, ...] = ()
+    accepted: bool = False
 
     @property
     def at(self) -> str:
@@ -209,6 +260,12 @@ class Finding:
 def words_of_code(name: str) -> Word:
     """The words of a mistake, or of the failure of a behaviour."""
     return {**words_of("mistakes", "mistake"), **words_of("glossary", "behaviour")}[name]
+
+
+def acceptable_codes() -> set[str]:
+    """The codes of all mistakes and failures."""
+    every = (*words_of("mistakes", "mistake"), *words_of("glossary", "behaviour"))
+    return {name.partition(",")[0] for name in every} - {HELD}
 
 
 def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: Any) -> Finding:
@@ -435,11 +492,24 @@ class Examination(Shown):
     sees: tuple[SeenCells, ...] = ()
     mask: str = ""
     n_passes: int = 0
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether it is right, or consistent."""
-        return self.verdict in ("right", "consistent")
+        """Whether it is right or consistent, or every mistake is accepted."""
+        return self.verdict in ("right", "consistent") or self.is_accepted
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it is wrong, and every mistake is accepted."""
+        return self.verdict == "wrong" and all(finding.accepted for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `mha check`."""
+        if self.ok:
+            return 0
+        return EXIT_CHECK if self.verdict == "wrong" else EXIT_FAILED
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `--csv`: each finding, behaviour and probe under the names of the
@@ -475,8 +545,9 @@ class Examination(Shown):
 
     @property
     def _first(self) -> tuple[str, str]:
-        """The first finding and its line; the sentence and nothing where there is none."""
-        first = [(finding.message, finding.at) for finding in self.findings[:1]]
+        """The first finding, accepted ones last, and its line; else the sentence and nothing."""
+        findings = sorted(self.findings, key=lambda finding: finding.accepted)
+        first = [(finding.message, finding.at) for finding in findings[:1]]
         message, at = first[0] if first else (self.sentence, "")
         return visible(" ".join(message.split())), visible(at)
 
@@ -529,7 +600,8 @@ class Examination(Shown):
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
         parts += self.limits if self.verdict == "right" and not self.inside else ()
-        return f"{self.verdict}: {'; '.join(parts)}"
+        accepted = ", accepted" if self.is_accepted else ""
+        return f"{self.verdict}{accepted}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec
 
+from msgspec import ValidationError, convert
+
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
 from mhacli.errors import UsageError
 from mhacli.io.data import decode
@@ -22,6 +24,7 @@ from .result import CheckRequest, Examination, finding_of
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
 P = ParamSpec("P")
+_NO_REASONS: Mapping[str, str] = {}
 
 
 def check(
@@ -36,6 +39,7 @@ def check(
     causal: bool | None = None,
     sees: str | Callable[..., object] | None = None,
     packed: bool = False,
+    accept: Mapping[str, str] = _NO_REASONS,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
@@ -63,8 +67,9 @@ def check(
     `[query, key]`. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where
     the code does not show it; with `packed=True`, rows hold several documents, which must not see
     each other. Gradients are compared where there are any: with `backward=True` there must be some,
-    with `backward=False` none are compared. Raises `MhaError` if the target cannot be imported,
-    built or called.
+    with `backward=False` none are compared. `accept` has the reason why a mistake is accepted, as in
+    `{"padding-leak@decoder": "texts are never padded"}`; once it is mended, `.ok` is False. Raises
+    `MhaError` if the target cannot be imported, built or called.
     """
     if sees is not None and causal is not None:
         raise UsageError("sees and causal exclude each other")
@@ -76,18 +81,19 @@ def check(
     ):
         request = CheckRequest(
             target=name,
-            arg=_words(arguments),
-            call_arg=_words(call_arguments),
+            arg=argument_words(arguments),
+            call_arg=argument_words(call_arguments),
             example=call,
             other=other,
-            other_arg=_words(against_arguments),
+            other_arg=argument_words(against_arguments),
             other_call_arg=None
             if against_call_arguments is None
-            else _words(against_call_arguments),
+            else argument_words(against_call_arguments),
             causal=causal is True,
             not_causal=causal is False,
             sees=seen,
             packed=packed,
+            accept=accept_words(accept),
             mask_means=mask_means,
             rope=rope,
             scale=scale,
@@ -144,7 +150,9 @@ def examine_in_child(
     limit_s = request.time_limit_s
     sent = asdict(request)
     return _examination(
-        lambda: process.run_in_child(_JOB, sent, time_limit_s=limit_s, on_stage=on_stage)
+        lambda: process.run_in_child(
+            _JOB, sent, time_limit_s=limit_s, on_stage=on_stage, folder=request.folder
+        )
     )
 
 
@@ -184,7 +192,7 @@ def _named(thing: object) -> Iterator[str | None]:
         yield after.enter_context(naming(thing))
 
 
-def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def argument_words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
     words = []
     for name, value in arguments.items():
@@ -198,3 +206,11 @@ def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
             raise UsageError(problem, hint="give a module that is built already")
         words.append(f"{name}={value}" if is_of_torch else f"{name}={value!r}")
     return tuple(words)
+
+
+def accept_words(accept: Mapping[str, str]) -> tuple[str, ...]:
+    """Codes with their reasons as command-line words. Raises `UsageError` for what is no text."""
+    try:
+        return tuple(f"{code}={why}" for code, why in convert(accept, dict[str, str]).items())
+    except ValidationError as fault:
+        raise UsageError(f"accept: {fault}", hint="say why each is accepted") from None
