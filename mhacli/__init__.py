@@ -1,4 +1,7 @@
-"""mha, the attention inspector for the terminal. Importing this package does not import torch."""
+"""mha, the attention inspector for the terminal. Importing this package does not import torch.
+
+pytest leaves it as it is: PYTEST_DONT_REWRITE.
+"""
 
 import random
 from importlib import import_module

@@ -93,7 +93,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Prints what the examinations found."""
     reports = [each for kind in terminalreporter.stats.values() for each in kind]
-    if reports := [report for report in reports if hasattr(report, "mha")]:
+    reports = [report for report in reports if hasattr(report, "mha")]
+    if reports and not hasattr(terminalreporter.config, "workerinput"):  # a worker of xdist
         from mhacli.commands.check.in_pytest import summarize
 
         summarize(terminalreporter, reports)

@@ -41,6 +41,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 MHA = str(Path(sys.executable).with_name("mha"))
 PATIENCE_S = 120
 """Seconds after which a run is killed. It is far more than any takes: a busy machine must not fail
@@ -417,6 +419,34 @@ def _run_in_fork(
     except OSError:
         end = 120
     os._exit(end if isinstance(end, int) else int(end is not None))
+
+
+def run_pytest(
+    folder: Path, *words: str, cold: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """`pytest WORDS` in a folder, in a fork of this process, or as a new one."""
+    env = environment(folder, COLUMNS="200", **variables)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _input(None) as source:
+        fds = (source, out.fileno(), err.fileno())
+        if cold:
+            command = [sys.executable, "-m", "pytest", *words]
+            process = subprocess.Popen(
+                command, cwd=folder, env=env, stdin=source, stdout=out, stderr=err
+            )
+            pid, process.returncode = process.pid, 0
+        else:
+            _entry()
+            sys.stdout.flush()
+            entry = functools.partial(pytest.main, list(words))
+            pid = os.fork() or _run_in_fork(entry, folder, words, fds, env)
+        watchdog = threading.Timer(PATIENCE_S, _kill, [pid])
+        watchdog.start()
+        _, status = os.waitpid(pid, 0)
+        watchdog.cancel()
+        out.seek(0)
+        err.seek(0)
+        code = os.waitstatus_to_exitcode(status)
+        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
 
 
 def _become(

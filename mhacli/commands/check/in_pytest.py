@@ -147,14 +147,14 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
 
 
 def _asserted(failure: Any) -> Examination | None:
-    """The examination about which an assertion failed: its text has the representation, or is the
-    report; the frame has the object, also one without a name.
+    """The examination whose `.ok` an assertion wants, or whose report is its text. The frame of the
+    assertion has the object, also one without a name.
     """
     if failure is None or not isinstance(failure.value, AssertionError):
         return None
     text, frame = str(failure.value), failure.traceback[-1].frame
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        if isinstance(value, Examination) and (repr(value) in text or str(value) == text):
+        if isinstance(value, Examination) and (f"{value!r}.ok" in text or str(value) == text):
             return None if value.ok else value
     return None
 

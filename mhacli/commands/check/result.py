@@ -529,8 +529,8 @@ class Examination(Shown):
     def __repr__(self) -> str:
         """The target, the verdict, and the first finding with its line, in 200 characters."""
         message, at = self._first
-        at = at if len(at) <= 80 else f" (…{at[-77:]}"
-        about = f"<Examination of {_cut(visible(self.target), 70)}: {self.verdict}: "
+        at = at if len(at) <= 50 else f" (…{at[-47:]}"
+        about = f"<Examination of {_cut(visible(self.target), 40)}: {self.verdict}: "
         return f"{about}{_cut(message, 199 - len(about) - len(at))}{at}>"
 
     def __str__(self) -> str:
