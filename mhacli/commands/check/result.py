@@ -52,6 +52,29 @@ _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
 HELD = "accepted-but-right"
 """The code of what is accepted although it was tried and held."""
 _NOWHERE = SourceLine()
+CODES: Mapping[str, str] = {
+    "sees": "sees-unstated",
+    "causality": "sees-the-future",
+    "prefix": "prefix-differs",
+    "batch": "batch-leak",
+    "repeat": "not-repeatable",
+    "finite": "outputs-not-finite",
+    "right-padding": "padding-leak",
+    "left-padding": "padding-leak",
+    "padding-content": "padding-leak",
+    "memory": "memory-misread",
+    "cache": "cache-differs",
+    "packing": "documents-leak",
+    "dtype": "",
+    "training": "",
+    "eager": "implementations-differ",
+    "row-sums": "row-sums-not-one",
+    "bos": "beginning-doubled",
+}
+"""The behaviours in the order in which they are shown, and the code of a failure, whose words stand
+in record/glossary.toml; none where all is a matter of choice. The last three are asked of
+checkpoints."""
+IMPLIED = "fails, which implies this"
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -284,14 +307,16 @@ class Tried:
 @dataclass(frozen=True)
 class Place:
     """Where a behaviour fails: the position from which the input was changed, the first output that
-    differs, the first part of the model whose outputs differ while its inputs agree, and the first
-    attention whose outputs differ.
+    differs, the first part of the model whose outputs differ while its inputs agree, the first
+    attention whose outputs differ, and, of outputs that depend on later tokens, how far ahead they
+    do at most, in tokens.
     """
 
     cut: int | None = None
     position: int | None = None
     module: str | None = None
     attention: str | None = None
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +338,11 @@ class Behaviour:
     def was_omitted(self) -> bool:
         """Whether no pass was made for it."""
         return self.ok is None and self.reason.startswith("not tried: ")
+
+    @property
+    def is_implied(self) -> bool:
+        """Whether it was not tried because the failure of another one implies its own."""
+        return self.was_omitted and self.reason.endswith(IMPLIED)
 
 
 class SeenCells(Struct, frozen=True):
