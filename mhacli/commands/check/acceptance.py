@@ -96,7 +96,9 @@ def _trial(report: Examination, accepted: Accepted) -> tuple[str, str]:
 
 def _unless(is_right: bool, report: Examination) -> str:
     """Why something was not tried, unless it was."""
-    return "" if is_right else report.reason or "the comparison does not show it"
+    if is_right:
+        return ""
+    return "other mistakes were found" if report.findings else report.reason or report.sentence
 
 
 def _behaved(report: Examination, code: str, names: Sequence[str]) -> tuple[str, str]:

@@ -70,6 +70,7 @@ _IMPLIED_BY = {
     "padding-content": ("causality", "batch", "right-padding", "left-padding"),
     "memory": ("batch",),
     "causality": ("sees",),
+    "prefix": ("causality",),
     "cache": ("causality", "prefix"),
     "packing": ("batch",),
     "row-sums": ("eager",),

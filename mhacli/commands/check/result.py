@@ -1,5 +1,6 @@
 """The result of examining user code, as plain data with schema `mha.check/1`."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -528,6 +529,16 @@ class Examination(Shown):
         return self.verdict == "wrong" and all(finding.accepted for finding in self.findings)
 
     @property
+    def reports(self) -> tuple["Examination"]:
+        """It alone."""
+        return (self,)
+
+    @property
+    def answer(self) -> str:
+        """The verdict, and whether every mistake is accepted."""
+        return "wrong, accepted" if self.is_accepted else self.verdict
+
+    @property
     def exit_code(self) -> int:
         """The exit code of `mha check`."""
         if self.ok:
@@ -535,15 +546,17 @@ class Examination(Shown):
         return EXIT_CHECK if self.verdict == "wrong" else EXIT_FAILED
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: each finding, behaviour and probe under the names of the
-        document.
+        """The rows of `--csv`: each finding, what is accepted, each behaviour and probe, under the
+        names of the document.
         """
         document = self.to_dict()
         findings = [
             {"name": finding["code"], "ok": False} | finding for finding in document["findings"]
         ]
+        accepted = [{"name": each["code"]} | each for each in document["accepted"]]
         parts = {
             "finding": findings,
+            "accepted": accepted,
             "behaviour": document["behaviour"],
             "probe": document["probes"],
         }
@@ -602,8 +615,7 @@ class Examination(Shown):
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
         parts += self.limits if self.verdict == "right" and not self.inside else ()
-        accepted = ", accepted" if self.is_accepted else ""
-        return f"{self.verdict}{accepted}: {'; '.join(parts)}"
+        return f"{self.answer}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:
@@ -626,6 +638,36 @@ class Examination(Shown):
         """The JSON document of `--json`."""
         fields: dict[str, Any] = plain(self)
         return {"schema": "mha.check/1", "summary": self.summary} | fields
+
+
+@dataclass(frozen=True, repr=False)
+class Examinations(Shown):
+    """The examinations of the targets that the pyproject.toml at `path` states."""
+
+    path: str
+    reports: tuple[Examination, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The largest of their exit codes: a mistake counts more than what is not decided."""
+        return max(report.exit_code for report in self.reports)
+
+    @property
+    def summary(self) -> str:
+        """How many have which verdict."""
+        n, counts = len(self.reports), Counter(report.answer for report in self.reports)
+        each = "; ".join(f"{count} {answer}" for answer, count in counts.items())
+        return f"{n} target{'' if n == 1 else 's'}: {each}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: those of each report, with its target."""
+        return [{"target": report.target} | row for report in self.reports for row in report.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `--json`."""
+        reports = [report.to_dict() for report in self.reports]
+        named = {"schema": "mha.checks/1", "summary": self.summary, "table": self.path}
+        return {**named, "reports": reports}
 
 
 def place(file: str, line: int | None) -> str:

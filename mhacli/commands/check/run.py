@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import ValidationError, convert
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
@@ -137,6 +137,18 @@ def examine_in_child(
         folder=request.folder,
     )
     return with_accepted(_examination(run), request.acceptances)
+
+
+def examined_or_refused(
+    request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
+) -> Examination:
+    """The same; without a verdict where the target is refused."""
+    try:
+        return examine_in_child(request, on_stage=on_stage)
+    except MhaError as refusal:
+        target = request.model or request.target_request.target
+        steps = (refusal.hint,) if refusal.hint else ()
+        return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
