@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from .result import CODES, HELD, Accepted, Examination, Finding, finding_of
+from .result import CODES, HELD, Accepted, Examination, Finding, finding_of, words_of_code
 
 
 def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examination:
@@ -32,7 +32,8 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
             notes.append(f"{option} is accepted, and was not tried: {untried}")
         else:
             words = f"{option} is accepted, and was tried and held"
-            held.append(finding_of(HELD, report.sentence, message=words))
+            advice = words_of_code(HELD).advice
+            held.append(finding_of(HELD, report.sentence, message=words, fix=advice))
     findings.sort(key=lambda finding: finding.accepted)
     report = replace(report, findings=(*held, *findings), accepted=tuple(accepted))
     if held:
@@ -95,6 +96,8 @@ def _is_compared(report: Examination, accepted: Accepted) -> bool:
 
 def _untried_beside(report: Examination) -> Iterator[str]:
     """What an accepted mistake kept from being tried."""
+    if report.mask or report.against is not None:
+        return
     yield from (each.name for each in report.behaviour if each.is_implied)
     if not report.behaviour:
         yield "behaviours"
