@@ -1,5 +1,6 @@
 """The result of examining user code, as plain data with schema `mha.check/1`."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -55,6 +56,29 @@ _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
 HELD = "accepted-but-right"
 """The code of what is accepted although it was tried and held."""
 _NOWHERE = SourceLine()
+CODES: Mapping[str, str] = {
+    "sees": "sees-unstated",
+    "causality": "sees-the-future",
+    "prefix": "prefix-differs",
+    "batch": "batch-leak",
+    "repeat": "not-repeatable",
+    "finite": "outputs-not-finite",
+    "right-padding": "padding-leak",
+    "left-padding": "padding-leak",
+    "padding-content": "padding-leak",
+    "memory": "memory-misread",
+    "cache": "cache-differs",
+    "packing": "documents-leak",
+    "dtype": "",
+    "training": "",
+    "eager": "implementations-differ",
+    "row-sums": "row-sums-not-one",
+    "bos": "beginning-doubled",
+}
+"""The behaviours in the order in which they are shown, and the code of a failure, whose words stand
+in record/glossary.toml; none where all is a matter of choice. The last three are asked of
+checkpoints."""
+IMPLIED = "fails, which implies this"
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -291,14 +315,16 @@ class Tried:
 @dataclass(frozen=True)
 class Place:
     """Where a behaviour fails: the position from which the input was changed, the first output that
-    differs, the first part of the model whose outputs differ while its inputs agree, and the first
-    attention whose outputs differ.
+    differs, the first part of the model whose outputs differ while its inputs agree, the first
+    attention whose outputs differ, and, of outputs that depend on later tokens, how far ahead they
+    do at most, in tokens.
     """
 
     cut: int | None = None
     position: int | None = None
     module: str | None = None
     attention: str | None = None
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +346,11 @@ class Behaviour:
     def was_omitted(self) -> bool:
         """Whether no pass was made for it."""
         return self.ok is None and self.reason.startswith("not tried: ")
+
+    @property
+    def is_implied(self) -> bool:
+        """Whether it was not tried because the failure of another one implies its own."""
+        return self.was_omitted and self.reason.endswith(IMPLIED)
 
 
 class SeenCells(Struct, frozen=True):
@@ -505,6 +536,16 @@ class Examination(Shown):
         return self.verdict == "wrong" and all(finding.accepted for finding in self.findings)
 
     @property
+    def reports(self) -> tuple["Examination"]:
+        """It alone."""
+        return (self,)
+
+    @property
+    def answer(self) -> str:
+        """The verdict, and whether every mistake is accepted."""
+        return "wrong, accepted" if self.is_accepted else self.verdict
+
+    @property
     def exit_code(self) -> int:
         """The exit code of `mha check`."""
         if self.ok:
@@ -512,15 +553,17 @@ class Examination(Shown):
         return EXIT_CHECK if self.verdict == "wrong" else EXIT_FAILED
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: each finding, behaviour and probe under the names of the
-        document.
+        """The rows of `--csv`: each finding, what is accepted, each behaviour and probe, under the
+        names of the document.
         """
         document = self.to_dict()
         findings = [
             {"name": finding["code"], "ok": False} | finding for finding in document["findings"]
         ]
+        accepted = [{"name": each["code"]} | each for each in document["accepted"]]
         parts = {
             "finding": findings,
+            "accepted": accepted,
             "behaviour": document["behaviour"],
             "probe": document["probes"],
         }
@@ -600,8 +643,7 @@ class Examination(Shown):
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
         parts += self.limits if self.verdict == "right" and not self.inside else ()
-        accepted = ", accepted" if self.is_accepted else ""
-        return f"{self.verdict}{accepted}: {'; '.join(parts)}"
+        return f"{self.answer}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:
@@ -629,6 +671,36 @@ class Examination(Shown):
 def _cut(text: str, most: int) -> str:
     """A text, cut to so many characters with an ellipsis if it is longer."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@dataclass(frozen=True, repr=False)
+class Examinations(Shown):
+    """The examinations of the targets that the pyproject.toml at `path` states."""
+
+    path: str
+    reports: tuple[Examination, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The largest of their exit codes: a mistake counts more than what is not decided."""
+        return max(report.exit_code for report in self.reports)
+
+    @property
+    def summary(self) -> str:
+        """How many have which verdict."""
+        n, counts = len(self.reports), Counter(report.answer for report in self.reports)
+        each = "; ".join(f"{count} {answer}" for answer, count in counts.items())
+        return f"{n} target{'' if n == 1 else 's'}: {each}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: those of each report, with its target."""
+        return [{"target": report.target} | row for report in self.reports for row in report.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `--json`."""
+        reports = [report.to_dict() for report in self.reports]
+        named = {"schema": "mha.checks/1", "summary": self.summary, "table": self.path}
+        return {**named, "reports": reports}
 
 
 def place(file: str, line: int | None) -> str:

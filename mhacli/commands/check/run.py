@@ -12,13 +12,14 @@ from typing import Any, Literal, ParamSpec
 from msgspec import ValidationError, convert
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
+from .acceptance import with_accepted
 from .result import CheckRequest, Examination, finding_of
 
 _JOB = "mhacli.commands.check.examine:examine_request"
@@ -67,8 +68,8 @@ def check(
     `[query, key]`. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where
     the code does not show it; with `packed=True`, rows hold several documents, which must not see
     each other. Gradients are compared where there are any: with `backward=True` there must be some,
-    with `backward=False` none are compared. `accept` has the reason why a mistake is accepted, as in
-    `{"padding-leak@decoder": "texts are never padded"}`; once it is mended, `.ok` is False. Raises
+    with `backward=False` none are compared. `accept` has the reasons why mistakes are accepted, as
+    `{"padding-leak@decoder": "texts are never padded"}`; once one is mended, `.ok` is False. Raises
     `MhaError` if the target cannot be imported, built or called.
     """
     if sees is not None and causal is not None:
@@ -106,6 +107,7 @@ def check(
             time_limit_s=time_limit_s,
             max_time_s=max_time_s,
         )
+        stated = request.acceptances  # which raise before anything runs
         if all(
             isinstance(name_or_object, str | None)
             for name_or_object in (target, against, example, sees)
@@ -115,9 +117,10 @@ def check(
 
         if suits_a_fork(target, device):
             job = partial(examine_request, asdict(request))
-            return _examination(lambda: process.run_in_fork(job, time_limit_s=time_limit_s))
+            run = partial(process.run_in_fork, job, time_limit_s=time_limit_s)
+            return with_accepted(_examination(run), stated)
         try:
-            return examination_of(request, process.no_stage)
+            return with_accepted(examination_of(request, process.no_stage), stated)
         except UserRaised as raised:
             raise raised.fault from None
 
@@ -147,13 +150,27 @@ def examine_in_child(
     request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
 ) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
-    limit_s = request.time_limit_s
-    sent = asdict(request)
-    return _examination(
-        lambda: process.run_in_child(
-            _JOB, sent, time_limit_s=limit_s, on_stage=on_stage, folder=request.folder
-        )
+    run = partial(
+        process.run_in_child,
+        _JOB,
+        asdict(request),
+        time_limit_s=request.time_limit_s,
+        on_stage=on_stage,
+        folder=request.folder,
     )
+    return with_accepted(_examination(run), request.acceptances)
+
+
+def examined_or_refused(
+    request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
+) -> Examination:
+    """The same; without a verdict where the target is refused."""
+    try:
+        return examine_in_child(request, on_stage=on_stage)
+    except MhaError as refusal:
+        target = request.model or request.target_request.target
+        steps = (refusal.hint,) if refusal.hint else ()
+        return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
