@@ -6,6 +6,7 @@ Source: github.com/actions/toolkit, packages/core/src/command.ts.
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from mhacli.cli.console import stderr_line
 from mhacli.text.escape import visible
@@ -44,10 +45,11 @@ def _annotation(
     """The line of an annotation, without a file that is outside of GITHUB_WORKSPACE."""
     properties = {"title": "mha check"}
     if file is not None:
-        root = os.path.realpath(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
-        path = os.path.relpath(os.path.realpath(file), root)
-        if not path.startswith(os.pardir):
-            properties |= {"file": path} | ({} if line is None else {"line": str(line)})
+        root = Path(os.environ.get("GITHUB_WORKSPACE", "")).resolve()
+        path = Path(file).resolve()
+        if path.is_relative_to(root):
+            properties["file"] = str(path.relative_to(root))
+            properties |= {} if line is None else {"line": str(line)}
     words = (f"{name}={_escaped(visible(word), ':,')}" for name, word in properties.items())
     lines = map(visible, text.splitlines())
     said = _escaped("\n".join([f"{visible(examination.target)}: {next(lines, '')}", *lines]))

@@ -13,7 +13,7 @@ from mhacli.text.escape import visible
 
 from .annotations import annotations, print_annotations
 from .result import CheckRequest, Examination
-from .run import examine_in_child
+from .run import examined_or_refused
 
 
 class Targets:
@@ -86,25 +86,17 @@ class _Collected(pytest.File):
 
 
 class Target(pytest.Item):
-    """A test that examines a target. `headline` is what its failure says first."""
+    """A test that examines a target."""
 
     def __init__(self, *, request: CheckRequest, **of_node: Any) -> None:
         super().__init__(**of_node)
         self.request = request
         self.examination: Examination | None = None
-        self.headline = ""
         self.add_marker("mha")
 
     def runtest(self) -> None:
         """Fails with the report if the target is wrong, not decided, or refused."""
-        try:
-            examination = examine_in_child(self.request)
-        except MhaError as fault:
-            self.headline = visible(fault.message)
-            hint = [] if fault.hint is None else [f"hint: {visible(fault.hint)}"]
-            words = "\n".join([self.headline, *hint])
-            raise pytest.fail.Exception(words, pytrace=False) from None
-        self.examination, self.headline = examination, examination.headline
+        self.examination = examination = examined_or_refused(self.request)
         self.user_properties += _properties(examination)
         if not examination.ok:
             pytest.fail(str(examination), pytrace=False)
@@ -131,19 +123,19 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
     """Adds an examination to the report of its test: that of a target, or one about which an
     assertion failed, with its report below. `failure` is pytest's of an exception, or None.
     """
+    crash = getattr(report.longrepr, "reprcrash", None)  # not of all kinds of tests
     if isinstance(item, Target):
-        examination, headline = item.examination, item.headline
-    elif report.failed and (examination := _asserted(failure)):
-        headline = examination.headline
-        if str(examination) not in str(failure.value):
-            report.longrepr.addsection("mha", str(examination))
+        examination = item.examination
     else:
+        examination = _asserted(failure) if report.failed and crash else None
+        if examination is not None and str(examination) not in str(failure.value):
+            report.longrepr.addsection("mha", str(examination))
+    if examination is None:
         return
-    if report.failed and headline:
-        report.longrepr.reprcrash.message = f"mha: {headline}"  # the short summary's
-    if examination is not None:
-        summary = visible(" ".join(examination.summary.split()))
-        report.mha = {"summary": summary, "annotations": [*annotations(examination)]}
+    if crash:
+        crash.message = f"mha: {examination.headline}"  # the short summary has it
+    summary = visible(" ".join(examination.summary.split()))
+    report.mha = {"summary": summary, "annotations": [*annotations(examination)]}
 
 
 def _asserted(failure: Any) -> Examination | None:
