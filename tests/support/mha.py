@@ -205,7 +205,8 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
     if is_json and ended.stdout:
         assert ended.json is not None
     verdicts = (1, 3) if ended.words[:1] == ("check",) else (3,)  # `unknown` ends with 1
-    said = re.sub(r"^mha: saved .*\n", "", ended.stderr, flags=re.MULTILINE)
+    told = r"^(mha: saved|::error|::warning|::notice) .*\n"  # beside a verdict
+    said = re.sub(told, "", ended.stderr, flags=re.MULTILINE)
     if ended.code not in (1, 2, 3) or (
         ended.code in verdicts and not said
     ):  # a verdict stands on stdout
