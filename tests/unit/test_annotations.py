@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mhacli.commands.check.annotations import annotations, print_annotations
-from mhacli.commands.check.result import Examination, Finding
+from mhacli.commands.check.result import Accepted, Examination, Finding
 
 
 def wrong(*files: str | None, message: str = "it is", **how: object) -> Examination:
@@ -45,12 +46,15 @@ def test_a_file_is_relative_to_the_workspace_and_not_named_outside_of_it(
 
 
 def test_accepted_mistakes_are_notices_and_undecided_ones_warnings() -> None:
+    reasons = (Accepted("code", None, "as meant"),)
+    accepted = replace(wrong(None, accepted=True), accepted=reasons)
     unknown = Examination("unknown", "my.py:GPT", "", reason="why")
     right = Examination("right", "my.py:GPT", "")
     levels = [
-        [line.split()[0] for line in annotations(each)]
-        for each in (wrong(None, accepted=True), unknown, right)
+        [line.split()[0] for line in annotations(each)] for each in (accepted, unknown, right)
     ]
+    (line,) = annotations(accepted)
+    assert line.endswith("::my.py:GPT: it is; accepted: as meant")
     assert levels == [["::notice"], ["::warning"], []]
 
 

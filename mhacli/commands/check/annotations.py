@@ -29,10 +29,12 @@ def print_annotations(lines: Iterable[str]) -> None:
 
 def annotations(examination: Examination) -> Iterator[str]:
     """A line for each mistake, or one for a verdict that is not decided."""
+    reasons = {each.code: f"; accepted: {each.reason}" for each in examination.accepted}
     for found in examination.findings:
-        fix = f"; fix: {found.fix.strip()}" if found.fix else ""
-        level = "notice" if found.accepted else "error"
-        yield _annotation(examination, level, found.message + fix, found.file, found.line)
+        level, more = "error", f"; fix: {found.fix.strip()}" if found.fix else ""
+        if found.accepted:
+            level, more = "notice", reasons[found.code]
+        yield _annotation(examination, level, found.message + more, found.file, found.line)
     if examination.verdict == "unknown":
         file = examination.target.rpartition(":")[0]
         known = file if os.path.isfile(file) else None

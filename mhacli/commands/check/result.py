@@ -588,9 +588,8 @@ class Examination(Shown):
 
     @property
     def _first(self) -> tuple[str, str]:
-        """The first finding, accepted ones last, and its line; else the sentence and nothing."""
-        findings = sorted(self.findings, key=lambda finding: finding.accepted)
-        first = [(finding.message, finding.at) for finding in findings[:1]]
+        """The first finding and its line; the sentence and nothing where there is none."""
+        first = [(finding.message, finding.at) for finding in self.findings[:1]]
         message, at = first[0] if first else (self.sentence, "")
         return visible(" ".join(message.split())), visible(at)
 

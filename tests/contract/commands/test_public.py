@@ -13,7 +13,7 @@ import pytest
 import mhacli
 
 NAMES = """
-    Config MhaError MultiHeadAttention Record bench check diff doctor effects heads inspect
+    Config MhaError MultiHeadAttention Record assert_right bench check diff doctor effects heads inspect
     inspecting load removed
 """.split()
 
