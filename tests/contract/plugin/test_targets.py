@@ -139,7 +139,8 @@ def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
         ("warning", None),
     ]
     assert shown[0][2].startswith("attention.py:linear: ")
-    assert not annotations(run_pytest(folder, *words, "--no-annotations").stderr)
+    words = ["--mha", "missing.py:GPT", "--no-annotations"]
+    assert not annotations(run_pytest(folder, *words, GITHUB_ACTIONS="true").stderr)
 
 
 def test_a_failure_has_the_script_that_shows_it(folder: Path) -> None:
