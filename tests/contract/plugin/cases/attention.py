@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-with Path("imports.txt").open("a") as log:
+with Path(__file__).with_name("imports.txt").open("a") as log:
     log.write("imported\n")
 
 
