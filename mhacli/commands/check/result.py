@@ -31,6 +31,7 @@ _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
     " of q, k and v. mha imports and runs it."
 )
+_FROM_TABLE = "the targets of the nearest pyproject.toml that states some"
 _SEES = "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'."
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _BACKWARD = "Code that gives no gradients is wrong."
@@ -86,7 +87,9 @@ class CheckRequest:
     follows the first one. The process of the code runs in `folder`, None for the working directory.
     """
 
-    target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
+    target: str | None = setting(
+        None, "", _TARGET, argument=True, metavar="FILE.py:NAME", default=_FROM_TABLE
+    )
     model: str | None = setting(
         None,
         _CODE,
