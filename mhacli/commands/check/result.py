@@ -528,8 +528,8 @@ class Examination(Shown):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether it is wrong, and every mistake is accepted."""
-        return self.verdict == "wrong" and all(finding.accepted for finding in self.findings)
+        """Whether there are mistakes, and every one is accepted."""
+        return bool(self.accepted) and all(finding.accepted for finding in self.findings)
 
     @property
     def reports(self) -> tuple["Examination"]:
@@ -663,8 +663,13 @@ class Examinations(Shown):
         return f"{n} target{'' if n == 1 else 's'}: {each}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: those of each report, with its target."""
-        return [{"target": report.target} | row for report in self.reports for row in report.rows()]
+        """The rows of `--csv`: the verdict on each target, then the rows of its report."""
+        rows = list[dict[str, Any]]()
+        for report in self.reports:
+            name, ok, message = report.verdict, report.ok, report.summary
+            verdict = {"of": "verdict", "name": name, "ok": ok, "message": message}
+            rows += [{"target": report.target} | row for row in (verdict, *report.rows())]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""

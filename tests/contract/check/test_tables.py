@@ -120,18 +120,25 @@ def test_targets_are_relative_to_the_table_and_files_to_where_one_is(
 def test_the_table_has_all_that_csv_and_a_page_have(
     mha: Mha, states: Callable[..., Path], tmp_path: Path
 ) -> None:
-    states(ACCEPTED, WRONG, UNDECIDED)
+    states(ACCEPTED, WRONG, UNDECIDED, BROKEN)
     rows = [*csv.DictReader(io.StringIO(mha("check", "--csv", code=3).stdout))]
     found = [(row["target"], row["of"], row["name"]) for row in rows if row["of"] != "behaviour"]
-    assert found[:3] == [
+    assert found == [
+        ("masks.py:triangle", "verdict", "wrong"),
         ("masks.py:triangle", "finding", "sees-unstated"),
         ("masks.py:triangle", "accepted", "sees-unstated"),
+        ("masks.py:triangle", "verdict", "wrong"),
         ("masks.py:triangle", "finding", "sees-unstated"),
+        ("masks.py:Rows", "verdict", "unknown"),
+        ("masks.py:Rows", "probe", "visible keys"),
+        ("masks.py:raising", "verdict", "unknown"),
     ]
-    assert {row["target"] for row in rows} == {"masks.py:triangle", "masks.py:Rows"}
+    verdicts = [row for row in rows if row["of"] == "verdict"]
+    assert [row["ok"] for row in verdicts] == ["True", "False", "False", "False"]
+    assert "refused: " in verdicts[-1]["message"]
     mha("check", "--html", "page.html", code=3)
     page = (tmp_path / "page.html").read_text()
-    for words in ("the first is a start", "masks.py:Rows", "3 targets: "):
+    for words in ("the first is a start", "masks.py:Rows", "4 targets: "):
         assert words in page
 
 

@@ -57,7 +57,7 @@ PRINTED = {
         f"mha check {ATTENTION} --against torch.nn:MultiheadAttention --json",
     ],
     "mha.checks/1": [
-        "printf '[tool.mha.check]\ntargets = [\"nowhere.py:A\", \"sample_texts/my_gpt.py:GPT\"]'"
+        'printf \'[tool.mha.check]\ntargets = ["nowhere.py:A", "sample_texts/my_gpt.py:GPT"]\''
         " > pyproject.toml",
         "mha check --json",
     ],
