@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, str] = {
         "Check attention code: whether it is correct, and if not, which mistake it makes and how to"
         " correct it."
     ),
+    "samples": "Write the sample texts and the sample code of the manual to a folder.",
     "vocab": "Count the tokens of a text of any size, and number them.",
     "weights": "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file.",
     "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
