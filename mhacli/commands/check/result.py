@@ -200,7 +200,7 @@ class CheckRequest:
             option = f"--accept {word[:200]!r}"
             if code not in (known := acceptable_codes()):
                 near = get_close_matches(code, known, n=1)
-                hint = f"the nearest is {near[0]}" if near else "docs/CHECK.md lists the codes"
+                hint = f"the nearest is {near[0]}" if near else "mha explain mistakes lists them"
                 raise UsageError(f"{option}: there is no code {code[:80]!r}", hint=hint)
             if not reason.strip() or (at and not part):
                 raise UsageError(f"{option} is not {_ACCEPTS}", hint="say why it is accepted")

@@ -59,7 +59,8 @@ def requests_of(path: Path) -> tuple[CheckRequest, ...]:
             stated = {"target": each} if isinstance(each, str) else each
             requests.append(_request(stated, os.path.abspath(path.parent)))
     except (UsageError, msgspec.ValidationError) as fault:
-        raise UsageError(f"{place}: {fault}", hint=getattr(fault, "hint", None)) from None
+        hint = getattr(fault, "hint", None)
+        raise UsageError(f"{place}: {fault}", hint=hint, path=str(path)) from None
     return tuple(requests)
 
 
