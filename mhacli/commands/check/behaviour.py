@@ -6,11 +6,12 @@ returns what it observed. `BehaviourTester` asks them in turn, and makes the fin
 """
 
 import inspect
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from mhacli.usercode.graph import user_line
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import source_file
+from mhacli.usercode.text_model import PartCalls
 
 from . import padding
 from .memory import memory
@@ -311,10 +313,11 @@ def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[s
     """Each part whose outputs differ while its inputs agree, also where those before it give what
     they give in the other pass. The last one is "", the whole model, where others may be left.
     """
-    found = list[str]()
+    found, other_pass = list[str](), lru_cache(operator.call)
     with suppress(OutOfTime, *NO_ANSWER):
         for difference in differences:
-            while (part := _first_parts(passes, difference, found)[0]) is not None:
+            theirs = other_pass(difference.parts[1])
+            while (part := _first_parts(passes, difference, theirs, found)[0]) is not None:
                 if part in found:  # what it gives cannot be changed
                     return (*found, "")
                 found.append(part)
@@ -323,15 +326,18 @@ def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[s
 
 
 def _first_parts(
-    passes: Passes, difference: PassDifference, pinned: Collection[str] = ()
+    passes: Passes,
+    difference: PassDifference,
+    theirs: PartCalls | None = None,
+    pinned: Collection[str] = (),
 ) -> tuple[str | None, str | None]:
     """The first part, in the order in which parts end, whose outputs differ while its inputs agree,
-    and the first attention whose outputs differ, where `pinned` parts give what they give in the
-    other pass.
+    and the first attention whose outputs differ. `theirs` is what parts compute in the other pass,
+    if that is known; `pinned` ones give the same here.
     """
     n, module = len(difference.by_token), passes.module
     run_ours, run_theirs = difference.parts
-    theirs = run_theirs()
+    theirs = run_theirs() if theirs is None else theirs
     ours = run_ours(
         {
             call: output[: n * len(output) // passes.length]

@@ -34,6 +34,7 @@ _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
     " of q, k and v. mha imports and runs it."
 )
+_FROM_TABLE = "the targets of the nearest pyproject.toml that states some"
 _SEES = "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'."
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _BACKWARD = "Code that gives no gradients is wrong."
@@ -89,7 +90,9 @@ class CheckRequest:
     follows the first one. The process of the code runs in `folder`, None for the working directory.
     """
 
-    target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
+    target: str | None = setting(
+        None, "", _TARGET, argument=True, metavar="FILE.py:NAME", default=_FROM_TABLE
+    )
     model: str | None = setting(
         None,
         _CODE,
@@ -200,7 +203,7 @@ class CheckRequest:
             option = f"--accept {word[:200]!r}"
             if code not in (known := acceptable_codes()):
                 near = get_close_matches(code, known, n=1)
-                hint = f"the nearest is {near[0]}" if near else "docs/CHECK.md lists the codes"
+                hint = f"the nearest is {near[0]}" if near else "mha explain mistakes lists them"
                 raise UsageError(f"{option}: there is no code {code[:80]!r}", hint=hint)
             if not reason.strip() or (at and not part):
                 raise UsageError(f"{option} is not {_ACCEPTS}", hint="say why it is accepted")
@@ -532,8 +535,8 @@ class Examination(Shown):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether it is wrong, and every mistake is accepted."""
-        return self.verdict == "wrong" and all(finding.accepted for finding in self.findings)
+        """Whether there are mistakes, and every one is accepted."""
+        return bool(self.accepted) and all(finding.accepted for finding in self.findings)
 
     @property
     def reports(self) -> tuple["Examination"]:
@@ -692,8 +695,13 @@ class Examinations(Shown):
         return f"{n} target{'' if n == 1 else 's'}: {each}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: those of each report, with its target."""
-        return [{"target": report.target} | row for report in self.reports for row in report.rows()]
+        """The rows of `--csv`: the verdict on each target, then the rows of its report."""
+        rows = list[dict[str, Any]]()
+        for report in self.reports:
+            name, ok, message = report.verdict, report.ok, report.summary
+            verdict = {"of": "verdict", "name": name, "ok": ok, "message": message}
+            rows += [{"target": report.target} | row for row in (verdict, *report.rows())]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""

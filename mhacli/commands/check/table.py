@@ -46,23 +46,21 @@ def requests_of(path: Path) -> tuple[CheckRequest, ...]:
     """The request of each target that a pyproject.toml states, relative to its folder. Raises
     `UsageError` with the place, for an unknown key with the nearest one.
     """
+    table, place, requests = _table(path), f"{path}", list[CheckRequest]()
     try:
-        table = _table(path)
         if table is None:
             raise UsageError("there is no table [tool.mha.check]")
         _require_known(msgspec.convert(table, dict[str, Any]), ("targets",))
         targets = msgspec.convert(table.get("targets", ()), _TARGETS)
         if not targets:
             raise UsageError("[tool.mha.check] has no targets")
+        for number, each in enumerate(targets, 1):
+            place = f"{path}, target {number}"
+            stated = {"target": each} if isinstance(each, str) else each
+            requests.append(_request(stated, os.path.abspath(path.parent)))
     except (UsageError, msgspec.ValidationError) as fault:
-        raise _located(fault, f"{path}") from None
-    folder, requests = os.path.abspath(path.parent), list[CheckRequest]()
-    for number, each in enumerate(targets, 1):
-        stated = {"target": each} if isinstance(each, str) else each
-        try:
-            requests.append(_request(stated, folder))
-        except (UsageError, msgspec.ValidationError) as fault:
-            raise _located(fault, f"{path}, target {number}") from None
+        hint = getattr(fault, "hint", None)
+        raise UsageError(f"{place}: {fault}", hint=hint, path=str(path)) from None
     return tuple(requests)
 
 
@@ -77,11 +75,6 @@ def _table(path: Path) -> Any:
     for name in ("tool", "mha", "check"):
         table = table.get(name) if isinstance(table, dict) else None
     return table
-
-
-def _located(fault: Exception, place: str) -> UsageError:
-    """The error with its place."""
-    return UsageError(f"{place}: {fault}", hint=getattr(fault, "hint", None))
 
 
 def _require_known(keys: Iterable[str], known: Collection[str]) -> None:

@@ -130,6 +130,7 @@ def test_a_mistake_of_the_comparison_is_accepted_and_wrong_again_when_it_is_mend
     assert (codes_of(report), report.ok) == (codes, is_ok)
 
 
+@pytest.mark.real
 def test_a_mode_is_a_part(tmp_path: Path) -> None:
     # only where it reads a context it forgets the scale
     scale = " * q.shape[-1] ** -0.5"
@@ -183,7 +184,7 @@ def test_the_command_accepts_and_says_why(mha: Callable[..., Ended], tmp_path: P
     assert WHY in (tmp_path / "report.html").read_text()
     mha(*STATED, code=3)
     mended = ("check", "mask.py:triangle", "--sees", "q >= k")
-    document = mha(*mended, *accept, "--json", code=3, cold=True).json
+    document = mha(*mended, *accept, "--json", code=3).json
     assert [finding["code"] for finding in document["findings"]] == ["accepted-but-right"]
     assert "accepted-but-right" in json.dumps(mha("explain", "accepted-but-right", "--json").json)
 
