@@ -164,6 +164,32 @@ def test_an_argument_belongs_to_the_target_before_it(folder: Path) -> None:
     assert run_pytest(folder, "--mha-arg", "n_heads=1", "--mha", target).returncode == 4
 
 
+TABLE = """
+[[tool.mha.check.targets]]
+target = "attention.py:right"
+{key} = 40
+
+[[tool.mha.check.targets]]
+target = "attention.py:without_scale"
+accept = {{ scale-missing = "as in T5" }}
+"""
+
+
+def test_a_table_states_targets_and_what_is_meant(folder: Path) -> None:
+    (folder / "below").mkdir()
+    table = folder / "pyproject.toml"
+    table.write_text(TABLE.format(key="length"))
+    ended = run_pytest(folder / "below", "--mha", "../pyproject.toml", GITHUB_ACTIONS="true")
+    assert "2 passed" in ended.stdout
+    assert "up to 257 tokens" not in ended.stdout
+    assert "as in T5" in ended.stdout
+    assert [level for level, _, _ in annotations(ended.stderr)] == ["notice"]
+    table.write_text(TABLE.format(key="lenght"))
+    ended = run_pytest(folder, "--mha", "pyproject.toml")
+    assert ended.returncode == 4
+    assert "length" in ended.stderr
+
+
 def test_names_with_line_breaks_and_colons_are_shown_in_one_line(folder: Path) -> None:
     name = "a\nb::c.py"
     shutil.copy(folder / "attention.py", folder / name)
