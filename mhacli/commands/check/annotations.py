@@ -53,9 +53,9 @@ def _annotation(
             properties["file"] = str(path.relative_to(root))
             properties |= {} if line is None else {"line": str(line)}
     words = (f"{name}={_escaped(visible(word), ':,')}" for name, word in properties.items())
-    lines = map(visible, text.splitlines())
-    said = _escaped("\n".join([f"{visible(examination.target)}: {next(lines, '')}", *lines]))
-    return f"::{level} {','.join(words)}::{said}"
+    said = "\n".join(map(visible, text.splitlines()))
+    message = _escaped(f"{visible(examination.target)}: {said}")
+    return f"::{level} {','.join(words)}::{message}"
 
 
 def _escaped(text: str, more: str = "") -> str:

@@ -22,18 +22,15 @@ class Targets:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        requests = [each for words in config.option.mha for each in _requests(*words)]
+        named = _named(each for words in config.option.mha for each in _requests(*words))
         is_typed = config.args_source == pytest.Config.ArgsSource.ARGS
         typed = config.args if is_typed else []
         ids = {arg: arg.partition("mha::")[2] for arg in typed if re.match(r"(\.\./)*mha::", arg)}
         config.args = [arg for arg in typed if arg not in ids]
-        self.requests = _named(requests)
-        for arg, name in ids.items():
-            if name not in self.requests:
-                there = ", ".join(f"mha::{each}" for each in self.requests)
-                raise pytest.UsageError(f"not found: {arg}; there is {there}")
-        if ids:
-            self.requests = {name: self.requests[name] for name in ids.values()}
+        if unknown := set(ids.values()) - named.keys():
+            problem = f"--mha names no {', '.join(unknown)}"
+            raise pytest.UsageError(f"{problem}; there is {', '.join(named)}")
+        self.requests = {name: named[name] for name in ids.values() or named}
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
