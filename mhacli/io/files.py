@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from mhacli.errors import MhaError
 from mhacli.text.numbers import shown
@@ -186,10 +186,24 @@ def _fill(fd: int, data: bytes | Iterable[bytes], *, like: str) -> None:
             os.fchown(fd, old.st_uid, old.st_gid)
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
     for part in [data] if isinstance(data, bytes) else data:
-        view = memoryview(part)
-        while view:
-            view = view[os.write(fd, view[: 1 << 26]) :]
+        _write(fd, part)
     os.fsync(fd)
+
+
+def _write(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view[: 1 << 26]) :]
+
+
+def append_temporary(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Writes all of `data` to a temporary file without a buffer. Raises `MhaError`."""
+    try:
+        _write(file.fileno(), data)
+    except OSError as fault:
+        message = f"the folder of temporary files cannot be written: {_reason(fault)}"
+        hint = "TMPDIR=FOLDER names another"
+        raise MhaError(message, hint=hint, code="unwritable") from fault
 
 
 def temporary_folder() -> str:

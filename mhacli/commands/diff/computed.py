@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mhacli.errors import bad_file
 from mhacli.io.data import decode, plain
-from mhacli.io.files import write_whole
+from mhacli.io.files import append_temporary, write_whole
 from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
 from mhacli.models import foreign
 from mhacli.models.capture import Call
@@ -153,12 +153,11 @@ def compute(
         elif event.kind != "out" or event.name in names:
             stored[event] = Entry(None, {"": store(value)})
 
-    with TemporaryFile() as file:
+    with TemporaryFile(buffering=0) as file:
         store = _Writer(file).store
         first = observe(model, forward, add)
         first.find_places(mapped)
-        file.write(b"\0")  # a file without content cannot be mapped
-        file.flush()
+        append_temporary(file, b"\0")  # a file without content cannot be mapped
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     placed = ((first.place_of(event), entry) for event, entry in stored.items())
     entries = {place: entry for place, entry in placed if place is not None}
@@ -182,9 +181,9 @@ class _Writer:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
         if key not in self._known:
             data = tensor.detach().cpu().contiguous()
-            self._file.write(bytes(-self._file.tell() % _ALIGNED))
+            append_temporary(self._file, bytes(-self._file.tell() % _ALIGNED))
             stored = Stored(data.dtype, tuple(data.shape), self._file.tell())
-            self._file.write(data.flatten().view(torch.uint8).numpy().data)
+            append_temporary(self._file, data.flatten().view(torch.uint8).numpy().data)
             self._known[key] = tensor, stored
             if len(self._known) > _N_KNOWN:
                 del self._known[next(iter(self._known))]
