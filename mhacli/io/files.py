@@ -198,20 +198,20 @@ def _write(fd: int, data: bytes | memoryview) -> None:
 
 def append_temporary(file: IO[bytes], data: bytes | memoryview) -> None:
     """Writes all of `data` to a temporary file without a buffer. Raises `MhaError`."""
+    from tempfile import gettempdir
+
     try:
         _write(file.fileno(), data)
     except OSError as fault:
-        message = f"the folder of temporary files cannot be written: {_reason(fault)}"
-        hint = "TMPDIR=FOLDER names another"
-        raise MhaError(message, hint=hint, code="unwritable") from fault
+        raise _unwritable(gettempdir(), _reason(fault)) from fault
 
 
-def temporary_folder() -> str:
-    """A folder that is removed when the process exits."""
+def temporary_folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process exits, or after a `with`."""
     from tempfile import TemporaryDirectory
 
     _temporary.append(TemporaryDirectory(prefix="mha-", ignore_cleanup_errors=True))
-    return _temporary[-1].name
+    return _temporary[-1]
 
 
 def remove_temporary_folders() -> None:
