@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from mmap import ACCESS_COPY, MADV_DONTNEED, mmap
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import msgspec
 import torch
+from msgspec import Meta
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
@@ -96,6 +97,8 @@ class Computed:
 
     def _tensor(self, stored: Stored) -> Tensor:
         dtype, shape, start = stored
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
         flat = torch.frombuffer(self.data, dtype=dtype, count=math.prod(shape), offset=start)
         return flat.reshape(shape)
 
@@ -193,11 +196,14 @@ class _Writer:
 # ---------------------------------------------------------------------------- places that are saved
 
 
+_Ids = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(min_length=1)]
+
+
 class _SavedEntry(NamedTuple):
-    """A place, what else its attention has, and the names of its tensors in the file."""
+    """A place, its attention without tensors, and the names of its tensors in the file."""
 
     place: Place
-    call: Any
+    call: Call | None
     tensors: dict[str, str]
 
 
@@ -208,7 +214,7 @@ class _Saved(msgspec.Struct, frozen=True):
     command: list[str]
     kind: str
     dtype: str
-    inputs: dict[str, Any]
+    inputs: Annotated[dict[str, tuple[_Ids]], Meta(min_length=1)]
     entries: list[_SavedEntry]
     rounding: list[tuple[Place, Relative]]
 
@@ -267,6 +273,21 @@ def load_places(path: str) -> SavedPlaces:
             if info is None or info.dtype not in DTYPES:
                 raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
             tensors[name] = Stored(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
-        computed.entries[place] = Entry(None if call is None else Call(**call), tensors)
+        if not _fit(call, {name: tensor.shape for name, tensor in tensors.items()}):
+            raise bad_file(path, f"{path}: the tensors of {place.site} do not fit each other")
+        computed.entries[place] = Entry(call, tensors)
     computed.rounding |= dict(saved.rounding)
     return SavedPlaces(computed, saved.inputs)
+
+
+def _fit(call: Call | None, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a place has the tensors that it needs, and those of an attention fit each other."""
+    if call is None:
+        return [*shapes] == [""]
+    q, k, v = (shapes.get(name, ()) for name in "qkv")
+    cells = shapes.get("scores", q[:3] + k[2:3])
+    are_cells = len(cells) == 4 and shapes.get("pattern", cells) == cells
+    are_scored = len(q) == len(k) == len(v) == 4 and (
+        k[1] and (k[0], q[1] % k[1], q[3], k[:3]) == (q[0], 0, k[3], v[:3])
+    )
+    return are_cells and bool("scores" in shapes or are_scored)

@@ -174,7 +174,7 @@ def test_a_write_that_fails_is_named_and_leaves_what_was_there(
             words = (*shlex.split(WRITERS[writer]), f"out/{target}", "--force")
             ended = run(place, *words, code=1)
             stores = fault == "limit" and writer.startswith("diff --save")  # what a model computes
-            name = "temporary files" if stores else f"out/{target}"
+            name = str(place) if stores else f"out/{target}"
             assert ended.missing(name, reason) == []
             assert not ended.stdout
             if fault == "folder":
