@@ -1,5 +1,6 @@
 """Reads changed files of every kind, each in a fork with 10 s of processor time, and prints what is
-neither read nor refused in a sentence, the most processor time and memory, and the exit codes.
+neither read nor refused in a sentence, the most processor time and memory, and the exit codes. With
+`--cold` the installed script reads them.
 
     python tests/changed.py --seeds 1000:1180
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import traceback
@@ -26,6 +28,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", default="1000:1200")
     options.add_argument("--kinds", default=".")
+    options.add_argument("--cold", action="store_true")
     given = options.parse_args()
     low, high = map(int, given.seeds.split(":"))
     with tempfile.TemporaryDirectory(prefix="mha-changed-") as name:
@@ -41,7 +44,7 @@ def main() -> None:
             parts.make(whole)
             codes, most_s, most_mib = Counter[str](), 0.0, 0.0
             for seed in range(low, high):
-                code, used = in_fork(kind, whole, Path(name, "place"), seed)
+                code, used = in_fork(kind, whole, Path(name, "place"), seed, given.cold)
                 codes[code] += 1
                 most_s = max(most_s, used.ru_utime + used.ru_stime)
                 most_mib = max(most_mib, used.ru_maxrss / 1024)
@@ -50,9 +53,10 @@ def main() -> None:
         print(dict(totals))
 
 
-def in_fork(kind: str, whole: Path, place: Path, seed: int) -> tuple[str, resource.struct_rusage]:
+def in_fork(
+    kind: str, whole: Path, place: Path, seed: int, cold: bool
+) -> tuple[str, resource.struct_rusage]:
     """How a fork ended that reads one changed file: the exit code of mha, or `failed`."""
-    import shutil
 
     from test_changed_files import KINDS, read_changed
 
@@ -61,7 +65,7 @@ def in_fork(kind: str, whole: Path, place: Path, seed: int) -> tuple[str, resour
     if not pid:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
         try:
-            ended = read_changed(KINDS[kind], whole, place, seed)
+            ended = read_changed(KINDS[kind], whole, place, seed, cold=cold)
             os._exit(ended.code)
         except BaseException:
             print(f"--- {kind}, seed {seed}", flush=True)

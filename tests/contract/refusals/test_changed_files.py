@@ -149,7 +149,7 @@ def kind(
     return kind, whole
 
 
-def read_changed(kind: Kind, whole: Path, place: Path, seed: int) -> Ended:
+def read_changed(kind: Kind, whole: Path, place: Path, seed: int, *, cold: bool = False) -> Ended:
     """How a command ends that reads a file of the kind with one part changed."""
     shutil.copytree(whole, place, symlinks=True)
     chance = random.Random(seed)
@@ -163,7 +163,7 @@ def read_changed(kind: Kind, whole: Path, place: Path, seed: int) -> Ended:
     command = chance.choice(
         [line for line in kind.commands if path.suffix in line] or kind.commands
     )
-    ended = run(place, *shlex.split(command), code=(0, 1, 2, 3), writes=["o"])
+    ended = run(place, *shlex.split(command), code=(0, 1, 2, 3), writes=["o"], cold=cold)
     assert "Warning" not in ended.stderr, what
     shutil.rmtree(place)
     return ended
