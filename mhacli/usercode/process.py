@@ -432,7 +432,8 @@ def _stay_above() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while (ended := os.wait())[0] != copy:
         pass
-    os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
+    with contextlib.suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
+        os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
     while True:
         signal.pause()
 

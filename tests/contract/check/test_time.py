@@ -94,9 +94,10 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def running(started: Path) -> list[str]:
-    """The processes that still run."""
-    states = [Path("/proc", pid, "stat") for pid in started.read_text().split()]
-    return [path.read_text() for path in states if path.exists() and ") Z " not in path.read_text()]
+    """The processes that still run. One that dies has its exit code at the end."""
+    paths = [Path("/proc", pid, "stat") for pid in started.read_text().split()]
+    states = [path.read_text() for path in paths if path.exists()]
+    return [state for state in states if ") Z " not in state and state.endswith(" 0\n")]
 
 
 @pytest.mark.parametrize("name", some([*HANGING], default=("ignores", "stops", "forks_twice")))
