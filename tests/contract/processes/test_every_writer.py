@@ -316,7 +316,7 @@ PRINTERS = {
     for name, (words, _) in COMMANDS.items()
     for form in ("", "--json")
 } | {
-    "weights": "weights info m --json",
+    "weights": "weights m --json",
     "explain": "explain entropy",
     "help": "run --help",
     "show --csv": "show r --csv",

@@ -95,10 +95,10 @@ TOKENIZER = (
     "vocab 'the cat' --tokenizer m/tokenizer.json",
     "run 'the cat' --model m --tokens",
 )
-READS = (MODEL, "weights info m --tensors", "heads 'the cat' --model m --json")
+READS = (MODEL, "weights m --tensors", "heads 'the cat' --model m --json")
 KINDS = {
     "weights": Kind(
-        weights, "w.*", ("weights info w.safetensors", "run 'a b c' --weights w.safetensors")
+        weights, "w.*", ("weights w.safetensors", "run 'a b c' --weights w.safetensors")
     ),
     "scan": Kind(
         scan,
@@ -129,7 +129,7 @@ KINDS = {
     "gguf": Kind(
         lambda folder: llama_gguf(folder / "m.gguf"),
         "m.gguf",
-        ("run 'the cat' --model m.gguf", "weights info m.gguf"),
+        ("run 'the cat' --model m.gguf", "weights m.gguf"),
         needs="gguf",
     ),
 }
