@@ -99,17 +99,18 @@ def run_in_child(
     *,
     time_limit_s: float,
     on_stage: Callable[[str], None] | None = None,
+    folder: str | None = None,
 ) -> tuple[Any, str]:
-    """The document of the job `module:function`, run in a child process with torch loaded, and the
-    end of its printed output.
+    """The document of the job `module:function`, run in a child process with torch loaded, in a
+    folder or in the working directory, and the end of its printed output.
 
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called
     when a stage begins. Raises the job's `MhaError`, and an `EndedEarly` that names the stage if it
     exceeds `time_limit_s` or if the child ends early.
     """
     sent = {"job": job, "request": request, "time_limit_s": time_limit_s}
-    with temporary_folder() as folder:
-        process = _started(sent | {"folder": folder})
+    with temporary_folder() as temporary:
+        process = _started(sent | {"folder": temporary}, folder)
         assert process.stdout is not None
         assert process.stderr is not None
         with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
@@ -258,7 +259,7 @@ def _children(parents: set[int]) -> set[int]:
     return found
 
 
-def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def _started(sent: Mapping[str, Any], folder: str | None) -> subprocess.Popen[bytes]:
     """The child process, with its request sent. Its stdin stays open as long as this process lives;
     its stdout has its messages, and its stderr all that the code prints.
     """
@@ -272,7 +273,13 @@ def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            command,
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            cwd=folder,
         )
     except OSError as fault:
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault

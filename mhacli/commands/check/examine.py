@@ -610,7 +610,8 @@ def _of_class(
             covered = [None]
             break
     inside = AttentionInside(cls.__name__, tuple(named), verdict, reason)
-    return ClassReport(inside, Compared.of_all(covered), tuple(findings), is_over)
+    found = tuple(replace(finding, parts=tuple(named)) for finding in findings)
+    return ClassReport(inside, Compared.of_all(covered), found, is_over)
 
 
 def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[ClassReport]:

@@ -56,6 +56,11 @@ PRINTED = {
         f"mha check {ATTENTION} --json",
         f"mha check {ATTENTION} --against torch.nn:MultiheadAttention --json",
     ],
+    "mha.checks/1": [
+        'printf \'[tool.mha.check]\ntargets = ["nowhere.py:A", "sample_texts/my_gpt.py:GPT"]\''
+        " > pyproject.toml",
+        "mha check --json",
+    ],
     "mha.doctor/1": ["mha doctor --dtype float32 --json", "mha doctor --model gpt2 --json"],
     "mha.bench/1": [
         "mha bench --backends explicit,cudnn,sdpa --lengths 64 --budget 0.1 --json",
