@@ -5,6 +5,7 @@ Nothing here waits for a device: what would have to be known first, such as how 
 are, is taken as usual there, and the `doubt` says afterwards whether it was.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,15 +68,15 @@ def care_of(reduced: Reduced, sums: PassResults) -> Care:
 def is_usual(sums: PassResults, kernel: str) -> bool:
     """Whether nothing has to be cared for, by numbers that can be read."""
     most = LARGE_ON_DEVICE if kernel == BLOCKS else _ROUNDED_SCORE
-    return _are_finite(sums) and bool((sums["doubt"] <= most).all())
+    return _are_finite(sums) and float(sums["doubt"].amax()) <= most
 
 
 def _are_finite(sums: PassResults) -> bool:
     """Whether no log-sum-exp is NaN or infinite, and no value: 0 · NaN is NaN, also in the product
     of a value with a weight of 0.
     """
-    names = ("doubt", "z_size") if "z_size" in sums else ("doubt",)
-    return all(bool(sums[name].isfinite().all()) for name in names)
+    largest = [sums[name].amax() for name in ("doubt", "z_size") if name in sums]
+    return all(math.isfinite(number) for number in largest)
 
 
 def cells_again(

@@ -692,7 +692,8 @@ def _errors_of_sums(sums: PassResults) -> dict[str, Tensor]:
     n_given = given.sum(dim=-1)
     totals = {
         "column": sums["received"].double().sum(dim=-1),
-        "map": sums["map"].double().sum(dim=(-1, -2)),
+        # numpy widens as it adds, torch before
+        "map": torch.from_numpy(sums["map"].numpy().sum(axis=(-1, -2), dtype=np.float64)),
     }
     errors = {ROW_SUMS: (sums["mass"] - given).abs().amax(dim=-1).double()}
     for name, total in totals.items():

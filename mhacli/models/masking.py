@@ -121,8 +121,8 @@ def as_attention(
     if sinks is not None and sinks.ndim == 1:
         sinks = sinks.reshape(1, -1, 1)
     return ScoredAttention(
-        q=q.contiguous(),  # each is read many times
-        k=k.contiguous(),
+        q=q,
+        k=k.contiguous(),  # which are read for each block of queries
         v=v,
         z=z,
         scale=call.scale,
