@@ -9,7 +9,7 @@ layers of a pass together, when their device was waited for once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -66,8 +66,10 @@ _MAX_SUM_TOLERANCE = 1e-2
 """The largest tolerance of a row's sum: beyond it a row is no row of weights."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
-_NUMBERS_AT_ONCE = 1 << 22
-"""The numbers of queries and keys of all heads whose means are made together."""
+_QUERIES_AT_ONCE = 1 << 17
+"""The queries of all heads whose results are made together, in fewer operators; there are about a
+dozen float64 numbers of each, which wait until then.
+"""
 
 
 # ---------------------------------------------------------------------------------------- measuring
@@ -223,15 +225,18 @@ class Measurements:
     that would keep more than `MAX_ALIVE` bytes of them.
     """
 
-    _measured: list[Measured] = field(default_factory=list)
+    _measured: dict[int, Measured] = field(default_factory=dict)
+    _results: dict[int, HeadResults] = field(default_factory=dict)
     _waiting: list[_Waiting] = field(default_factory=list)
     _baselines: dict[int, tuple[PassResults, PassResults]] = field(default_factory=dict)
     _n_bytes: int = 0
 
     def add(self, attention: Attention, request: StatisticsRequest, **given: Any) -> int:
-        """Measures one more, as `measure` does. Returns its number."""
-        number, device = len(self._measured), attention.like.device
-        self._measured.append(self._sent(measure(attention, request, **given)))
+        """Measures one more, as `measure` does, and returns its number. Raises `MhaError` where
+        scores of those before overflow.
+        """
+        number, device = len(self._results) + len(self._measured), attention.like.device
+        self._measured[number] = self._sent(measure(attention, request, **given))
         if device.type != "cpu":
             again = partial(measure, attention, request, is_careful=True, **given)
             self._waiting.append(_Waiting(number, device, again))
@@ -239,6 +244,8 @@ class Measurements:
             self._n_bytes += sum(each.nbytes for each in tensors)
         if self._n_bytes > MAX_ALIVE:
             self.wait()
+        if not self._waiting and _n_queries(self._measured.values()) > _QUERIES_AT_ONCE:
+            self._finish()
         return number
 
     def _sent(self, measured: Measured) -> Measured:
@@ -263,7 +270,13 @@ class Measurements:
     def results(self) -> list[HeadResults]:
         """What a record holds of each, in order. Raises `MhaError` where scores overflow."""
         self.wait()
-        return results_of(self._measured)
+        self._finish()
+        return [self._results[number] for number in sorted(self._results)]
+
+    def _finish(self) -> None:
+        finished = results_of([*self._measured.values()])
+        self._results |= zip(self._measured, finished, strict=True)
+        self._measured = {}
 
 
 class HeadResults(NamedTuple):
@@ -287,6 +300,11 @@ def statistics_of(attention: Attention, request: StatisticsRequest, **given: Any
     return measurements.results()[0]
 
 
+def _n_queries(measured: Iterable[Measured]) -> int:
+    """The number of queries of all heads."""
+    return sum(each.sums["lse"].numel() for each in measured)
+
+
 def results_of(measured: Sequence[Measured]) -> list[HeadResults]:
     """What a record holds of measured attentions, whose numbers can be read. Those of one text and
     mask are finished together. Raises `MhaError` where scores overflow.
@@ -294,7 +312,7 @@ def results_of(measured: Sequence[Measured]) -> list[HeadResults]:
     together = defaultdict[object, list[int]](list)
     for number, each in enumerate(measured):
         shapes = tuple((name, row.dtype, *row.shape[2:]) for name, row in each.sums.items())
-        at_once = max(1, _NUMBERS_AT_ONCE // max(1, each.sums["lse"].numel()))
+        at_once = max(1, _QUERIES_AT_ONCE // max(1, _n_queries([each])))
         key = (id(each.request), id(each.baseline), each.dtype, shapes, number // at_once)
         together[key].append(number)
     results: dict[int, HeadResults] = {}
@@ -326,7 +344,7 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
     of_z = _numpy({name: sums[name] for name in ("z_error", "z_moved", "z_size") if name in sums})
     largest = sums["top_score"].where(sums["mass"] > 0, 0.0).abs().amax(dim=-1).numpy()
     if not run.allow_nonfinite:
-        _require_known(sums, uniform["visible"], first, [head for _, head in heads])
+        _require_known(sums, uniform["visible"], first, heads)
     start = 0
     for layer in layers:
         span = slice(start, start + len(layer.heads))
@@ -354,24 +372,26 @@ def _require_known(
     sums: PassResults,
     visible: Float[Tensor, "batch _head query"],
     layer: Measured,
-    heads: Sequence[int],
+    heads: Sequence[tuple[Place, int]],
 ) -> None:
-    """Raises `MhaError` for heads with a query that sees keys, but whose scores overflow."""
+    """Raises `MhaError` for the first place whose heads have a query that sees keys, but whose
+    scores overflow.
+    """
     lse = sums["lse"]
     is_known = (lse.abs() < _INDISTINCT_SCORE) | (
         (sums["mass"] > 0) & lse.to(layer.dtype).isfinite()
     )
     are_lost = ((visible > 0) & ~is_known).any(dim=-1).any(dim=0).tolist()
-    lost = ", ".join(str(head) for head, is_lost in zip(heads, are_lost, strict=True) if is_lost)
+    lost = [each for each, is_lost in zip(heads, are_lost, strict=True) if is_lost]
     if lost:
-        dtype = layer.request.axes.dtype
-        raise not_finite(
-            (
-                f"the scores of head {lost} are too large for {dtype}: some rows of weights do"
-                " not sum to 1"
-            ),
-            dtype,
+        dtype, place = layer.request.axes.dtype, lost[0][0]
+        names = ", ".join(str(head) for of, head in lost if of == place)
+        of_layer = f" of {place.attention}" if place.attention else ""
+        message = (
+            f"the scores of head {names}{of_layer} are too large for {dtype}: some rows of weights"
+            " do not sum to 1"
         )
+        raise not_finite(message, dtype)
 
 
 # ---------------------------------------------------------------------------------------- each head

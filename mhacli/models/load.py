@@ -168,7 +168,7 @@ def find(
         if needs_tokenizer or fault.code != "no-tokenizer":
             raise
     return Loaded(
-        source=checkpoint.path if checkpoint.is_gguf else source,
+        source=checkpoint.path if revision is None else source,
         checkpoint=checkpoint,
         config=config,
         tokenizer=tokenizer,

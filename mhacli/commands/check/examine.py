@@ -186,7 +186,7 @@ def _of_checkpoint(
 
     stage("loading the model", limited=None)
     loaded = admitted(model)
-    target = request.model or request.target_request.target
+    target = request.target_request.target if request.model is None else loaded.source
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
     tester, notes = checkpoint_behaviour(loaded, request, stage)
     return replace(_of_behaviour(tester, target), notes=notes)

@@ -157,6 +157,18 @@ def test_without_a_language_head_nothing_is_generated(mha: Any, tmp_path: Path) 
     assert ended.missing("cls.predictions.bias", "head") == []
 
 
+def test_scores_that_overflow_are_of_the_heads_of_one_attention(mha: Any, tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.q_proj.weight"
+    checkpoints.change(
+        checkpoints.copy_of("llama", tmp_path / "m"),
+        lambda tensors: tensors[name].fill_(1e38),
+    )
+    ended = mha("heads", "--model", "m", TEXT, "--json", code=1)
+    assert ended.error["code"] == "not-finite"
+    heads = ", ".join(str(head) for head in range(N_HEADS))
+    assert f"head {heads} of layers.1.self_attn" in ended.said.replace("model.layers", "layers")
+
+
 def test_weights_that_are_not_finite_need_an_option(mha: Any, tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
     checkpoints.change(
@@ -402,6 +414,7 @@ def test_info_counts_the_tensors_and_names_the_sizes_of_the_config(name: str, mh
         load_file(place / "model.safetensors"),
     )
     assert info["schema"] == "mha.weights-info/1"
+    assert mha("weights", place, "--json").json == info
     assert (info["kind"], info["family"], info["vocabulary"]) == (
         "checkpoint",
         family.kind,

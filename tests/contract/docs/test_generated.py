@@ -91,7 +91,7 @@ def schema_of(name: str) -> Any:
 @pytest.mark.real
 @pytest.mark.parametrize("name", PRINTED)
 def test_what_commands_print_is_what_the_schema_describes(name: str, tmp_path: Path) -> None:
-    (furnish(tmp_path, "") / "gpt2").symlink_to(checkpoints.folder("gpt2"))
+    (furnish(tmp_path) / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     name = name.partition(" ")[0]
     validators = [
         jsonschema.Draft202012Validator(schema)
