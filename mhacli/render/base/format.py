@@ -125,6 +125,8 @@ def configuration(record: Record, width: int, *more: str) -> Text:
     ]
     if record.weights is not None:
         parts.append(f"weights {record.weights}")
+        if record.random_embedding:
+            parts.append(f"tokens embedded at random (seed {dims.config.seed})")
     else:
         if dims.config.init != "xavier":
             parts.append(f"init {dims.config.init}")

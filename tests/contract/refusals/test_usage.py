@@ -146,3 +146,26 @@ def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[s
     assert set(bash.stdout.split()) == words
     zsh = mha(env={"_MHA_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}, modules=NO_TORCH)
     assert set(re.findall(r'"([\w-]+)":"', zsh.stdout)) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["nofile.txt"], "nofile.txt"),
+        (["./no/file.md"], "./no/file.md"),
+        (["the cat", "--dropout", "0.5"], "--train"),
+        (["the cat", "--view", "none", "--json"], "--view"),
+        (["the cat", "--view", "top", "--csv"], "--view"),
+        (["3.5 txt", "e.g. a.txt"], None),
+        (["--text", "nofile.txt"], None),
+        (["--brief", "--", "nofile.txt"], None),
+        (["the cat", "--dropout", "0.5", "--train"], None),
+        (["the cat", "--json"], None),
+    ],
+)
+def test_what_may_be_meant_otherwise_gets_a_line(
+    words: list[str], named: str | None, mha: Mha
+) -> None:
+    lines = mha("run", *words).stderr.splitlines()
+    assert len(lines) == (named is not None)
+    assert named is None or named in lines[0]
