@@ -453,7 +453,7 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
         return {
             "device_map": "auto",
             "max_memory": free | limit,
-            "offload_folder": temporary_folder(),
+            "offload_folder": temporary_folder().name,
         }
     assert not isinstance(device_map, str)
     # with a dot, the layers may be named as a whole
@@ -464,7 +464,7 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
     }
     placing: dict[str, Any] = {"device_map": devices}
     if "disk" in devices.values():
-        placing["offload_folder"] = temporary_folder()
+        placing["offload_folder"] = temporary_folder().name
     return placing
 
 

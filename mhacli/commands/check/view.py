@@ -44,9 +44,9 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """
     blocks: list[RenderableType] = []
     for finding in examination.findings:
-        title = Text(visible(finding.code), style="bold red")
+        title = Text(finding.code, style="bold red")
         if finding.together_with:
-            title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
+            title.append(f" with {', '.join(finding.together_with)}", style="red")
         found = "  proven" if finding.proven else "  measured"
         if finding.modes:
             found += f" in {' and '.join(finding.modes)} attention"

@@ -12,7 +12,8 @@ from support.mha import NO_TORCH, Ended
 
 Mha = Callable[..., Ended]
 COMMANDS = """
-    run heads effect scan trace decode bench check doctor vocab weights view show explain diff
+    run heads effect scan trace decode bench check doctor samples vocab weights
+    view show explain diff
 """.split()
 LAYER = ["the cat sat", "--d-model", "8"]
 
@@ -24,7 +25,7 @@ def test_mha_alone_names_every_command(mha: Mha) -> None:
     assert set(COMMANDS) <= set(named)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "weights info"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_examples_and_options_within_the_width(mha: Mha, command: str) -> None:
     text = mha(*command.split(), "--help").stdout
     assert f"mha {command}" in text
