@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import prod
 from typing import Any, Literal, assert_never
 
@@ -491,7 +491,7 @@ def device_of(model: nn.Module) -> torch.device:
     device = foreign.execution_device(model)
     if device is not None:
         return device
-    tensors = (*model.parameters(), *model.buffers())
+    tensors = chain(model.parameters(), model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
