@@ -75,7 +75,7 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
 def checks_view(examinations: Examinations, on: Screen) -> RenderableType:
     """The path of the table, the report on each target, and how many have which verdict."""
     reports = [part for each in examinations.reports for part in (each.view(on), Text(""))]
-    path = _text(shown_path(examinations.path), "dim")
+    path = Text(visible(shown_path(examinations.path)), "dim", no_wrap=True, overflow="ignore")
     return Group(path, Text(""), *reports, _text(examinations.summary, "bold"))
 
 
