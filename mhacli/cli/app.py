@@ -123,7 +123,7 @@ def main() -> int:
         _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
     # messages say which numbers are not finite; other warnings of this kind are for the user
     of_numpy = ".* encountered in |Mean of empty slice|Degrees of freedom|All-NaN"
-    warnings.filterwarnings("ignore", of_numpy, category=RuntimeWarning, module="mhacli")
+    warnings.filterwarnings("ignore", of_numpy, category=RuntimeWarning, module="mhacli|numpy")
     words, code = sys.argv[1:], 0
     if words in ([], ["--"]):
         words = ["--help"]

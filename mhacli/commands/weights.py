@@ -190,7 +190,7 @@ def contents_view(contents: Mapping[str, Any], screen: Screen) -> RenderableType
     from rich.text import Text
 
     from mhacli.render.base.doc import Table, fields
-    from mhacli.render.base.format import count_of, flowing
+    from mhacli.render.base.format import count_of, escaped, flowing
     from mhacli.render.base.terminal import table
 
     is_layer = contents["kind"] == "layer"
@@ -211,7 +211,7 @@ def contents_view(contents: Mapping[str, Any], screen: Screen) -> RenderableType
         rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
         if rows:
             body += [Text(), *table(Table(columns=fields(units), rows=rows), screen.width)]
-    return Group(Text(visible(contents["path"]), style="bold"), *body)
+    return Group(escaped(contents["path"], "bold"), *body)
 
 
 _COLUMNS: Mapping[str, Mapping[str, Unit]] = {

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
+from torch.utils.weak import WeakIdRef
 
 _MISSING: Any = object()
 
@@ -76,6 +77,13 @@ def version_of(tensor: Tensor) -> object:
     if tensor.is_inference() or not hasattr(tensor, "_version"):
         return object()
     return tensor._version
+
+
+def state_of(value: object) -> object:
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the
+    number of writes in place. None for anything else.
+    """
+    return (WeakIdRef(value), version_of(value)) if isinstance(value, Tensor) else None
 
 
 # ------------------------------------------------------------------------------------- transformers

@@ -227,7 +227,7 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
             "nothing-ran",
         )  # of diff, and of bench
         assert not ended.stdout or shows_rows
-        assert len(ended.stderr) < 2000
+        assert len(ended.said) < 2000
 
 
 def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:

@@ -48,9 +48,9 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     """
     blocks: list[RenderableType] = []
     for finding in examination.findings:
-        title = Text(visible(finding.code), style="bold red")
+        title = Text(finding.code, style="bold red")
         if finding.together_with:
-            title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
+            title.append(f" with {', '.join(finding.together_with)}", style="red")
         found = "  proven" if finding.proven else "  measured"
         if finding.modes:
             found += f" in {' and '.join(finding.modes)} attention"
@@ -75,7 +75,7 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
 def checks_view(examinations: Examinations, on: Screen) -> RenderableType:
     """The path of the table, the report on each target, and how many have which verdict."""
     reports = [part for each in examinations.reports for part in (each.view(on), Text(""))]
-    path = _text(shown_path(examinations.path), "dim")
+    path = Text(visible(shown_path(examinations.path)), "dim", no_wrap=True, overflow="ignore")
     return Group(path, Text(""), *reports, _text(examinations.summary, "bold"))
 
 

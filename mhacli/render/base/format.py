@@ -198,6 +198,11 @@ def lengths_in_words(texts: Sequence[TokenSequence]) -> str:
     return size if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {size}"
 
 
+def escaped(words: str, style: str = "") -> Text:
+    """A title or a sentence with data in it. It is escaped before its width is measured."""
+    return Text(visible(words), style)
+
+
 def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:
     """The parts in a row, words in one `style`, with line breaks between them. Only parts wider
     than `width` are broken.
