@@ -1,10 +1,11 @@
-"""Compiles `mhacli/attention/block.c` when the package is built. Without a compiler the package
-works all the same.
+"""Compiles `mhacli/attention/block.c` when the package is built, and makes its readme. Without a
+compiler the package works all the same.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import platform_tags
 
 FLAGS = (
@@ -43,11 +45,24 @@ class BlockBuilder(BuildHookInterface[Any]):
         if self.target_name == "wheel" and compiled(folder / "block.c", folder / "libblock.so"):
             build_data["artifacts"].append("mhacli/attention/libblock.so")
             build_data["pure_python"] = False
-            tags = list(
-                platform_tags()
-            )  # of Linux the tag with the C library's version, which an index of packages accepts
-            tag = next((tag for tag in tags if not tag.startswith("linux_")), tags[0])
+            tag = platform_tag(folder / "libblock.so")
             build_data["tag"] = f"py3-none-{tag}"
+
+
+def platform_tag(library: Path) -> str:
+    """The tag of the oldest platform on which a library is loaded: of Linux, that of the oldest C
+    library with all its symbols. An index of packages accepts no tag without one. Source: PEP 600.
+    """
+    tags = [*platform_tags()]
+    needed = max(map(int, re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())), default=0)
+    with_symbols = [
+        tag
+        for tag in tags
+        if (found := re.match(r"manylinux_2_(\d+)_", tag)) and int(found[1]) >= needed
+    ]
+    if with_symbols:
+        return with_symbols[-1]  # the newest stand first
+    return next((tag for tag in tags if not tag.startswith("linux_")), tags[0])
 
 
 def compiled(source: Path, library: Path) -> bool:
@@ -69,3 +84,14 @@ def compiled(source: Path, library: Path) -> bool:
     library.unlink(missing_ok=True)
     print(f"block.c is not compiled, torch does its work: {reason}", file=sys.stderr)
     return False
+
+
+class ReadmeBuilder(MetadataHookInterface):
+    """The README as an index of packages shows it, where no picture and no other file is."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Leaves out pictures, and the links to files of this folder, whose words stay."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"^!\[[^]]*\]\([^)]*\)\n\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"\[([^]]*)\]\((?!\w+://)[^)]*\)", r"\1", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

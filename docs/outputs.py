@@ -85,7 +85,7 @@ def rewrite(page: Path) -> None:
     """Runs the commands of a page in a new folder, and replaces the outputs that differ."""
     text = page.read_text()
     with tempfile.TemporaryDirectory() as name:
-        folder = furnish(Path(name), text)
+        folder = furnish(Path(name))
         new = "".join([_rewritten(page, piece, step, folder) for piece, step in split_steps(text)])
     if new != text:
         page.write_text(new)

@@ -84,6 +84,16 @@ class Mask(TypedDict):
     command: list[str]
 
 
+class Checks(TypedDict):
+    """What check prints of the targets that a pyproject.toml states: its path, how many have which
+    verdict, and the reports in the order of the targets.
+    """
+
+    summary: str
+    table: str
+    reports: list[Examination]
+
+
 class Library(TypedDict):
     """A library: the installed version (null: missing), the required range, and the extra that
     installs it (null: always needed).
@@ -135,6 +145,11 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         "What mha check --json prints.",
         Examination,
         {"Examination": {"summary": str}},
+    ),
+    "mha.checks/1": (
+        "What mha check --json prints without a target: the reports on those of a table.",
+        Checks,
+        {"Examination": {"schema": Literal["mha.check/1"], "summary": str}},
     ),
     "mha.doctor/1": (
         "What mha doctor --json prints.",

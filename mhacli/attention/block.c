@@ -146,7 +146,7 @@ INLINE float make_row(float *restrict x, const Block *b, const Head *h, int64_t 
     hide_masked(x, b, row, &from, &to);
     const float top = largest(x + from, to - from);
     h->mass[i] = h->entropy[i] = h->squares[i] = h->distance[i] = h->first[i] = h->leading[i] = 0;
-    h->peak[i] = HIDDEN;
+    h->peak[i] = -INFINITY;
     if (top < NO_KEY) {
         for (int64_t j = from; j < to; j++)
             if (x[j] != HIDDEN) return NAN;

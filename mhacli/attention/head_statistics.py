@@ -125,11 +125,12 @@ def measure(
 
     def of_part(part: range) -> tuple[PassResults, Care, Attention]:
         reduced = reduce_heads(attention, request, part, report_progress, is_careful=is_careful)
-        sums = _sums_of(reduced) | {"doubt": doubt_of(reduced)}
-        care = care_of(reduced, sums["doubt"]) if is_careful else Care()
-        uniform = _of_heads(baseline, part)
-        least = run.statistics.sink_weight
-        sums |= cells_again(reduced, uniform, run.kept, care, least=least)
+        given = (reduced, _of_heads(baseline, part), run.kept)
+        sums, care, least = _sums_of(reduced), Care(), run.statistics.sink_weight
+        sums |= {"doubt": doubt_of(reduced)} | cells_again(*given, care, least=least)
+        if is_careful and not is_usual(sums, attention.kernel):
+            care = care_of(reduced, sums)
+            sums |= cells_again(*given, care, least=least)
         return sums, care, reduced.attention
 
     is_small = prod(attention.shape[2:]) <= SMALL_CELLS or not is_cpu
@@ -261,7 +262,7 @@ class Measurements:
             wait_for(device)
         for number, device, again in self._waiting:
             measured = self._measured[number]
-            if not is_usual(measured.sums["doubt"], measured.survey.kernel):
+            if not is_usual(measured.sums, measured.survey.kernel):
                 self._measured[number] = self._sent(again())
                 wait_for(device)
         self._waiting, self._n_bytes = [], 0
@@ -711,7 +712,8 @@ def _errors_of_sums(sums: PassResults) -> dict[str, Tensor]:
     n_given = given.sum(dim=-1)
     totals = {
         "column": sums["received"].double().sum(dim=-1),
-        "map": sums["map"].double().sum(dim=(-1, -2)),
+        # numpy widens as it adds, torch before
+        "map": torch.from_numpy(sums["map"].numpy().sum(axis=(-1, -2), dtype=np.float64)),
     }
     errors = {ROW_SUMS: (sums["mass"] - given).abs().amax(dim=-1).double()}
     for name, total in totals.items():
@@ -760,7 +762,8 @@ def _check_of_z(
     dtypes = (layer.dtype, torch.float32 if is_single else torch.float64)
     of_weights = max(_rounding(each, largest, layer.n_keys) for each in dtypes)
     usual = (of_weights + TOLERANCES[dtype].output) * float(z_size.max())
-    error, tolerance = z_error.ravel(), usual + z_moved.ravel()
+    error = np.nan_to_num(z_error, nan=np.inf, posinf=np.inf).ravel()
+    tolerance = usual + z_moved.ravel()
     worst = int((error / np.maximum(tolerance, np.finfo(tolerance.dtype).tiny)).argmax())
     of_scores = (tolerance - usual)[error > usual]
     rounding = 0.0

@@ -616,8 +616,11 @@ def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -
     )
 
 
-def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> LayerWeights:
-    """The layer in a checked file, in the dtype of its config.
+def from_file(
+    file: TensorFile, config: Config, n_tokens: int, *, allow_nonfinite: bool
+) -> LayerWeights:
+    """The layer in a checked file, in the dtype of its config; without vectors of tokens in it,
+    those of `n_tokens` are random.
 
     Raises `MhaError` for numbers that are not finite, and, with exit code 3, when the stored probe
     says that the weights are not what was saved.
@@ -627,7 +630,10 @@ def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> Lay
     tensors, saved = load(file.data), saved_metadata(file.path, file.metadata)
     if not allow_nonfinite:
         require_finite_weights(tensors, file.path)
-    embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)
+    table = tensors.pop(POSITION_EMBEDDING, None)
+    embedding = tensors.pop(EMBEDDING, None)
+    if embedding is None:
+        embedding = new_layer(config, n_tokens).embedding
     attention = new_attention(config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
     if saved is not None and not allow_nonfinite:

@@ -269,12 +269,11 @@ class Reduced:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            of_all = self.attention.matrices()["scores"].amax(dim=-1)
-            top = of_all[:, self.heads.start : self.heads.stop]
-        else:  # by its weight, in which a sink logit takes part
-            lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
-            top = self.statistics["peak"] + lse
-        return torch.where(self.has_keys, top, -torch.inf)
+            top = self.attention.matrices()["scores"].amax(dim=-1)
+            return top[:, self.heads.start : self.heads.stop]
+        # by its weight, in which a sink logit takes part
+        lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
+        return self.statistics["peak"] + lse
 
     @property
     def _sinks(self) -> Float[Tensor, "_batch head _query"] | None:

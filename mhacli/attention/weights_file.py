@@ -6,16 +6,19 @@ config, vocabulary, tokenizer, probe}`. For a file without this metadata, the sh
 must give the config.
 """
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace as replace_struct
 
 from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
-from mhacli.io.safetensors import DTYPES, TensorFile, read_tensor_file, shown_name
+from mhacli.io.safetensors import DTYPES, TensorFile, TensorInfo, read_tensor_file, shown_name
 from mhacli.settings import ITEM_BYTES, Config, as_option
 from mhacli.sites import Dims
 
@@ -50,6 +53,8 @@ _SHAPE_CHOICES = {
 }
 
 
+_OF_TORCH = re.compile(r"(.*\.|)(?:in_proj_weight|q_proj_weight)", re.DOTALL)
+"""The matrix by which the weights of a `torch.nn.MultiheadAttention` are known."""
 Probe = dict[str, tuple[float, ...]]
 """The layer's outputs for a fixed input by name (`embed`, `q`, `k`, `v`, `out`, `embed_positions`),
 one row each, in float64 rounded to 9 digits."""
@@ -74,7 +79,7 @@ def read_layer_file(
     Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an
     option that contradicts the file, or that the file needs.
     """
-    file = read_tensor_file(path)
+    file = with_own_names(read_tensor_file(path))
     saved = saved_metadata(file.path, file.metadata)
     for name in sorted(file.tensors):
         _require_floats(file, name)
@@ -88,6 +93,8 @@ def read_layer_file(
     config = replace(config, **given).resolved()
     shapes = {name: info.shape for name, info in file.tensors.items()}
     expected = expected_shapes(config, shapes[EMBEDDING][0] if shapes.get(EMBEDDING) else 0)
+    if not has_embedding(file):
+        del expected[EMBEDDING]
     if POSITION_EMBEDDING in shapes:  # of any number of positions where they are not used
         expected.setdefault(
             POSITION_EMBEDDING, (*shapes[POSITION_EMBEDDING][:1], config.d_input or config.d_model)
@@ -105,6 +112,50 @@ def read_layer_file(
             path, f"{path} does not have the tensors of its layer: {first_names(faults, 20)}"
         )
     return file, config, () if saved is None else saved.vocabulary
+
+
+def with_own_names(file: TensorFile) -> TensorFile:
+    """The tensors of one `torch.nn.MultiheadAttention` in a file under the names of mha, with q, k
+    and v apart; any other file as it is. A common prefix may stand before their names.
+
+    Source: `in_proj_weight` holds the rows of q, k and v in this order,
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html.
+    """
+    prefixes = [found[1] for name in file.tensors if (found := _OF_TORCH.fullmatch(name))]
+    if file.metadata is not None or len(prefixes) != 1:
+        return file
+    own = list[TensorInfo]()
+    for name, info in file.tensors.items():
+        short = name.removeprefix(prefixes[0])
+        kind = short.removeprefix("in_proj_")
+        if short in ("in_proj_weight", "in_proj_bias") and info.shape and info.shape[0] % 3 == 0:
+            shape, n_bytes = (info.shape[0] // 3, *info.shape[1:]), info.n_bytes // 3
+            for i, letter in enumerate("qkv"):
+                start = info.start + i * n_bytes
+                own.append(TensorInfo(f"{letter}_proj.{kind}", info.dtype, shape, start, n_bytes))
+        else:
+            short = re.sub(r"^out_proj\.", "o_proj.", short)
+            own.append(
+                replace_struct(info, name=re.sub(r"^(.)_proj_weight$", r"\1_proj.weight", short))
+            )
+    # the numbers stay where they are: only the header is written anew
+    first = min(info.start for info in own)
+    entries = {
+        info.name: {
+            "dtype": info.dtype,
+            "shape": info.shape,
+            "data_offsets": (info.start - first, info.start - first + info.n_bytes),
+        }
+        for info in own
+    }
+    header = json.dumps(entries).encode()
+    data = len(header).to_bytes(8, "little") + header + file.data[first:]
+    return replace(file, tensors={info.name: info for info in own}, n_bytes=len(data), data=data)
+
+
+def has_embedding(file: TensorFile) -> bool:
+    """Whether a file has the vectors of tokens: that of a module of torch has none."""
+    return EMBEDDING in file.tensors or file.metadata is not None
 
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
@@ -147,18 +198,24 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     layer has.
     """
     shapes = {name: info.shape for name, info in file.tensors.items()}
-    needed = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
+    needed = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
     missing = [name for name in needed if len(shapes.get(name, ())) != 2]
     if missing:
         raise bad_file(
             file.path,
             f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}",
-            hint="--model takes a whole checkpoint, --weights the tensors of one layer",
+            hint=(
+                "--weights takes the tensors of one layer, as --save-weights writes them or as"
+                " torch.nn.MultiheadAttention has them: in_proj_weight [3·width, width],"
+                " out_proj.weight [width, width]; --model takes a whole checkpoint"
+            ),
         )
-    (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
+    (q_width, d_input), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
+        divisors = ", ".join(str(n) for n in range(1, q_width + 1) if q_width % n == 0)
         raise UsageError(
-            f"add --heads N, which {file.path} does not give: it has {q_width} query rows"
+            f"add --heads N, which {file.path} does not give: its {q_width} query rows are those of"
+            f" {divisors} heads"
         )
     d_head = given.get("d_head", max(1, q_width // max(1, given["n_heads"])))
     n_kv_heads = given.get("n_kv_heads", max(1, k_width // d_head))

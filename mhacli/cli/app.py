@@ -22,43 +22,59 @@ from .console import discard_stdout, flush, print_error, require_stdout, write
 from .help import Answer, answering_flag, command_help, help_flags, program_help
 from .parameters import Command, read_by_typer, with_signature
 
-COMMANDS: Mapping[str, str] = {
-    "run": (
-        "Show the attention pattern of every head for a text, with a table of what each head does."
-    ),
-    "heads": (
-        "Compute exact statistics of every head for a long text, without storing its attention"
-        " matrices."
-    ),
-    "effect": "Measure what changes when heads or single attention weights are removed.",
-    "scan": (
-        "Compute the statistics of every head of a checkpoint over a corpus; an interrupted scan"
-        " resumes."
-    ),
-    "trace": (
-        "Show every step of attention with its shape and formula, or how one attention weight is"
-        " computed."
-    ),
-    "decode": (
-        "Decode token by token with a KV cache, and compare each step with a full computation."
-    ),
-    "bench": "Measure the time, memory and numerical error of attention backends on this machine.",
-    "doctor": (
-        "Examine this installation or a checkpoint: what is wrong with it, and how to fix it."
-    ),
-    "check": (
-        "Check attention code: whether it is correct, and if not, which mistake it makes and how to"
-        " correct it."
-    ),
-    "vocab": "Count the tokens of a text of any size, and number them.",
-    "weights": "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file.",
-    "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
-    "show": "Show a saved record in any view of run. Needs no torch.",
-    "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
-    "diff": "Compare two models, or two saved records: where they first differ, and in which head.",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Show attention": {
+        "run": (
+            "Show the attention pattern of every head for a text, with a table of what each head"
+            " does."
+        ),
+        "heads": (
+            "Compute exact statistics of every head for a long text, without storing its"
+            " attention matrices."
+        ),
+        "trace": (
+            "Show every step of attention with its shape and formula, or how one attention"
+            " weight is computed."
+        ),
+        "decode": (
+            "Decode token by token with a KV cache, and compare each step with a full computation."
+        ),
+        "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
+        "show": "Show a saved record in any view of run. Needs no torch.",
+        "diff": (
+            "Compare two models, or two saved records: where they first differ, and in which head."
+        ),
+    },
+    "Examine and measure": {
+        "check": (
+            "Check attention code: whether it is correct, and if not, which mistake it makes and"
+            " how to correct it."
+        ),
+        "effect": "Measure what changes when heads or single attention weights are removed.",
+        "scan": (
+            "Compute the statistics of every head of a checkpoint over a corpus; an interrupted"
+            " scan resumes."
+        ),
+        "bench": (
+            "Measure the time, memory and numerical error of attention backends on this machine."
+        ),
+        "doctor": (
+            "Examine this installation or a checkpoint: what is wrong with it, and how to fix it."
+        ),
+    },
+    "Words and files": {
+        "explain": (
+            "Explain a column, sign, head type, tensor, mistake or option, with its formula and"
+            " source."
+        ),
+        "samples": "Write the sample texts and the sample code of the manual to a folder.",
+        "vocab": "Count the tokens of a text of any size, and number them.",
+        "weights": "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file.",
+    },
 }
-"""The commands with their help. Each is a function named NAME, in the module `mhacli.commands.NAME`
-or, of a folder of that name, in its `command`."""
+"""The commands with their help, in groups. Each is a function named NAME, in the module
+`mhacli.commands.NAME` or, of a folder of that name, in its `command`."""
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
@@ -107,7 +123,7 @@ def main() -> int:
         _typer_app(COMMANDS, with_other_names=False)(prog_name="mha")  # ends the process
     # messages say which numbers are not finite; other warnings of this kind are for the user
     of_numpy = ".* encountered in |Mean of empty slice|Degrees of freedom|All-NaN"
-    warnings.filterwarnings("ignore", of_numpy, category=RuntimeWarning, module="mhacli")
+    warnings.filterwarnings("ignore", of_numpy, category=RuntimeWarning, module="mhacli|numpy")
     words, code = sys.argv[1:], 0
     if words in ([], ["--"]):
         words = ["--help"]
@@ -166,7 +182,10 @@ def _typer_app(
         if name in loaded:
             with gc_paused():
                 function = _function(name, with_other_names=with_other_names)
-        app.command(name, help=text, add_help_option=False)(function)
+        reads_options = {"ignore_unknown_options": name == "explain"}  # which it explains
+        app.command(name, help=text, add_help_option=False, context_settings=reads_options)(
+            function
+        )
     return app
 
 
@@ -179,9 +198,9 @@ def _program() -> Callable[..., None]:
     def version() -> str:
         return f"mha {mhacli.__version__}\n"
 
-    text = partial(program_help, COMMANDS)
+    text = partial(program_help, GROUPS)
     parameters = [
-        answering_flag("version", "--version", text="Print the version.", answer=version),
+        answering_flag("version", "--version", "-V", text="Print the version.", answer=version),
         *help_flags(short=text, whole=text),
     ]
     return with_signature(program, parameters)

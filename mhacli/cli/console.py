@@ -100,9 +100,15 @@ def colour_system() -> Literal["STANDARD", "EIGHT_BIT", "TRUECOLOR"]:
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
-    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed line by
-    line, so that long views need little memory.
+    """Prints a view on stdout. It is printed line by line, so that long views need little
+    memory.
     """
+    for line in drawn_lines(renderable, on):
+        write(line + "\n")
+
+
+def drawn_lines(renderable: RenderableType, on: Screen) -> Iterator[str]:
+    """The lines of a view, in colour or plain, without trailing blanks."""
     from io import StringIO
 
     from rich.color import ColorSystem
@@ -124,7 +130,7 @@ def draw(renderable: RenderableType, on: Screen) -> None:
             (style or Style()).render(harmless(text), color_system=colours)
             for text, style, _ in line
         ]
-        write("".join(pieces).rstrip(" ") + "\n")
+        yield "".join(pieces).rstrip(" ")
 
 
 # ------------------------------------------------------------------------------------------- stderr

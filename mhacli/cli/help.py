@@ -37,7 +37,7 @@ class HelpRow(NamedTuple):
 
 
 _PROGRAM_OPTIONS = [
-    HelpRow("--version", "Print the version."),
+    HelpRow("-V, --version", "Print the version."),
     HelpRow("--install-completion", "Install completion for the current shell."),
     HelpRow(
         "--show-completion",
@@ -87,10 +87,13 @@ def help_flags(short: Callable[[], str], whole: Callable[[], str]) -> list[inspe
 # ----------------------------------------------------------------------------------------- content
 
 
-def program_help(commands: Mapping[str, str]) -> str:
-    """The help of mha itself; `commands` are the names of the commands with what they do."""
-    rows = [HelpRow(name, text) for name, text in commands.items()]
-    tables = {"Commands": rows, "Options": _PROGRAM_OPTIONS}
+def program_help(groups: Mapping[str, Mapping[str, str]]) -> str:
+    """The help of mha itself; `groups` are the names of the commands with what they do."""
+    tables = {
+        title: [HelpRow(name, text) for name, text in commands.items()]
+        for title, commands in groups.items()
+    }
+    tables["Options"] = _PROGRAM_OPTIONS
     end = "mha COMMAND --help shows the examples and options of a command."
     return _drawn("mha", "[OPTIONS] COMMAND [ARGS]...", PROGRAM, EXAMPLES, tables, end)
 

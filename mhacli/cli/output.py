@@ -77,6 +77,9 @@ class Output:
         modes=("layer",),
     )
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
+    no_annotations: bool = setting(
+        False, OUTPUT, "Print no annotations, which stderr has where GITHUB_ACTIONS is set."
+    )
     keep: tuple[str, ...] | None = setting(
         None,
         OUTPUT,
@@ -171,6 +174,8 @@ def require_output(
     has_pictures = not output.files.keys().isdisjoint(DRAWN)
     if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
+    if options.view != "auto" and (output.json or output.csv):
+        note(f"--view changes nothing with --{'json' if output.json else 'csv'}")
     shows_heads = (output.svg or output.png) and options.figure != "walk"
     if shows_heads and output.keep is not None and "pattern" not in output.keep:
         raise UsageError(
@@ -286,10 +291,20 @@ def print_report(
     csv: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     figures: Callable[[], Sequence[Piece]] = tuple,
 ) -> None:
-    """Prints a report that is no record: its document, which may be text, the rows of its table, or
-    the view of the terminal; and the names of the files. The page and the pictures that are
-    requested show `figures` below what is printed.
+    """Writes the page and the pictures that are requested, which show `figures` below what is
+    printed, and prints a report that is no record: its document, which may be text, the rows of its
+    table, or the view of the terminal; and the names of the files.
     """
+    if not output.files.keys().isdisjoint(DRAWN):
+        from mhacli.render.notebook import report_figure, report_page
+
+        command = record_command()
+        name, pictures = " ".join(command[:2]), figures()
+        write_pictures(
+            output,
+            lambda: report_page(view, name, command, pictures),
+            lambda: report_figure(view, name, command, pictures),
+        )
     if output.json:
         document = json()
         if not isinstance(document, str):
@@ -301,16 +316,6 @@ def print_report(
         sys.stdout.writelines(rows_csv(csv()))
     else:
         draw(view(output.screen), output.screen)
-    if not output.files.keys().isdisjoint(DRAWN):
-        from mhacli.render.notebook import report_figure, report_page
-
-        command = record_command()
-        name, pictures = " ".join(command[:2]), figures()
-        write_pictures(
-            output,
-            lambda: report_page(view, name, command, pictures),
-            lambda: report_figure(view, name, command, pictures),
-        )
     note_written(output)
 
 

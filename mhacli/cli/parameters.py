@@ -98,7 +98,7 @@ def command(
         options = {each.field: each.option for each in declared}
 
         def perform(given: Mapping[str, Any]) -> None:
-            _require_fitting(given, options, None if modes is None else modes(given))
+            require_fitting(given, options, None if modes is None else modes(given))
             call(given)
 
         return Command(examples, tuple(sorted(declared, key=_place_of_panel)), perform)
@@ -169,7 +169,7 @@ def _settings_of(taker: Any) -> dict[str, Field[Any]]:
 # -------------------------------------------------------------------------------------------- rules
 
 
-def _require_fitting(
+def require_fitting(
     given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None
 ) -> None:
     """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes

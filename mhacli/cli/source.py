@@ -5,6 +5,7 @@ rule is checked without torch.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from mhacli.models.folder import Checkpoint
     from mhacli.models.load import LanguageHead
     from mhacli.models.run import CheckpointRun
+_LIKE_A_PATH = re.compile(r"[\w./~-]*\w\.(txt|md|csv|jsonl?|py|safetensors|np[yz]|gguf|html)")
+"""A word that hardly anybody means as a text."""
 
 
 def make_run(what: Computation, reading: Reading = Reading(), **more: Any) -> tuple[Run, Texts]:
@@ -214,6 +217,8 @@ def argument_texts(words: Iterable[str], source: Source, *, option: str = "") ->
             raise UsageError(
                 f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word
             )
+        if option != "--text" and _LIKE_A_PATH.fullmatch(word) and not are_literal():
+            note(f"{word} is read as a text: there is no such file")
         raw = word.encode("utf-8", "surrogateescape")
         texts.append("".join(decoded([raw], Source(errors=source.errors), "the text argument")))
     return texts

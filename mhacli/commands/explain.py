@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec.structs import replace
 
 from mhacli.cli.output import Output, print_report
-from mhacli.cli.parameters import command, offers
+from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
 from mhacli.errors import UsageError
 from mhacli.record.glossary import TABLES, Word, words_of
 from mhacli.record.heads import UNTYPED
@@ -50,7 +50,7 @@ def explain(
     if not matching:
         names = {
             _plain(name): name
-            for each_term in terms()
+            for each_term in (*terms(), *options())
             for name in (*each_term.also, each_term.name)
         }
         near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
@@ -107,14 +107,65 @@ def terms() -> tuple[Word, ...]:
 
 def _named(word: str) -> tuple[Word, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces,
-    hyphens and underscores.
+    hyphens and underscores; or else the options, which stand first if the word is typed as one.
     """
     plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
+    of_name = tuple(term for term in terms() if plain in map(_plain, (term.name, *term.also)))
+    if word.startswith("-"):
+        return *(o for o in options() if word in (o.name, *o.also)), *of_name
     of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
     if plain in TABLES:
         return of_group
-    of_name = tuple(term for term in terms() if plain in map(_plain, (term.name, *term.also)))
-    return of_name or of_group or (_named(types[word]) if word in types else ())
+    if of_name or of_group:
+        return of_name or of_group
+    if word in types:
+        return _named(types[word])
+    return tuple(o for o in options() if plain in map(_plain, (o.name, *o.also)))
+
+
+@cache
+def options() -> tuple[Word, ...]:
+    """Every option, with the commands that have it, and with its other names and its choices in
+    `also`.
+    """
+    from mhacli.commands import decode, heads, run, samples, show, view, vocab, weights
+    from mhacli.commands.bench.command import bench
+    from mhacli.commands.check.command import check
+    from mhacli.commands.diff.command import diff
+    from mhacli.commands.doctor.command import doctor
+    from mhacli.commands.effect.command import effect
+    from mhacli.commands.scan.command import scan
+    from mhacli.commands.trace.command import trace
+
+    found: dict[Word, list[str]] = {}
+    commands = {
+        "run": run.run,
+        "heads": heads.heads,
+        "effect": effect,
+        "scan": scan,
+        "trace": trace,
+        "decode": decode.decode,
+        "bench": bench,
+        "doctor": doctor,
+        "check": check,
+        "samples": samples.samples,
+        "vocab": vocab.vocab,
+        "weights": weights.weights,
+        "view": view.view,
+        "show": show.show,
+        "explain": explain,
+        "diff": diff,
+    }
+    for command_name, each in commands.items():
+        for declared in (one for one in each.settings if not one.option.argument):
+            first, *others = chain(*(name.split("/") for name in option_names(declared)))
+            also = (*others, *map(str, choices_of(declared.hint)))
+            option = Word(name=first, group="option", explanation=help_of(declared), also=also)
+            found.setdefault(option, []).append(f"mha {command_name}")
+    return tuple(
+        replace(option, explanation=f"{option.explanation} Of {', '.join(names)}.")
+        for option, names in found.items()
+    )
 
 
 def _plain(word: str) -> str:

@@ -5,11 +5,14 @@ torch.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from os.path import getsize
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from mhacli.attention.weights_file import EMBEDDING, saved_metadata
 from mhacli.cli.console import note, show_activity
@@ -161,17 +164,17 @@ def _stacks(config: Mapping[str, Any]) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------- the command
 
 
-@command("mha weights info MiniLM", "mha weights info layer.safetensors --tensors")
+@command("mha weights MiniLM", "mha weights layer.safetensors --tensors")
 def weights(
     *,
-    action: Literal["info"] = setting(
-        "", "", "What to do: list the contents.", argument=True, metavar="info"
-    ),
-    path: str = setting("", "", _PATH, argument=True, metavar="PATH"),
+    words: tuple[str, ...] = setting((), "", _PATH, argument=True, metavar="PATH", many=True),
     tensors: bool = setting(False, OUTPUT, "List every tensor."),
     output: Annotated[Output, offers("json")],
 ) -> None:
-    """Prints the contents of a checkpoint."""
+    """Prints the contents of a checkpoint. The word `info` may stand before its path."""
+    path, *more = words[words[:1] == ("info",) :] or ("",)
+    if more or not path:
+        raise typer.BadParameter(f"mha weights takes one path, got {shlex.join(words) or 'none'}")
     with show_activity("reading headers"):
         contents = contents_of(read_weights(path), with_tensors=tensors)
     print_report(output, view=lambda screen: contents_view(contents, screen), json=lambda: contents)
@@ -187,7 +190,7 @@ def contents_view(contents: Mapping[str, Any], screen: Screen) -> RenderableType
     from rich.text import Text
 
     from mhacli.render.base.doc import Table, fields
-    from mhacli.render.base.format import count_of, flowing
+    from mhacli.render.base.format import count_of, escaped, flowing
     from mhacli.render.base.terminal import table
 
     is_layer = contents["kind"] == "layer"
@@ -208,7 +211,7 @@ def contents_view(contents: Mapping[str, Any], screen: Screen) -> RenderableType
         rows = [{name: _cell(row[name]) for name in units} for row in contents.get(part, ())]
         if rows:
             body += [Text(), *table(Table(columns=fields(units), rows=rows), screen.width)]
-    return Group(Text(visible(contents["path"]), style="bold"), *body)
+    return Group(escaped(contents["path"], "bold"), *body)
 
 
 _COLUMNS: Mapping[str, Mapping[str, Unit]] = {

@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from mhacli.errors import MhaError
 from mhacli.text.numbers import shown
@@ -186,18 +186,32 @@ def _fill(fd: int, data: bytes | Iterable[bytes], *, like: str) -> None:
             os.fchown(fd, old.st_uid, old.st_gid)
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
     for part in [data] if isinstance(data, bytes) else data:
-        view = memoryview(part)
-        while view:
-            view = view[os.write(fd, view[: 1 << 26]) :]
+        _write(fd, part)
     os.fsync(fd)
 
 
-def temporary_folder() -> str:
-    """A folder that is removed when the process exits."""
+def _write(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view[: 1 << 26]) :]
+
+
+def append_temporary(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Writes all of `data` to a temporary file without a buffer. Raises `MhaError`."""
+    from tempfile import gettempdir
+
+    try:
+        _write(file.fileno(), data)
+    except OSError as fault:
+        raise _unwritable(gettempdir(), _reason(fault)) from fault
+
+
+def temporary_folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process exits, or after a `with`."""
     from tempfile import TemporaryDirectory
 
     _temporary.append(TemporaryDirectory(prefix="mha-", ignore_cleanup_errors=True))
-    return _temporary[-1].name
+    return _temporary[-1]
 
 
 def remove_temporary_folders() -> None:

@@ -55,7 +55,7 @@ from mhacli.attention.taps import (
     time_stages,
     to_array,
 )
-from mhacli.attention.weights_file import read_bias_file
+from mhacli.attention.weights_file import has_embedding, read_bias_file
 from mhacli.errors import UsageError, bad_file
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.record.checks import TOLERANCES, SelfCheck, growth
@@ -137,6 +137,9 @@ class Setup:
             vocabulary=request.vocabulary,
             environment=environment(self.device, request.config.device),
             weights=None if request.weights is None else request.weights.path,
+            random_embedding=request.weights is not None
+            and self.random is None
+            and not has_embedding(request.weights),
             **results,
         )
 
@@ -249,7 +252,7 @@ def layer_of(request: Run) -> LayerWeights:
     n_tokens = len(request.vocabulary)
     if source is None:
         return new_layer(config, n_tokens)
-    layer = from_file(source, config, allow_nonfinite=request.allow_nonfinite)
+    layer = from_file(source, config, n_tokens, allow_nonfinite=request.allow_nonfinite)
     n_rows = layer.embedding.shape[0]
     if n_rows != n_tokens and config.random is None:
         raise bad_file(

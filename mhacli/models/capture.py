@@ -119,7 +119,7 @@ class Call:
     causal: bool = False
     softcap: float | None = None
     bias: Float[Tensor, "..."] | None = None
-    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
+    sinks: Float[Tensor, "..."] | None = None
     scores: Float[Tensor, "batch head query key"] | None = None
     pattern: Float[Tensor, "batch head query key"] | None = None
     unknown: tuple[str, ...] = ()

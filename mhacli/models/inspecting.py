@@ -28,6 +28,7 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
 from .capture import Call
+from .foreign import state_of
 from .layer_names import LayerKey, config_of, entry_of
 from .layers import (
     ModelInputs,
@@ -308,13 +309,13 @@ class Seen:
         for each in chain.passes:
             each.cache = None  # its memory is the user's
         with torch.no_grad(), without_autocast(self._device):
-            is_reordered = chain.is_reordered
+            is_reordered, masks = chain.is_reordered, dict[object, Tensor]()
             for name in [*chain.parts]:
                 parts = chain.parts.pop(name)
                 if is_reordered:  # the passes of a row may belong to several texts
                     chain.unfit[parts[0].call.place] = _REORDERED
                 else:
-                    chain.inspect(joined(parts))
+                    chain.inspect(joined(parts, masks))
             if chain.measured:
                 chain.wait()
                 seconds = {"pass and statistics": perf_counter() - chain.began}
@@ -369,6 +370,7 @@ class TextPasses(PassInspection):
     _read: dict[Half, ReadIds] = field(default_factory=dict)
     _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
     _last_keys: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _own_masks: dict[object, tuple[int, Tensor | None]] = field(default_factory=dict)
     _changes: dict[torch.device, Tensor] = field(default_factory=dict)
     _n_bytes: int = 0
 
@@ -446,7 +448,7 @@ class TextPasses(PassInspection):
         limit = self.request.keep_limit
         reason = call.unreadable
         if reason is None:
-            call = _without_free_places(call, n_tokens)
+            call = self._with_own_mask(call, n_tokens)
             reason = _misfit(call, parts, n_past, self.passes[0].n_past)
         if reason is None:
             parts.append(_copied(call, n_past, is_first=not parts))
@@ -457,6 +459,19 @@ class TextPasses(PassInspection):
         if reason is not None:
             self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(name))
             self.unfit[call.place] = reason
+
+    def _with_own_mask(self, call: Call, n_tokens: int) -> Call:
+        """A call without the free places of its cache, and with a copy of its mask, made once for
+        the layers that share it.
+        """
+        key = (state_of(call.mask), call.causal, call.kind, *call.shape[2:], n_tokens)
+        if key not in self._own_masks:
+            cut = _without_free_places(call, n_tokens)
+            self._own_masks[key] = cut.shape[3], None if cut.mask is None else cut.mask.clone()
+        n_keys, mask = self._own_masks[key]
+        if n_keys < call.shape[3]:
+            call = call.cropped(slice(None), slice(n_keys))
+        return replace(call, mask=mask)
 
     def positions_of(self, call: Call) -> Positions | None:
         """All sizes of axes where it is not known which ids an attention read."""
@@ -615,7 +630,9 @@ def _without_free_places(call: Call, n_tokens: int) -> Call:
 
 
 def _copied(call: Call, n_past: int, *, is_first: bool) -> Part:
-    """A part of an attention. The first has all keys; later ones add none to cross-attention."""
+    """A part of an attention, whose mask is a copy. The first has all keys; later ones add none to
+    cross-attention.
+    """
     q_len, k_len = call.shape[2:]
     is_cross = call.kind == "cross"
     end = k_len if is_cross else n_past + q_len
@@ -623,7 +640,8 @@ def _copied(call: Call, n_past: int, *, is_first: bool) -> Part:
     copies = dict[str, Any]()
     for name, tensor in call.tensors.items():
         is_new = name in ("k", "v") and not is_first
-        copies[name] = (tensor[:, :, n_known:] if is_new else tensor).clone()
+        if name != "mask":
+            copies[name] = (tensor[:, :, n_known:] if is_new else tensor).clone()
     return Part(replace(call, **copies), slice(end - k_len, end))
 
 
@@ -644,8 +662,8 @@ def _misfit(call: Call, before: Sequence[Part], n_past: int, n_prefix: int) -> s
     return None
 
 
-def joined(parts: Sequence[Part]) -> Call:
-    """One attention over all tokens."""
+def joined(parts: Sequence[Part], masks: dict[object, Tensor]) -> Call:
+    """One attention over all tokens. Its mask is added to `masks`, from which layers share it."""
     first = parts[0].call
     if len(parts) == 1:
         return first
@@ -657,8 +675,14 @@ def joined(parts: Sequence[Part]) -> Call:
         elif name in ("scores", "pattern", "bias"):
             fields[name] = _stacked(tensors, parts, -torch.inf if name == "scores" else 0.0)
     if first.pattern is None:
-        fields["mask"] = _stacked([_mask_of(part) for part in parts], parts, -torch.inf)
-        fields["causal"] = False
+        of_parts = [
+            (id(call.mask), call.causal, call.shape[2], columns.start, columns.stop)
+            for call, columns in parts
+        ]
+        key = (first.device, *of_parts)
+        if key not in masks:
+            masks[key] = _stacked([_mask_of(part) for part in parts], parts, -torch.inf)
+        fields |= {"mask": masks[key], "causal": False}
     return replace(first, **fields)
 
 

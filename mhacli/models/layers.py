@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -259,7 +260,7 @@ class PassInspection:
                 arrays |= {name: behind.arrays[name] for name in names}
                 arrays["distance"] = behind.arrays["distance"][..., n:]
             first, length = axes.queries.first(0), len(axes.queries.ids[0])
-            counts = visible[0, 0, first : first + length].tolist()
+            counts = visible[0, 0, first : first + length]
             mask = _mask_words(counts, first - axes.keys.first(0), len(axes.keys.ids[0]))
             reasons = (*_doubts(survey), *layer.unverified)
             layer = replace(
@@ -454,14 +455,14 @@ def axes_of(
 # ---------------------------------------------------------------------------------------- one layer
 
 
-def _mask_words(counts: Sequence[int], n_before: int, n_keys: int) -> str:
+def _mask_words(counts: Array, n_before: int, n_keys: int) -> str:
     """A mask in words, by the number of keys that each query of a text sees, of `n_keys`. So many
     keys stand `n_before` the one at the place of the first query.
     """
-    most = max(counts)
-    if counts == [min(n_before + i + 1, most) for i in range(len(counts))]:
+    most = int(counts.max())
+    if np.array_equal(counts, np.minimum(n_before + 1 + np.arange(len(counts)), most)):
         return "causal" if most == n_before + len(counts) else f"causal, window {most}"
-    return "all keys" if min(counts) == most == n_keys else f"at most {most} keys"
+    return "all keys" if counts.min() == most == n_keys else f"at most {most} keys"
 
 
 def _doubts(survey: HeadsSummary) -> Iterator[str]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import prod
 from typing import Any, Literal, assert_never
 
@@ -181,7 +181,7 @@ def find(
         tokenizer.n_ids = n
         notes.append(f"there is no tokenizer: the ids are the bytes of the text, modulo {n}")
     return Loaded(
-        source=checkpoint.path if checkpoint.is_gguf else source,
+        source=checkpoint.path if revision is None else source,
         checkpoint=checkpoint,
         config=config,
         tokenizer=tokenizer,
@@ -510,7 +510,7 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
         return {
             "device_map": "auto",
             "max_memory": free | limit,
-            "offload_folder": temporary_folder(),
+            "offload_folder": temporary_folder().name,
         }
     assert not isinstance(device_map, str)
     # with a dot, the layers may be named as a whole
@@ -521,7 +521,7 @@ def _placing(device_map: DeviceMap, *, leaves_out: str) -> dict[str, Any]:
     }
     placing: dict[str, Any] = {"device_map": devices}
     if "disk" in devices.values():
-        placing["offload_folder"] = temporary_folder()
+        placing["offload_folder"] = temporary_folder().name
     return placing
 
 
@@ -548,7 +548,7 @@ def device_of(model: nn.Module) -> torch.device:
     device = foreign.execution_device(model)
     if device is not None:
         return device
-    tensors = (*model.parameters(), *model.buffers())
+    tensors = chain(model.parameters(), model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 

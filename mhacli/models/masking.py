@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.weak import WeakIdRef
 
 from mhacli.attention import masks
 from mhacli.attention.axes import StatisticsRequest
@@ -58,7 +57,7 @@ class MaskCache:
             attention = as_attention(call, real)
             baseline = make_baseline(attention, request)
         else:
-            tensors = (_state_of(call.mask), _state_of(call.bias))
+            tensors = (foreign.state_of(call.mask), foreign.state_of(call.bias))
             key = (request, call.causal, call.shape, *tensors)
             known = self._known.pop(key, None)
             masking = masking_of(call, real) if known is None else known.masking
@@ -70,13 +69,6 @@ class MaskCache:
         if "dropout" in call.unknown:
             attention = replace(attention, v=None)
         return attention, baseline
-
-
-def _state_of(tensor: Tensor | None) -> object:
-    """What stands for a tensor and its numbers: a reference that does not keep it alive, and the
-    number of writes in place.
-    """
-    return None if tensor is None else (WeakIdRef(tensor), foreign.version_of(tensor))
 
 
 def masking_of(call: Call, real: Bool[Tensor, "batch query"] | None) -> Masking:
@@ -129,8 +121,8 @@ def as_attention(
     if sinks is not None and sinks.ndim == 1:
         sinks = sinks.reshape(1, -1, 1)
     return ScoredAttention(
-        q=q.contiguous(),  # each is read many times
-        k=k.contiguous(),
+        q=q,
+        k=k.contiguous(),  # which are read for each block of queries
         v=v,
         z=z,
         scale=call.scale,

@@ -163,6 +163,7 @@ class _Passes:
         self._first_layer = 0 if is_of_transformers else foreign.first_layer_idx(model) or 0
         self._running: list[_Reader] = []
         self._pass = ModelPass(1)
+        self._known: dict[object, ReadIds] = {}  # by the tensors that a module of the pass is given
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """The hook before a module that users may call."""
@@ -183,8 +184,10 @@ class _Passes:
         if not isinstance(module, nn.Embedding):
             self._enter(module, args, keywords)
         elif not (foreign.is_in_backward() or is_transformed(first)):
+            known = self._known.get((foreign.state_of(first), None))
+            ids = (first.cpu() if known is None else known.ids).clone()
             for part in self._running:
-                part.look_up(module, first.cpu().clone())
+                part.look_up(module, ids)
 
     @ours()
     def _enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
@@ -269,6 +272,7 @@ class _Passes:
         # rows of numbers, or ids in a row, may be the tokens of a single sequence
         n_axes_of_ids = 2 if first is None else first.ndim - first.is_floating_point()
         self.watch.may_lack_batch = n_axes_of_ids <= 1
+        self._known = {}
         self.watch.batch = self._pass.batch
         self.watch.begin_pass()
         self.watch.enter(module, args)
@@ -366,19 +370,24 @@ class _Passes:
             ids = _tensor(arguments, at=1 if prefix else 0)
         has_ids = isinstance(ids, Tensor) and _is_table(ids)
         around = self._pass.halves.get(half)
-        if has_ids:
-            read = ids.cpu()
-        elif isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first:
-            read = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
-        else:
-            return
-        real = _shown(arguments.get(f"{prefix}attention_mask"), read, self._pass.n_past)
-        if around is None or not torch.equal(around.ids, read):
+        if not has_ids:
+            if not (isinstance(vectors, Tensor) and vectors.ndim == 3 and is_first):
+                return
+            ids = torch.arange(vectors.shape[1]).expand(vectors.shape[:2])
+        mask: Any = arguments.get(f"{prefix}attention_mask")
+        if isinstance(mask, Mapping):
+            mask = next(iter(mask.values()), None)  # one mask per kind of layer
+        key = tuple(map(foreign.state_of, (ids, mask)))
+        if key not in self._known:
+            real = _shown(mask, ids, self._pass.n_past)
+            self._known[key] = ReadIds(*_on_cpu(ids, real), are_places=not has_ids)
+        read = self._known[key]
+        if around is None or not torch.equal(around.ids, read.ids):
             if not is_first:
-                self._running[-1].batch = read.shape[0]
-            self._pass.halves[half] = ReadIds(read, real, are_places=not has_ids)
-        elif around.real.all() and not real.all():  # the part alone is given the mask
-            masked = around._replace(real=real)
+                self._running[-1].batch = len(read.ids)
+            self._pass.halves[half] = read
+        elif around.real.all() and not read.real.all():  # the part alone is given the mask
+            masked = around._replace(real=read.real)
             for part in self._running:
                 if part.halves.get(half) is around:
                     part.halves[half] = masked
@@ -498,8 +507,6 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
     """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where
     keys without any query are padding on the left. Without such a mask all are.
     """
-    if isinstance(mask, Mapping):
-        mask = next(iter(mask.values()), None)  # one mask per kind of layer
     batch, n = ids.shape[:2]
     real = torch.ones(batch, n, dtype=torch.bool)
     if not isinstance(mask, Tensor) or not mask.ndim or mask.shape[0] != batch:
@@ -510,7 +517,17 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> Tensor:
         cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
         seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
         real = seen.cumsum(dim=1) > 0
-    return real.cpu()
+    return real
+
+
+def _on_cpu(
+    ids: Int[Tensor, "batch token"], real: Bool[Tensor, "batch token"]
+) -> tuple[Tensor, Tensor]:
+    """Both on the CPU, for which a device that holds both is waited for once."""
+    if ids.device != real.device:
+        return ids.cpu(), real.cpu()
+    ids, real = torch.stack([ids, real.to(ids.dtype)]).cpu()
+    return ids, real != 0
 
 
 # ---------------------------------------------------------------------------------- what is refused

@@ -79,8 +79,9 @@ class Record(Shown):
     `uniform_span_mass`, are means over documents, and checks are the worst.
 
     `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from
-    the seed. `not_kept` names the arrays left out by the size limit, and, with the suffix
-    `NOT_SEEN`, those that a checkpoint did not reveal.
+    the seed; with a `random_embedding` it has no vectors of tokens. `not_kept` names the arrays
+    left out by the size limit, and, with the suffix `NOT_SEEN`, those that a checkpoint did not
+    reveal.
 
     The optional fields that a record has decide its kind (see `is_a`). Some fields are read and
     never written again: `routes` compares three formulations of a layer, `decoding.ways` has the
@@ -100,6 +101,7 @@ class Record(Shown):
     self_check: SelfCheck
     environment: Environment
     weights: str | None = None
+    random_embedding: bool = False
     not_kept: tuple[str, ...] = ()
     routes: tuple[dict[str, Any], ...] = ()
     cell: Cell | None = None

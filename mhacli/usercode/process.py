@@ -3,7 +3,8 @@
 Only the end of the printed output is kept. The child stays between this process and a copy of
 itself, which runs the job, and takes in what that copy starts. All of them are killed when the job
 ends or takes too long, and none outlives this process: on Linux also those that left the session,
-elsewhere those of the process group. Nothing here loads torch.
+elsewhere those of the process group. Their temporary files are in a folder that is then removed.
+Nothing here loads torch.
 """
 
 import contextlib
@@ -16,9 +17,11 @@ import math
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
 from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, silent_stderr
-from mhacli.io.files import remove_temporary_folders
+from mhacli.io.files import temporary_folder
 from mhacli.io.memory import gc_paused
 
 from .door import InternalError, UserRaised
@@ -96,21 +99,24 @@ def run_in_child(
     *,
     time_limit_s: float,
     on_stage: Callable[[str], None] | None = None,
+    folder: str | None = None,
 ) -> tuple[Any, str]:
-    """The document of the job `module:function`, run in a child process with torch loaded, and the
-    end of its printed output.
+    """The document of the job `module:function`, run in a child process with torch loaded, in a
+    folder or in the working directory, and the end of its printed output.
 
     The job gets the request, which must be JSON-serialisable, and a `Stage`; `on_stage` is called
     when a stage begins. Raises the job's `MhaError`, and an `EndedEarly` that names the stage if it
     exceeds `time_limit_s` or if the child ends early.
     """
-    process = _started({"job": job, "request": request, "time_limit_s": time_limit_s})
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
-        return _result_of(
-            process.pid, messages, process.stderr, process.wait, time_limit_s, on_stage
-        )
+    sent = {"job": job, "request": request, "time_limit_s": time_limit_s}
+    with temporary_folder() as temporary:
+        process = _started(sent | {"folder": temporary}, folder)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process, BufferedReader(process.stdout) as messages:  # type: ignore[type-var]
+            return _result_of(
+                process.pid, messages, process.stderr, process.wait, time_limit_s, on_stage
+            )
 
 
 def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[Any, str]:
@@ -120,6 +126,7 @@ def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[An
     global _is_fork
     if _is_fork:
         raise UsageError("code that is checked cannot check other code")
+    folder = temporary_folder()
     (stdin, alive), (messages, sent), (printed, prints) = (os.pipe() for _ in range(3))
     with warnings.catch_warnings(action="ignore"):  # of threads, which the copy does not have
         pid = os.fork()
@@ -134,12 +141,12 @@ def run_in_fork(job: Callable[[Stage], Any], *, time_limit_s: float) -> tuple[An
             sys.stdout, sys.stderr = (
                 TextIOWrapper(FileIO(n, "w"), line_buffering=True) for n in (1, 2)
             )
-            _serve(job, time_limit_s, n_threads=1)
+            _serve(job, time_limit_s, folder.name, n_threads=1)
         finally:
             os._exit(1)
     for end in (stdin, sent, prints):
         os.close(end)
-    with open(alive, "wb"), open(messages, "rb") as told, open(printed, "rb", 0) as said:
+    with folder, open(alive, "wb"), open(messages, "rb") as told, open(printed, "rb", 0) as said:
         return _result_of(
             pid, told, said, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time_limit_s
         )
@@ -252,7 +259,7 @@ def _children(parents: set[int]) -> set[int]:
     return found
 
 
-def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def _started(sent: Mapping[str, Any], folder: str | None) -> subprocess.Popen[bytes]:
     """The child process, with its request sent. Its stdin stays open as long as this process lives;
     its stdout has its messages, and its stderr all that the code prints.
     """
@@ -266,7 +273,13 @@ def _started(sent: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            command,
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            cwd=folder,
         )
     except OSError as fault:
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault
@@ -335,18 +348,18 @@ def main() -> None:
         module, _, name = sent["job"].partition(":")
         run = getattr(importlib.import_module(module), name)
         sys.dont_write_bytecode = True  # leaves no files beside the user's
-        try:
-            return run(sent["request"], stage)
-        finally:
-            remove_temporary_folders()
+        return run(sent["request"], stage)
 
-    _serve(job, sent["time_limit_s"], n_threads=_N_THREADS)
+    _serve(job, sent["time_limit_s"], sent["folder"], n_threads=_N_THREADS)
 
 
-def _serve(job: Callable[[Stage], Any], time_limit_s: float, *, n_threads: int) -> NoReturn:
-    """Runs a job in this process, whose messages go to stdout, then exits without waiting for
-    threads of the user's code.
+def _serve(
+    job: Callable[[Stage], Any], time_limit_s: float, folder: str, *, n_threads: int
+) -> NoReturn:
+    """Runs a job in this process, whose messages go to stdout and whose temporary files are in
+    `folder`, then exits without waiting for threads of the user's code.
     """
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
     _stay_above()
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -414,7 +427,8 @@ def _message(kind: str, content: object) -> bytes:
 
 def _stay_above() -> None:
     """Returns in a copy of this process. This process takes in what the copy starts and leaves,
-    tells how the copy ends, and kills all of them when its parent ends.
+    tells how the copy ends, and kills all of them and removes their temporary files when its parent
+    ends.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
     prctl(_SET_SUBREAPER, 1, 0, 0, 0)
@@ -425,15 +439,19 @@ def _stay_above() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while (ended := os.wait())[0] != copy:
         pass
-    os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
+    with contextlib.suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
+        os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
     while True:
         signal.pause()
 
 
 def _end_with_parent() -> None:
-    """Kills this process and all below it when the parent ends."""
+    """Kills this process and all below it, and removes their temporary files, when the parent
+    ends.
+    """
     os.read(0, 1)
     _end_below(os.getpid())
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -35,6 +35,9 @@ from .user_attention import NO_CONTEXT, NOTHING, UserAttention, watching
 _OF_TOKENS = (ROW_AXES, OF_IDS, ("batch", "row", "part", "width"))
 PartCalls = dict[tuple[str, int], tuple[Tensor | None, Tensor | None]]
 """The input and the output of each call of each part of a model, in the order in which they end."""
+PartRows = Mapping[tuple[str, int], Tensor]
+"""The first rows that calls of parts give."""
+NO_ROWS: PartRows = {}
 
 
 _NONE_KNOWN = OwnPadding()
@@ -95,7 +98,7 @@ class TextModel:
         *,
         mask: MaskForm | None = None,
         side: PaddingSide = "right",
-        note: tuple[int, PartCalls] | None = None,
+        note: tuple[int, PartCalls, PartRows] | None = None,
         given: Mapping[str, Any] = NOTHING,
         filled_by: Tensor | None = None,
         **how: Any,
@@ -103,8 +106,8 @@ class TextModel:
         """The outputs `[token, width]` of each text in one pass, in which shorter ones are padded
         on a side, and what a model that returns nothing for each token gives for the whole text,
         except logits of one token. `note` receives what the parts of the model compute for one of
-        the texts. `given` are arguments in place of the usual ones. The padding is `filled_by` the
-        tokens of a text.
+        the texts, and has the first rows that some must give. `given` are arguments in place of the
+        usual ones. The padding is `filled_by` the tokens of a text.
         """
         attention = self.attention
         rows, real = self.padded(texts, side)
@@ -131,24 +134,30 @@ class TextModel:
             ]
         return list(zip(outputs, wholes, strict=True))
 
-    def noting(self, row: int, noted: PartCalls, real: Tensor) -> RemovableHandle:
+    def noting(self, row: int, noted: PartCalls, pinned: PartRows, real: Tensor) -> RemovableHandle:
         """A context, or a handle, that notes what the parts of the model read and give for the real
-        tokens of a text.
+        tokens of a text. Of `pinned` calls the first outputs become these.
         """
 
-        def of_text(values: Any) -> Tensor | None:
+        def of_text(values: Any, first: Tensor | None = None) -> Tensor | None:
             each = self._of_tokens(values, real.shape)
             if each is None:
                 return None
-            is_real = real[row].to(each.device) if each.shape[1] == real.shape[1] else ...
-            return each[row][is_real].detach().clone()
+            n = each.shape[1]
+            places = real[row].nonzero()[:, 0] if n == real.shape[1] else torch.arange(n)
+            places = places.to(each.device)
+            if first is not None:
+                with suppress(RuntimeError):  # an expanded tensor has no cells of its own
+                    each[row][places[: len(first)]] = first
+            return each[row][places].detach().clone()
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
             n_earlier = sum(1 for earlier, _ in noted if earlier == name)
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )
-            noted[name, n_earlier] = of_text(floats), of_text(output)
+            call = name, n_earlier
+            noted[call] = of_text(floats), of_text(output, pinned.get(call))
 
         return watching(self.attention.built.module, keep)
 
@@ -210,7 +219,7 @@ class NotedSteps:
         """Begins to note what a step computes."""
         real = torch.ones(1, self.lengths[len(self.noted)], dtype=torch.bool)
         self.noted.append({})
-        self.watching = self.model.noting(0, self.noted[-1], real)
+        self.watching = self.model.noting(0, self.noted[-1], NO_ROWS, real)
 
     def __exit__(self, *_: object) -> None:
         """Ends it."""

@@ -41,6 +41,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 MHA = str(Path(sys.executable).with_name("mha"))
 PATIENCE_S = 120
 """Seconds after which a run is killed. It is far more than any takes: a busy machine must not fail
@@ -203,7 +205,8 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
     if is_json and ended.stdout:
         assert ended.json is not None
     verdicts = (1, 3) if ended.words[:1] == ("check",) else (3,)  # `unknown` ends with 1
-    said = re.sub(r"^mha: saved .*\n", "", ended.stderr, flags=re.MULTILINE)
+    told = r"^(mha: saved|::error|::warning|::notice) .*\n"  # beside a verdict
+    said = re.sub(told, "", ended.stderr, flags=re.MULTILINE)
     if ended.code not in (1, 2, 3) or (
         ended.code in verdicts and not said
     ):  # a verdict stands on stdout
@@ -224,7 +227,7 @@ def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
             "nothing-ran",
         )  # of diff, and of bench
         assert not ended.stdout or shows_rows
-        assert len(ended.stderr) < 2000
+        assert len(ended.said) < 2000
 
 
 def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:
@@ -417,6 +420,34 @@ def _run_in_fork(
     except OSError:
         end = 120
     os._exit(end if isinstance(end, int) else int(end is not None))
+
+
+def run_pytest(
+    folder: Path, *words: str, cold: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """`pytest WORDS` in a folder, in a fork of this process, or as a new one."""
+    env = environment(folder, COLUMNS="200", **variables)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _input(None) as source:
+        fds = (source, out.fileno(), err.fileno())
+        if cold:
+            command = [sys.executable, "-m", "pytest", *words]
+            process = subprocess.Popen(
+                command, cwd=folder, env=env, stdin=source, stdout=out, stderr=err
+            )
+            pid, process.returncode = process.pid, 0
+        else:
+            _entry()
+            sys.stdout.flush()
+            entry = functools.partial(pytest.main, list(words))
+            pid = os.fork() or _run_in_fork(entry, folder, words, fds, env)
+        watchdog = threading.Timer(PATIENCE_S, _kill, [pid])
+        watchdog.start()
+        _, status = os.waitpid(pid, 0)
+        watchdog.cancel()
+        out.seek(0)
+        err.seek(0)
+        code = os.waitstatus_to_exitcode(status)
+        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
 
 
 def _become(

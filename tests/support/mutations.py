@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -153,3 +154,45 @@ def _without_metadata(arrays: dict[str, np.ndarray]) -> bytes:
     header = json.dumps({NULL: None} | json.loads(data[8 : 8 + length])).encode()
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+# ----------------------------------------------------------------------------------------- any file
+
+
+def changed(content: bytes, seed: int) -> tuple[bytes, str]:
+    """A file of any kind with one part changed, and what was changed: a value of its JSON or of the
+    header of a safetensors file, an array, or some bytes. The same seed gives the same bytes.
+    """
+    chance = random.Random(seed)
+    with contextlib.suppress(ValueError):
+        document = json.loads(content)
+        if chance.random() < 0.85:
+            document, what = other_json(document, chance)
+            return json.dumps(document).encode(), what
+    length = int.from_bytes(content[:8], "little")
+    if content[8:9] == b"{" and length < len(content) and chance.random() < 0.6:
+        header, what = other_json(json.loads(content[8 : 8 + length]), chance)
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + length :], what
+    return _other_bytes(content, chance)
+
+
+def _other_bytes(content: bytes, chance: random.Random) -> tuple[bytes, str]:
+    """Bytes in which a piece is other, more often near the begin, where a format says most."""
+    most = len(content) if chance.random() < 0.3 else min(len(content), 4096)
+    begin = chance.randrange(most + 1)
+    end = min(len(content), begin + chance.choice([1, 1, 2, 4, 8, 64]))
+    pieces = {
+        "a bit": bytes([content[begin] ^ 1 << chance.randrange(8)]) if begin < end else b"",
+        "zeros": bytes(end - begin),
+        "ones": b"\xff" * (end - begin),
+        "gone": b"",
+        "twice": content[begin:end] * 2,
+        "random": chance.randbytes(end - begin),
+        "inserted": content[begin:end] + chance.randbytes(4),
+    }
+    how = chance.choice(["cut", *pieces])
+    if how == "cut":
+        return content[:begin], f"cut at {begin}"
+    end = begin + 1 if how == "a bit" else end
+    return content[:begin] + pieces[how] + content[end:], f"{begin}:{end} {how}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-DEVICE = torch.device("meta")
+DEVICE, SECOND = torch.device("meta"), torch.device("meta", 1)
 _OPERATORS = torch.ops.aten
 _MOVES = (_OPERATORS._to_copy.default, _OPERATORS.copy_.default)
 _READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "item")
@@ -27,14 +27,14 @@ class OnDevice(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "OnDevice":
+    def __new__(cls, held: Tensor, device: torch.device = DEVICE) -> "OnDevice":
         made: OnDevice = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             held.size(),
             strides=held.stride(),
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
-            device=DEVICE,
+            device=device,
         )
         made.held = held
         return made
@@ -93,7 +93,7 @@ def _who() -> str:
 
 def _run(operator: Any, args: Any, kwargs: Any) -> Any:
     """Runs an operator on the numbers that tensors hold, and counts it."""
-    held_args, held = tree_map_only(OnDevice, lambda tensor: tensor.held, (args, kwargs))
+    held_args, held = tree_map_only(Tensor, _held, (args, kwargs))
     target = kwargs.get("device")
     if target is not None:
         held["device"] = torch.device("cpu")
@@ -101,11 +101,10 @@ def _run(operator: Any, args: Any, kwargs: Any) -> Any:
     is_move_away = target is not None and not _is_device(target)
     if operator is _MOVES[0] and target is not None and isinstance(result, Tensor):
         result = result.clone()  # a move copies
-    sides = {
-        isinstance(each, OnDevice)
-        for each in tree_leaves((args, kwargs))
-        if isinstance(each, Tensor)
-    }
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    sides = {isinstance(each, OnDevice) for each in tensors}
+    devices = [each.device for each in tensors if isinstance(each, OnDevice)]
+    assert operator in _MOVES or len(set(devices)) < 2, "an operator reads tensors of two devices"
     stays = not is_move_away and (operator is not _MOVES[1] or isinstance(args[0], OnDevice))
     moves = operator in _MOVES and (
         len(sides) == 2 or (target is not None and sides != {_is_device(target)})
@@ -113,8 +112,17 @@ def _run(operator: Any, args: Any, kwargs: Any) -> Any:
     _count(operator, args, kwargs, moves=moves)
     if not stays:
         return args[0] if operator is _MOVES[1] else result
-    wrapped = tree_map_only(Tensor, OnDevice, result)
+    device = torch.device(target) if _is_device(target) else devices[0]
+    wrapped = tree_map_only(Tensor, lambda each: OnDevice(each, device), result)
     return return_and_correct_aliasing(operator, args, kwargs, wrapped)
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor; torch itself makes those without any, as a cache begins with."""
+    if isinstance(tensor, OnDevice):
+        return tensor.held
+    is_empty = tensor.is_meta and not tensor.numel()
+    return torch.empty_like(tensor, device="cpu") if is_empty else tensor
 
 
 def _count(operator: Any, args: Any, kwargs: Any, *, moves: bool) -> None:
@@ -134,18 +142,18 @@ def _count(operator: Any, args: Any, kwargs: Any, *, moves: bool) -> None:
         asked.waits[who] += 1
 
 
-def on_device(tensor: Tensor) -> Tensor:
+def on_device(tensor: Tensor, device: torch.device = DEVICE) -> Tensor:
     """A copy of a tensor on the device."""
-    return OnDevice(tensor.detach().clone())
+    return OnDevice(tensor.detach().clone(), device)
 
 
-def move(model: nn.Module) -> None:
+def move(model: nn.Module, device: torch.device = DEVICE) -> None:
     """Moves a model to the device."""
     for module in model.modules():
         for name, parameter in [*module.named_parameters(recurse=False)]:
-            setattr(module, name, nn.Parameter(on_device(parameter), requires_grad=False))
+            setattr(module, name, nn.Parameter(on_device(parameter, device), requires_grad=False))
         for name, buffer in [*module.named_buffers(recurse=False)]:
-            module._buffers[name] = on_device(buffer)
+            module._buffers[name] = on_device(buffer, device)
 
 
 @contextmanager
@@ -153,7 +161,7 @@ def asked(monkeypatch: Any) -> Iterator[Asked]:
     """A context that counts what is asked of the device, which mha takes for one with numbers."""
     counts = Asked()
     backend = "mhacli.attention.devices.backend_of"
-    monkeypatch.setattr(backend, lambda device: counts if device == DEVICE else None)
+    monkeypatch.setattr(backend, lambda device: counts if _is_device(device) else None)
     _counting.append(counts)
     try:
         with _Watch():

@@ -289,6 +289,21 @@ def test_kernels_of_triton_are_right_in_random_cases(
     require_right(random_case(seed), monkeypatch)
 
 
+@pytest.mark.parametrize("block", ["c", "torch"])
+@pytest.mark.parametrize("name", FIXED)
+def test_both_blocks_of_a_cpu_give_what_formulas_give(
+    block: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MHA_BLOCK", block)
+    this = made(FIXED[name])
+    if block == "c" and reducer_of(this.attention, this.request).name != "c":
+        pytest.skip("the compiled block was not built, or leaves this to torch")
+    reduced = reduce_heads(this.attention, this.request, range(this.attention.shape[1]))
+    eps = torch.finfo(FIXED[name].dtype).eps
+    for of, error in errors(reduced, by_formulas(this)).items():
+        assert error <= (max(3e-5, 2 * eps) if of == "z" else 3e-5), (of, error)
+
+
 # ---------------------------------------------------------------------------------------- a choice
 
 

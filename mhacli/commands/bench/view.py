@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Table, column
-from mhacli.render.base.format import count_of, flowing
+from mhacli.render.base.format import count_of, escaped, flowing
 from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import table
 from mhacli.render.figures import svg
@@ -27,7 +27,7 @@ def bench_view(benchmark: Benchmark, screen: Screen) -> RenderableType:
     machine.
     """
     return Group(
-        Text(visible(benchmark.summary), style="bold"),
+        escaped(benchmark.summary, "bold"),
         Text(),
         *table(_times(benchmark), screen.width),
         *_reasons(benchmark.rows),
@@ -96,7 +96,7 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[Text]:
                 _size(row)
             )
     for why, of_why in sizes.items():
-        yield Text(visible(f"{why} (at {', '.join(of_why)})"), style="dim")
+        yield escaped(f"{why} (at {', '.join(of_why)})", "dim")
 
 
 def _machine(benchmark: Benchmark) -> Iterator[str]:

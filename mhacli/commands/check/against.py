@@ -53,10 +53,10 @@ from .probes import (
 from .result import (
     CheckRequest,
     Examination,
-    Finding,
     FirstDifference,
     OutputComparison,
     Verdict,
+    finding_of,
 )
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
@@ -179,13 +179,7 @@ def _with_finding(report: Examination, compared: Comparison, seed: int) -> Exami
         fix = f"compare the two lines that compute {departure.site}"
     evidence = [f"{gap.case.name}: largest difference {gap.difference:.2e}" for gap in failing]
     evidence += [f"{gap.case.name}: the same" for gap in compared.gaps if gap.ok]
-    finding = Finding(
-        code="differs",
-        message="the two give different outputs with the same weights",
-        evidence="\n".join(evidence),
-        fix=fix,
-        effect="they are not the same layer",
-    )
+    finding = finding_of("differs", "\n".join(evidence), fix=fix)
     return replace(report, findings=(finding,), departure=departure)
 
 

@@ -6,11 +6,12 @@ returns what it observed. `BehaviourTester` asks them in turn, and makes the fin
 """
 
 import inspect
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from mhacli.usercode.graph import user_line
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.roles import signature
 from mhacli.usercode.target import source_file
+from mhacli.usercode.text_model import PartCalls
 
 from . import padding
 from .memory import memory
@@ -39,6 +41,8 @@ from .passes import (
     relative_distance,
 )
 from .result import (
+    CODES,
+    IMPLIED,
     AttentionInside,
     Behaviour,
     Compared,
@@ -62,34 +66,13 @@ _LARGE = 1e3
 NARROW = ("float16", "bfloat16")
 """The dtypes in which rounding hides faults."""
 
-CODES: Mapping[str, str] = {
-    "sees": "sees-unstated",
-    "causality": "sees-the-future",
-    "prefix": "prefix-differs",
-    "batch": "batch-leak",
-    "repeat": "not-repeatable",
-    "finite": "outputs-not-finite",
-    "right-padding": "padding-leak",
-    "left-padding": "padding-leak",
-    "padding-content": "padding-leak",
-    "memory": "memory-misread",
-    "cache": "cache-differs",
-    "packing": "documents-leak",
-    "dtype": "",
-    "training": "",
-    "eager": "implementations-differ",
-    "row-sums": "row-sums-not-one",
-    "bos": "beginning-doubled",
-}
-"""The behaviours in the order in which they are shown, and the code of a failure, whose words stand
-in record/glossary.toml; none where all is a matter of choice. The last three are asked of
-checkpoints."""
 _IMPLIED_BY = {
     "left-padding": ("causality", "batch", "right-padding"),
     "right-padding": ("causality", "batch"),
     "padding-content": ("causality", "batch", "right-padding", "left-padding"),
     "memory": ("batch",),
     "causality": ("sees",),
+    "prefix": ("causality",),
     "cache": ("causality", "prefix"),
     "packing": ("batch",),
     "row-sums": ("eager",),
@@ -192,7 +175,7 @@ class BehaviourTester:
         failed = {other for other, answer in self.results.items() if answer.ok is False}
         cause = next((each for each in causes if each in failed), None)
         if cause is not None:
-            return not_tried(self.passes, f"{cause} fails, which implies this")
+            return not_tried(self.passes, f"{cause} {IMPLIED}")
         try:
             return test(self.passes, self.intent, self.results)
         except OutOfTime as over:
@@ -242,8 +225,8 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     """A behaviour that fails and its finding: where passes differ with the first position, and with
     the first part whose outputs differ while its inputs agree.
     """
-    code, message, difference = CODES[behaviour.name], behaviour.reason, observed.difference
-    if difference is None:
+    code, message = CODES[behaviour.name], behaviour.reason
+    if not observed.differences:
         seen = (
             "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
         )
@@ -252,12 +235,13 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
         )
         fix = words_of_code(code).advice
         return behaviour, finding_of(code, evidence, message=message, fix=fix)
-    cut = None if behaviour.at is None else behaviour.at.cut
+    difference, *_ = differences = observed.differences
+    at = behaviour.at or Place()
     positions = (difference.by_token > passes.tolerance).nonzero().flatten()
     position = next(iter(positions.tolist()), None)
     befores = {
-        "causality": f"with other tokens from position {cut} on, ",
-        "packing": f"in the document that starts at position {cut}, ",
+        "causality": f"with other tokens from position {at.cut} on, ",
+        "packing": f"in the document that starts at position {at.cut}, ",
     }
     before = befores.get(behaviour.name, "")
     sizes = (
@@ -267,7 +251,8 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     part, attention = _first_parts(passes, difference)
     if part == "" and behaviour.name == "causality":  # maybe patches hold more tokens
         later = passes.changed(passes.middle, passes.length, 1)
-        part, attention = _first_parts(passes, passes.difference(later).first(passes.middle))
+        differences = (passes.difference(later).first(passes.middle),)
+        part, attention = _first_parts(passes, *differences)
     label, line, fix, module = None, SourceLine(), "", passes.module
     if module is not None:
         label, line = _described(passes, module, part)
@@ -276,8 +261,13 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
         if lacks_batch_first(module.get_submodule(part or "")):
             fix = "build it with batch_first=True, without which it reads [length, batch, width]"
     evidence = f"{before}the output {where} differs by {sizes}"
-    behaviour = replace(behaviour, at=Place(cut, position, label, attention))
-    return behaviour, finding_of(code, evidence, line, message=message, fix=fix)
+    if at.ahead is not None:
+        farthest = "the end" if at.ahead == passes.length - 1 else f"{at.ahead} ahead"
+        evidence += f"; outputs depend on tokens up to {farthest}"
+    at = replace(at, position=position, module=label, attention=attention)
+    parts = _all_parts(passes, differences)
+    finding = finding_of(code, evidence, line, message=message, fix=fix, parts=parts)
+    return replace(behaviour, at=at), finding
 
 
 def _described(
@@ -319,12 +309,42 @@ def is_of_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
 
 
-def _first_parts(passes: Passes, difference: PassDifference) -> tuple[str | None, str | None]:
+def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[str, ...]:
+    """Each part whose outputs differ while its inputs agree, also where those before it give what
+    they give in the other pass. The last one is "", the whole model, where others may be left.
+    """
+    found, other_pass = list[str](), lru_cache(operator.call)
+    with suppress(OutOfTime, *NO_ANSWER):
+        for difference in differences:
+            theirs = other_pass(difference.parts[1])
+            while (part := _first_parts(passes, difference, theirs, found)[0]) is not None:
+                if part in found:  # what it gives cannot be changed
+                    return (*found, "")
+                found.append(part)
+        return tuple(found) or ("",)
+    return (*found, "")
+
+
+def _first_parts(
+    passes: Passes,
+    difference: PassDifference,
+    theirs: PartCalls | None = None,
+    pinned: Collection[str] = (),
+) -> tuple[str | None, str | None]:
     """The first part, in the order in which parts end, whose outputs differ while its inputs agree,
-    and the first attention whose outputs differ.
+    and the first attention whose outputs differ. `theirs` is what parts compute in the other pass,
+    if that is known; `pinned` ones give the same here.
     """
     n, module = len(difference.by_token), passes.module
-    ours, theirs = (parts() for parts in difference.parts)
+    run_ours, run_theirs = difference.parts
+    theirs = run_theirs() if theirs is None else theirs
+    ours = run_ours(
+        {
+            call: output[: n * len(output) // passes.length]
+            for call, (_, output) in theirs.items()
+            if call[0] in pinned and output is not None
+        }
+    )
 
     def differ(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape[1:] != other.shape[1:]:
@@ -370,9 +390,9 @@ def finite_outputs(passes: Passes, intent: Intent, answers: Answers) -> Observed
     if problems:
         n_weights = float(sum(bad.values())) if bad else None
         # a number that is not finite differs from itself, which shows the first part that has one
-        difference = difference_of(infinite[0], infinite[0]) if infinite else None
+        differences = tuple(difference_of(each, each) for each in infinite[:1])
         reason = "; ".join(problems)
-        return seen(passes, False, reason, n_weights, tolerance=0.0, difference=difference)
+        return seen(passes, False, reason, n_weights, tolerance=0.0, differences=differences)
     if notes := _notes_on_large_and_masked(passes):
         return seen(passes, None, "; ".join(notes))
     finite_ones = f"{len(weights)} weights and all outputs" if weights else "all outputs"
@@ -455,7 +475,17 @@ def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         if backwards.reason is not None:
             unknown = ", and nothing says whether it may: state --causal or --no-causal"
             return omitted(backwards.reason + unknown)
-    return compared(passes, leaks, "", _LEAK, len(leaks[0].by_token))
+    return _leak(passes, leaks, _LEAK)
+
+
+def _leak(passes: Passes, leaks: Sequence[PassDifference], reason: str) -> Observed:
+    """The failure of outputs that depend on later tokens, with how far ahead they do: each of the
+    `leaks` is that of the outputs before a cut.
+    """
+    first = [int((each.by_token > passes.tolerance).nonzero()[0]) for each in leaks]
+    ahead = max(len(each.by_token) - at for each, at in zip(leaks, first, strict=True))
+    cut = len(leaks[0].by_token)
+    return replace(compared(passes, leaks, "", reason), at=Place(cut, ahead=ahead))
 
 
 def _leak_in_training(passes: Passes) -> Observed | None:
@@ -477,7 +507,7 @@ def _leak_in_training(passes: Passes) -> Observed | None:
     # random numbers of others than torch have no seed here
     if difference.largest <= passes.tolerance or again.largest > passes.tolerance:
         return None
-    return compared(passes, [difference], "", f"in training mode {_LEAK}", cut)
+    return _leak(passes, [difference], f"in training mode {_LEAK}")
 
 
 class Backwards(NamedTuple):

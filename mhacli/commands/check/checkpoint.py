@@ -33,10 +33,11 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.text_model import TextModel, text_model_of_ids
 
-from .behaviour import CODES, NARROW, BehaviourTester, is_claimed_causal
+from .behaviour import NARROW, BehaviourTester, is_claimed_causal
 from .observed import Answers, Intent, Observed, Test, compared, not_tried, seen
 from .passes import Passes, difference_of, largest_of
 from .result import (
+    CODES,
     AttentionInside,
     CheckRequest,
     Place,

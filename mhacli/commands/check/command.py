@@ -1,10 +1,11 @@
 """`mha check`: examines a user's attention in a child process and names its mistakes and their
-lines.
+lines; without a target, those of the table in the nearest pyproject.toml.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +13,13 @@ from mhacli.cli.console import require_folder, show_activity
 from mhacli.cli.output import REPORT, Output, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
-from mhacli.errors import EXIT_CHECK, EXIT_FAILED
+from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Config
+from mhacli.settings import Config, options_of
 from mhacli.usercode.target import require_readable
 
-from .result import CheckRequest
+from .annotations import annotations, print_annotations
+from .result import RUN, CheckRequest, Examination, Examinations
 
 if TYPE_CHECKING:
     from mhacli.render.figures.svg import Piece
@@ -35,38 +37,75 @@ _CSV = "Print CSV: a line per finding, behaviour and probe."
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
 def check(
-    request: CheckRequest,
-    output: Annotated[Output, offers("json", "force", csv=_CSV, **REPORT)],
+    given: Annotated[Mapping[str, Any], CheckRequest],
+    output: Annotated[Output, offers("json", "force", "no_annotations", csv=_CSV, **REPORT)],
     options: Annotated[ViewOptions, offers(verbose=_VERBOSE)],
 ) -> None:
-    """Examines a target and prints the report; the exit code is the verdict."""
-    Config(d_model=1, n_heads=1, device=request.device).resolved()
+    """Examines a target, or those of a table, and prints the report; the exit code is the
+    verdict.
+    """
     require_writable(output.files, force=output.force)
-    for target in (request.target_request, request.against) if request.model is None else ():
-        if target is not None:
-            require_readable(target.target)
-    if request.model is not None:
-        local_checkpoint(request.model_settings)
-    _ = request.condition  # which raises where it cannot be read
-    require_folder()
-    from .run import examine_in_child
-
-    with show_activity() as on_stage:
-        examination = replace(
-            examine_in_child(request, on_stage=on_stage), command=record_command()
-        )
+    report: Examination | Examinations | None = None
+    if given.keys().isdisjoint(("target", "model")):
+        report = _of_table(given)
+    report = report or _of_target(CheckRequest(**given))
 
     def figures() -> "Sequence[Piece]":
         from .pictures import pictures
 
-        return pictures(examination)
+        return [piece for each in report.reports for piece in pictures(each)]
 
     print_report(
         output,
-        view=lambda on: examination.view(replace(on, verbose=options.verbose)),
-        json=examination.to_dict,
-        csv=examination.rows,
+        view=lambda on: report.view(replace(on, verbose=options.verbose)),
+        json=report.to_dict,
+        csv=report.rows,
         figures=figures,
     )
-    if not examination.ok:
-        raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)
+    if not output.no_annotations:
+        print_annotations(line for each in report.reports for line in annotations(each))
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _of_target(request: CheckRequest) -> Examination:
+    """The report on a target. Raises `MhaError` if it cannot be examined."""
+    _require_device(request)
+    for target in request.targets:
+        require_readable(target.target)
+    if request.model is not None:
+        local_checkpoint(request.model_settings)
+    _ = request.condition, request.acceptances  # which raise where they cannot be read
+    require_folder()
+    from .run import examine_in_child
+
+    with show_activity() as on_stage:
+        return replace(examine_in_child(request, on_stage=on_stage), command=record_command())
+
+
+def _of_table(given: Mapping[str, Any]) -> Examinations | None:
+    """The reports on the targets of the nearest table; None without one. The options of a run that
+    are given replace its own. Raises `UsageError` for others, and for a table that cannot be read.
+    """
+    require_folder()
+    from .run import examined_or_refused
+    from .table import nearest_table, requests_of
+
+    path = nearest_table(Path.cwd())
+    if path is None:
+        return None
+    for field, option in options_of(CheckRequest):
+        if field in given and option.panel != RUN:
+            message = f"{option.name(field)} needs a target on the command line"
+            raise UsageError(message, hint=f"add FILE.py:NAME, or state it in {path}")
+    requests = [replace(request, **given) for request in requests_of(path)]
+    for request in requests:
+        _require_device(request)
+    with show_activity() as on_stage:
+        reports = (examined_or_refused(request, on_stage=on_stage) for request in requests)
+        every = tuple(replace(report, command=record_command()) for report in reports)
+    return Examinations(str(path), every)
+
+
+def _require_device(request: CheckRequest) -> None:
+    Config(d_model=1, n_heads=1, device=request.device).resolved()

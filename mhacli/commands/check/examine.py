@@ -184,7 +184,7 @@ def _of_checkpoint(
 
     stage("loading the model", limited=None)
     loaded = admitted(model)
-    target = request.model or request.target_request.target
+    target = request.target_request.target if request.model is None else loaded.source
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
     tester, notes = checkpoint_behaviour(loaded, request, stage)
     return replace(
@@ -613,7 +613,8 @@ def _of_class(
             covered = [None]
             break
     inside = AttentionInside(cls.__name__, tuple(named), verdict, reason)
-    return ClassReport(inside, Compared.of_all(covered), tuple(findings), is_over)
+    found = tuple(replace(finding, parts=tuple(named)) for finding in findings)
+    return ClassReport(inside, Compared.of_all(covered), found, is_over)
 
 
 def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[ClassReport]:

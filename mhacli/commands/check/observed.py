@@ -29,8 +29,8 @@ class Intent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What a test of a behaviour observed: the fields of a `Behaviour`, and `difference`, that of
-    the first passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
+    """What a test of a behaviour observed: the fields of a `Behaviour`, and `differences`, those of
+    the passes that must agree and do not. `is_bidirectional`: tokens see later ones, and are
     meant to. `evidence` is that of a failure without a difference. `caution` says what to do beside
     a note. `inside` are the attentions that were compared, `seeing` what is seen beside what is
     stated. `over`: its time was.
@@ -42,7 +42,7 @@ class Observed:
     largest: float | None = None
     tried: Tried | None = None
     at: Place | None = None
-    difference: PassDifference | None = None
+    differences: tuple[PassDifference, ...] = ()
     is_bidirectional: bool = False
     evidence: str = ""
     caution: str = ""
@@ -54,7 +54,7 @@ class Observed:
         """The same, where a failure is no matter of right and wrong."""
         if self.ok is not False:
             return self
-        return replace(self, ok=None, at=None, difference=None)
+        return replace(self, ok=None, at=None, differences=())
 
     def named(self, name: str) -> Behaviour:
         """The answer for the behaviour of this name."""
@@ -104,11 +104,11 @@ def compared(
     differs: str,
     cut: int | None = None,
 ) -> Observed:
-    """The answer for outputs that must agree; where they differ, with the first difference."""
+    """The answer for outputs that must agree; where they differ, with the differences."""
     largest = largest_of(differences)
     if largest > passes.tolerance:
-        first = next(each for each in differences if each.largest > passes.tolerance)
-        return seen(passes, False, differs, largest, at=Place(cut), difference=first)
+        differing = tuple(each for each in differences if each.largest > passes.tolerance)
+        return seen(passes, False, differs, largest, at=Place(cut), differences=differing)
     if largest > 0 and passes.too_coarse:
         return seen(passes, None, passes.too_coarse, largest, draws=0)
     return seen(passes, True, agrees, largest, draws=len(differences))

@@ -18,7 +18,7 @@ from mhacli.usercode.door import Attempt, Unreadable, those_that_work
 from mhacli.usercode.example_call import arguments_of_example
 from mhacli.usercode.masks import MaskForm, forms_of, mask_in
 from mhacli.usercode.roles import signature_of
-from mhacli.usercode.text_model import PartCalls, TextModel
+from mhacli.usercode.text_model import NO_ROWS, PartCalls, PartRows, TextModel
 from mhacli.usercode.user_attention import UserAttention
 
 from .observed import Answers, Intent, Observed, compared, not_tried, reason_of, seen
@@ -334,7 +334,7 @@ def _measured(
 def _part(output: PassOutput, span: slice) -> PassOutput:
     """What a pass gives for a part of its text."""
 
-    def parts() -> PartCalls:
+    def parts(_pinned: PartRows = NO_ROWS) -> PartCalls:
         def cut(each: Tensor | None) -> Tensor | None:
             return None if each is None else each[span]
 

@@ -32,7 +32,7 @@ from mhacli.usercode.door import (
     ours,
     plainly,
 )
-from mhacli.usercode.text_model import NotedSteps, PartCalls, TextModel
+from mhacli.usercode.text_model import NO_ROWS, NotedSteps, PartCalls, PartRows, TextModel
 from mhacli.usercode.user_attention import NO_CONTEXT
 
 CUTS = (1, 2, 3, 7, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)
@@ -63,12 +63,12 @@ def is_family(model: TextModel) -> bool:
 
 class PassOutput(NamedTuple):
     """What a pass gives for one of its texts: the output `[token, width]`, on demand what the parts
-    of the model compute, and what a model that returns nothing for each token gives for the `whole`
-    text.
+    of the model compute, also where some give other first rows, if that can be, and what a model
+    that returns nothing for each token gives for the `whole` text.
     """
 
     output: Tensor
-    parts: Callable[[], PartCalls]
+    parts: Callable[..., PartCalls]
     whole: Tensor | None = None
 
 
@@ -79,7 +79,7 @@ class PassDifference(NamedTuple):
     """
 
     by_token: Tensor
-    parts: tuple[Callable[[], PartCalls], Callable[[], PartCalls]]
+    parts: tuple[Callable[..., PartCalls], Callable[..., PartCalls]]
     whole: float = 0.0
 
     @property
@@ -233,9 +233,9 @@ class Passes:
             with torch.no_grad(), seeded(self.seed + seed, texts[0].device), within():
                 return self.model.run(texts, **how, **note)
 
-        def parts(row: int) -> PartCalls:
+        def parts(row: int, pinned: PartRows = NO_ROWS) -> PartCalls:
             found: PartCalls = {}
-            run(note=(row, found))
+            run(note=(row, found, pinned))
             return found
 
         return [
@@ -253,7 +253,7 @@ class Passes:
             with torch.no_grad(), seeded(self.seed, self.text.device):
                 return cached(self.text[None], ends, within=within)[0]
 
-        def parts() -> PartCalls:
+        def parts(_pinned: PartRows = NO_ROWS) -> PartCalls:
             noted = NotedSteps(self.model, ends)
             run(noted)
             return noted.joined()

@@ -1,17 +1,21 @@
 """The result of examining user code, as plain data with schema `mha.check/1`."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from mhacli.errors import UsageError
+from mhacli.cli.console import drawn_lines
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
+from mhacli.render.base.options import Screen
 from mhacli.settings import (
     MAX_SECONDS,
     MODEL,
@@ -23,6 +27,7 @@ from mhacli.settings import (
     setting,
 )
 from mhacli.text.conditions import SEES, Condition, names_in, parse_condition
+from mhacli.text.escape import visible
 from mhacli.usercode.door import FailedAttempt
 from mhacli.usercode.faults import SourceLine, shown_path
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
@@ -31,11 +36,14 @@ from mhacli.usercode.target import Choice, Mode, TargetRequest, named_object
 Verdict = Literal["right", "consistent", "wrong", "unknown"]
 
 
-_CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
+_CODE, _MEANT = "Code", "Intended behaviour"
+RUN = "Run"
+"""The panel of the options that say how an examination runs, not what is examined."""
 _TARGET = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function"
     " of q, k and v. mha imports and runs it."
 )
+_FROM_TABLE = "the targets of the nearest pyproject.toml that states some"
 _SEES = "State who may see whom, in place of --causal, such as 'q >= k and q - k < 8'."
 _NOT_CAUSAL = "Tokens may see later ones: an encoder, or a masked language model."
 _BACKWARD = "Code that gives no gradients is wrong."
@@ -49,8 +57,38 @@ _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
 _AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
 _PACKED = "State that rows hold several documents, which must not see each other."
 _MASK = "What True in a mask means."
+_ACCEPTS = "CODE[@PART]=REASON"
+_ACCEPT = (
+    "Accept this mistake, in a part of the model where one is named, for a reason; repeatable. Once"
+    " it is mended, the check fails."
+)
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
+HELD = "accepted-but-right"
+"""The code of what is accepted although it was tried and held."""
 _NOWHERE = SourceLine()
+CODES: Mapping[str, str] = {
+    "sees": "sees-unstated",
+    "causality": "sees-the-future",
+    "prefix": "prefix-differs",
+    "batch": "batch-leak",
+    "repeat": "not-repeatable",
+    "finite": "outputs-not-finite",
+    "right-padding": "padding-leak",
+    "left-padding": "padding-leak",
+    "padding-content": "padding-leak",
+    "memory": "memory-misread",
+    "cache": "cache-differs",
+    "packing": "documents-leak",
+    "dtype": "",
+    "training": "",
+    "eager": "implementations-differ",
+    "row-sums": "row-sums-not-one",
+    "bos": "beginning-doubled",
+}
+"""The behaviours in the order in which they are shown, and the code of a failure, whose words stand
+in record/glossary.toml; none where all is a matter of choice. The last three are asked of
+checkpoints."""
+IMPLIED = "fails, which implies this"
 _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 
 
@@ -58,10 +96,12 @@ _pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
 class CheckRequest:
     """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and
     intentions that the code does not show. `time_limit_s` is per call, `max_time_s` for all that
-    follows the first one.
+    follows the first one. The process of the code runs in `folder`, None for the working directory.
     """
 
-    target: str | None = setting(None, "", _TARGET, argument=True, metavar="FILE.py:NAME")
+    target: str | None = setting(
+        None, "", _TARGET, argument=True, metavar="FILE.py:NAME", default=_FROM_TABLE
+    )
     model: str | None = setting(
         None,
         _CODE,
@@ -107,13 +147,14 @@ class CheckRequest:
     no_backward: bool = setting(
         False, _MEANT, _NO_BACKWARD, excludes=("backward", "other", "model")
     )
-    device: str = like(Config, "device", _RUN, value="cpu", default="")
-    seed: int = like(Config, "seed", _RUN)
-    length: int | None = setting(None, _RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
-    time_limit_s: float = like(OwnCode, "time_limit", _RUN, names=("--time-limit",))
+    accept: tuple[str, ...] = setting((), _MEANT, _ACCEPT, metavar=_ACCEPTS)
+    device: str = like(Config, "device", RUN, value="cpu", default="")
+    seed: int = like(Config, "seed", RUN)
+    length: int | None = setting(None, RUN, _LENGTH, low=4, high=4096, default=_LENGTHS)
+    time_limit_s: float = like(OwnCode, "time_limit", RUN, names=("--time-limit",))
     max_time_s: float = setting(
         DEFAULT_MAX_TIME_S,
-        _RUN,
+        RUN,
         _MAX_TIME,
         "--max-time",
         above=0,
@@ -122,6 +163,7 @@ class CheckRequest:
         default=f"{DEFAULT_MAX_TIME_S:g}",
         excludes=("model",),
     )
+    folder: str | None = None
 
     @property
     def model_settings(self) -> ModelSettings:
@@ -158,6 +200,34 @@ class CheckRequest:
         return condition
 
     @cached_property
+    def targets(self) -> tuple[TargetRequest, ...]:
+        """The code to import, none of a checkpoint. Raises `UsageError` as `target_request`."""
+        if self.model is not None:
+            return ()
+        return tuple(each for each in (self.target_request, self.against) if each is not None)
+
+    @cached_property
+    def acceptances(self) -> tuple["Accepted", ...]:
+        """What is accepted, as stated. Raises `UsageError` for an unknown code, with the nearest
+        one, and without a reason.
+        """
+        stated = dict[str, Accepted]()
+        for word in self.accept:
+            name, _, reason = word.partition("=")
+            code, at, part = name.partition("@")
+            option = f"--accept {word[:200]!r}"
+            if code not in (known := acceptable_codes()):
+                near = get_close_matches(code, known, n=1)
+                hint = f"the nearest is {near[0]}" if near else "mha explain mistakes lists them"
+                raise UsageError(f"{option}: there is no code {code[:80]!r}", hint=hint)
+            if not reason.strip() or (at and not part):
+                raise UsageError(f"{option} is not {_ACCEPTS}", hint="say why it is accepted")
+            if name in stated:
+                raise UsageError(f"--accept gives {name} twice")
+            stated[name] = Accepted(code, part or None, reason.strip())
+        return tuple(stated.values())
+
+    @cached_property
     def against(self) -> TargetRequest | None:
         """The attention to compare it with; None for the reference. Raises `UsageError` as
         `target_request` does.
@@ -175,6 +245,14 @@ class CheckRequest:
         )
 
 
+class Accepted(Struct, frozen=True):
+    """A mistake that is accepted for a reason, in a part of the code if one is known."""
+
+    code: str
+    part: str | None
+    reason: str
+
+
 @dataclass(frozen=True)
 class Finding:
     """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect`
@@ -186,6 +264,7 @@ class Finding:
     `modes` are the affected modes, empty for attention with one mode. `where` says in which calls
     the code differs, and `beyond` up to which length it does not. `reproduce` is a script in plain
     torch that prints `error`, to be run in the folder of the code; None where there is none.
+    `parts` are the modules of a model in which it was found. `accepted`: it is, in all of them.
     """
 
     code: str
@@ -205,18 +284,30 @@ class Finding:
     where: str = ""
     reproduce: str | None = None
     fix_tried: bool | None = None
+    parts: tuple[str, ...] = ()
+    accepted: bool = False
+
+    @property
+    def at(self) -> str:
+        """Its line, in brackets behind a blank; nothing where none is known."""
+        return "" if self.file is None else f" ({place(self.file, self.line)})"
 
     @property
     def in_words(self) -> str:
         """The mistake with its line and its fix."""
-        at = "" if self.file is None else f" ({place(self.file, self.line)})"
         fix = self.fix.strip().partition("\n")[0]
-        return f"{self.message}{at}" + (f"; fix: {fix}" if fix else "")
+        return f"{self.message}{self.at}" + (f"; fix: {fix}" if fix else "")
 
 
 def words_of_code(name: str) -> Word:
     """The words of a mistake, or of the failure of a behaviour."""
     return {**words_of("mistakes", "mistake"), **words_of("glossary", "behaviour")}[name]
+
+
+def acceptable_codes() -> set[str]:
+    """The codes of all mistakes and failures."""
+    every = (*words_of("mistakes", "mistake"), *words_of("glossary", "behaviour"))
+    return {name.partition(",")[0] for name in every} - {HELD}
 
 
 def finding_of(name: str, evidence: str, line: SourceLine = _NOWHERE, **more: Any) -> Finding:
@@ -242,14 +333,16 @@ class Tried:
 @dataclass(frozen=True)
 class Place:
     """Where a behaviour fails: the position from which the input was changed, the first output that
-    differs, the first part of the model whose outputs differ while its inputs agree, and the first
-    attention whose outputs differ.
+    differs, the first part of the model whose outputs differ while its inputs agree, the first
+    attention whose outputs differ, and, of outputs that depend on later tokens, how far ahead they
+    do at most, in tokens.
     """
 
     cut: int | None = None
     position: int | None = None
     module: str | None = None
     attention: str | None = None
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +364,11 @@ class Behaviour:
     def was_omitted(self) -> bool:
         """Whether no pass was made for it."""
         return self.ok is None and self.reason.startswith("not tried: ")
+
+    @property
+    def is_implied(self) -> bool:
+        """Whether it was not tried because the failure of another one implies its own."""
+        return self.was_omitted and self.reason.endswith(IMPLIED)
 
 
 class SeenCells(Struct, frozen=True):
@@ -446,30 +544,75 @@ class Examination(Shown):
     n_passes: int = 0
     random_weights: int | None = None
     tiny: bool = False
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether it is right, or consistent."""
-        return self.verdict in ("right", "consistent")
+        """Whether it is right or consistent, or every mistake is accepted."""
+        return self.verdict in ("right", "consistent") or self.is_accepted
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether there are mistakes, and every one is accepted."""
+        return bool(self.accepted) and all(finding.accepted for finding in self.findings)
+
+    @property
+    def reports(self) -> tuple["Examination"]:
+        """It alone."""
+        return (self,)
+
+    @property
+    def answer(self) -> str:
+        """The verdict, and whether every mistake is accepted."""
+        return "wrong, accepted" if self.is_accepted else self.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `mha check`."""
+        if self.ok:
+            return 0
+        return EXIT_CHECK if self.verdict == "wrong" else EXIT_FAILED
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `--csv`: each finding, behaviour and probe under the names of the
-        document.
+        """The rows of `--csv`: each finding, what is accepted, each behaviour and probe, under the
+        names of the document.
         """
         document = self.to_dict()
         findings = [
             {"name": finding["code"], "ok": False} | finding for finding in document["findings"]
         ]
+        accepted = [{"name": each["code"]} | each for each in document["accepted"]]
         parts = {
             "finding": findings,
+            "accepted": accepted,
             "behaviour": document["behaviour"],
             "probe": document["probes"],
         }
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
     def __repr__(self) -> str:
-        """The target, and the summary in one line."""
-        return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
+        """The target, the verdict, and the first finding with its line, in 200 characters."""
+        message, at = self._first
+        at = at if len(at) <= 50 else f" (…{at[-47:]}"
+        about = f"<Examination of {_cut(visible(self.target), 40)}: {self.verdict}: "
+        return f"{about}{_cut(message, 199 - len(about) - len(at))}{at}>"
+
+    def __str__(self) -> str:
+        """The report, as `mha check --verbose` prints it in 80 columns."""
+        screen = Screen(80, colour=False, verbose=True)
+        return "\n".join(drawn_lines(self.view(screen), screen))
+
+    @property
+    def headline(self) -> str:
+        """The first finding with its line, or the sentence, in one line."""
+        return "".join(self._first)
+
+    @property
+    def _first(self) -> tuple[str, str]:
+        """The first finding and its line; the sentence and nothing where there is none."""
+        first = [(finding.message, finding.at) for finding in self.findings[:1]]
+        message, at = first[0] if first else (self.sentence, "")
+        return visible(" ".join(message.split())), visible(at)
 
     @property
     def sentence(self) -> str:
@@ -520,7 +663,7 @@ class Examination(Shown):
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
         parts += self.limits if self.verdict == "right" and not self.inside else ()
-        return f"{self.verdict}: {'; '.join(parts)}"
+        return f"{self.answer}: {'; '.join(parts)}"
 
     @property
     def attention_inside(self) -> str:
@@ -543,6 +686,46 @@ class Examination(Shown):
         """The JSON document of `--json`."""
         fields: dict[str, Any] = plain(self)
         return {"schema": "mha.check/1", "summary": self.summary} | fields
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, cut to so many characters with an ellipsis if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@dataclass(frozen=True, repr=False)
+class Examinations(Shown):
+    """The examinations of the targets that the pyproject.toml at `path` states."""
+
+    path: str
+    reports: tuple[Examination, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The largest of their exit codes: a mistake counts more than what is not decided."""
+        return max(report.exit_code for report in self.reports)
+
+    @property
+    def summary(self) -> str:
+        """How many have which verdict."""
+        n, counts = len(self.reports), Counter(report.answer for report in self.reports)
+        each = "; ".join(f"{count} {answer}" for answer, count in counts.items())
+        return f"{n} target{'' if n == 1 else 's'}: {each}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `--csv`: the verdict on each target, then the rows of its report."""
+        rows = list[dict[str, Any]]()
+        for report in self.reports:
+            name, ok, message = report.verdict, report.ok, report.summary
+            verdict = {"of": "verdict", "name": name, "ok": ok, "message": message}
+            rows += [{"target": report.target} | row for row in (verdict, *report.rows())]
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `--json`."""
+        reports = [report.to_dict() for report in self.reports]
+        named = {"schema": "mha.checks/1", "summary": self.summary, "table": self.path}
+        return {**named, "reports": reports}
 
 
 def place(file: str, line: int | None) -> str:

@@ -6,21 +6,26 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec
+
+from msgspec import ValidationError, convert
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
+from .acceptance import with_accepted
 from .result import CheckRequest, Examination, finding_of
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
+P = ParamSpec("P")
+_NO_REASONS: Mapping[str, str] = {}
 
 
 def check(
@@ -35,6 +40,7 @@ def check(
     causal: bool | None = None,
     sees: str | Callable[..., object] | None = None,
     packed: bool = False,
+    accept: Mapping[str, str] = _NO_REASONS,
     mask_means: Literal["keep", "hide"] | None = None,
     rope: Literal["half", "interleaved"] | None = None,
     scale: float | None = None,
@@ -62,8 +68,9 @@ def check(
     `[query, key]`. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where
     the code does not show it; with `packed=True`, rows hold several documents, which must not see
     each other. Gradients are compared where there are any: with `backward=True` there must be some,
-    with `backward=False` none are compared. Raises `MhaError` if the target cannot be imported,
-    built or called.
+    with `backward=False` none are compared. `accept` has the reasons why mistakes are accepted, as
+    `{"padding-leak@decoder": "texts are never padded"}`; once one is mended, `.ok` is False. Raises
+    `MhaError` if the target cannot be imported, built or called.
     """
     if sees is not None and causal is not None:
         raise UsageError("sees and causal exclude each other")
@@ -75,18 +82,19 @@ def check(
     ):
         request = CheckRequest(
             target=name,
-            arg=_words(arguments),
-            call_arg=_words(call_arguments),
+            arg=argument_words(arguments),
+            call_arg=argument_words(call_arguments),
             example=call,
             other=other,
-            other_arg=_words(against_arguments),
+            other_arg=argument_words(against_arguments),
             other_call_arg=None
             if against_call_arguments is None
-            else _words(against_call_arguments),
+            else argument_words(against_call_arguments),
             causal=causal is True,
             not_causal=causal is False,
             sees=seen,
             packed=packed,
+            accept=accept_words(accept),
             mask_means=mask_means,
             rope=rope,
             scale=scale,
@@ -99,6 +107,7 @@ def check(
             time_limit_s=time_limit_s,
             max_time_s=max_time_s,
         )
+        stated = request.acceptances  # which raise before anything runs
         if all(
             isinstance(name_or_object, str | None)
             for name_or_object in (target, against, example, sees)
@@ -108,22 +117,60 @@ def check(
 
         if suits_a_fork(target, device):
             job = partial(examine_request, asdict(request))
-            return _examination(lambda: process.run_in_fork(job, time_limit_s=time_limit_s))
+            run = partial(process.run_in_fork, job, time_limit_s=time_limit_s)
+            return with_accepted(_examination(run), stated)
         try:
-            return examination_of(request, process.no_stage)
+            return with_accepted(examination_of(request, process.no_stage), stated)
         except UserRaised as raised:
             raise raised.fault from None
+
+
+def _asserting(examine: Callable[P, Examination]) -> Callable[P, None]:
+    """`examine` as an assertion: its failure is the report."""
+
+    @wraps(examine, assigned=("__module__",))
+    def assert_right(*target: P.args, **options: P.kwargs) -> None:
+        """Asserts that `check`, with the same arguments, finds the target right or consistent.
+
+        Raises `AssertionError`, whose text is the report, for any other verdict, and `MhaError` as
+        `check` does.
+        """
+        __tracebackhide__ = True
+        report = examine(*target, **options)
+        if not report.ok:
+            raise AssertionError(str(report))
+
+    return assert_right
+
+
+assert_right = _asserting(check)
 
 
 def examine_in_child(
     request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
 ) -> Examination:
     """The examination of named targets in a child process; `on_stage` is called at each stage."""
-    limit_s = request.time_limit_s
-    sent = asdict(request)
-    return _examination(
-        lambda: process.run_in_child(_JOB, sent, time_limit_s=limit_s, on_stage=on_stage)
+    run = partial(
+        process.run_in_child,
+        _JOB,
+        asdict(request),
+        time_limit_s=request.time_limit_s,
+        on_stage=on_stage,
+        folder=request.folder,
     )
+    return with_accepted(_examination(run), request.acceptances)
+
+
+def examined_or_refused(
+    request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
+) -> Examination:
+    """The same; without a verdict where the target is refused."""
+    try:
+        return examine_in_child(request, on_stage=on_stage)
+    except MhaError as refusal:
+        target = request.model or request.target_request.target
+        steps = (refusal.hint,) if refusal.hint else ()
+        return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:
@@ -162,7 +209,7 @@ def _named(thing: object) -> Iterator[str | None]:
         yield after.enter_context(naming(thing))
 
 
-def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def argument_words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
     words = []
     for name, value in arguments.items():
@@ -176,3 +223,11 @@ def _words(arguments: Mapping[str, Any]) -> tuple[str, ...]:
             raise UsageError(problem, hint="give a module that is built already")
         words.append(f"{name}={value}" if is_of_torch else f"{name}={value!r}")
     return tuple(words)
+
+
+def accept_words(accept: Mapping[str, str]) -> tuple[str, ...]:
+    """Codes with their reasons as command-line words. Raises `UsageError` for what is no text."""
+    try:
+        return tuple(f"{code}={why}" for code, why in convert(accept, dict[str, str]).items())
+    except ValidationError as fault:
+        raise UsageError(f"accept: {fault}", hint="say why each is accepted") from None

@@ -2,7 +2,7 @@
 behind it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,9 +15,12 @@ from mhacli.render.base.options import Screen
 from mhacli.render.base.terminal import bare
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
+from mhacli.usercode.faults import shown_path
 
 from .result import (
+    Accepted,
     Examination,
+    Examinations,
     Finding,
     FirstDifference,
     OutputComparison,
@@ -26,11 +29,12 @@ from .result import (
 
 _LABEL, _MOST_PRINTED = 9, 3
 _MOST_CELLS, _MOST_MASKS = 32, 4
-_VERDICTS = {
+_ANSWERS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
     "wrong": ("✗ wrong", "bold red"),
     "unknown": ("? unknown", "bold yellow"),
+    "wrong, accepted": ("✗ wrong, accepted", "bold yellow"),
 }
 _SIGNS = {True: ("✓", "green"), False: ("✗", "red"), None: ("·", "dim")}
 
@@ -47,25 +51,35 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     if words := words_of_random(examination.random_weights, is_tiny=examination.tiny):
         blocks += [_text(words, "bold yellow"), Text("")]
     for finding in examination.findings:
-        title = Text(visible(finding.code), style="bold red")
+        title = Text(finding.code, style="bold red")
         if finding.together_with:
-            title.append(f" with {', '.join(map(visible, finding.together_with))}", style="red")
+            title.append(f" with {', '.join(finding.together_with)}", style="red")
         found = "  proven" if finding.proven else "  measured"
         if finding.modes:
             found += f" in {' and '.join(finding.modes)} attention"
         title.append(found, style="dim not bold default")
-        blocks += [title, _grid(_finding(finding), on), Text("")]
+        reasons = [each for each in examination.accepted if each.code == finding.code]
+        lines = [*_finding(finding), *_accepted(reasons)]
+        blocks += [title, _grid(lines, on), Text("")]
         if on.verbose and finding.reproduce:  # lines that can be copied
             blocks.append(Text(finding.reproduce, no_wrap=True, overflow="ignore"))
     answers = _answers(examination, is_verbose=on.verbose)
     rest = [*_building(examination), *answers, *_measured(examination)]
     limits = [_text(limit, "yellow") for limit in examination.limits]
     against = "" if examination.against is None else f" against {examination.against}"
-    words, style = _VERDICTS[examination.verdict]
+    words, style = _ANSWERS[examination.answer]
     target = f"{visible(examination.target + against)}:"
     verdict = Text.assemble((target, "bold"), " ", _text(examination.sentence))
     end = bare(pairs([(words, verdict)], style=style), on.width)
     return Group(*blocks, _grid(rest, on), Text(""), *limits, end)
+
+
+@draws(Examinations)
+def checks_view(examinations: Examinations, on: Screen) -> RenderableType:
+    """The path of the table, the report on each target, and how many have which verdict."""
+    reports = [part for each in examinations.reports for part in (each.view(on), Text(""))]
+    path = Text(visible(shown_path(examinations.path)), "dim", no_wrap=True, overflow="ignore")
+    return Group(path, Text(""), *reports, _text(examinations.summary, "bold"))
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -90,6 +104,14 @@ def _finding(finding: Finding) -> Iterator[Line]:
     if finding.effect:
         yield "effect", _text(finding.effect)
     yield "proof" if finding.proven else "evidence", _text(finding.evidence)
+
+
+def _accepted(accepted: Sequence[Accepted]) -> Iterator[Line]:
+    """Where a mistake is accepted, and why."""
+    for reason in dict.fromkeys(each.reason for each in accepted):
+        parts = [each.part for each in accepted if each.reason == reason and each.part]
+        where = f"in {', '.join(parts)}: " if parts else ""
+        yield "accepted", _text(where + reason, "yellow")
 
 
 def _building(examination: Examination) -> Iterator[Line]:

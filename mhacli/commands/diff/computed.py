@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from mmap import ACCESS_COPY, MADV_DONTNEED, mmap
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import msgspec
 import torch
+from msgspec import Meta
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
 from mhacli.errors import bad_file
 from mhacli.io.data import decode, plain
-from mhacli.io.files import write_whole
+from mhacli.io.files import append_temporary, write_whole
 from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
 from mhacli.models import foreign
 from mhacli.models.capture import Call
@@ -96,6 +97,8 @@ class Computed:
 
     def _tensor(self, stored: Stored) -> Tensor:
         dtype, shape, start = stored
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
         flat = torch.frombuffer(self.data, dtype=dtype, count=math.prod(shape), offset=start)
         return flat.reshape(shape)
 
@@ -153,12 +156,11 @@ def compute(
         elif event.kind != "out" or event.name in names:
             stored[event] = Entry(None, {"": store(value)})
 
-    with TemporaryFile() as file:
+    with TemporaryFile(buffering=0) as file:
         store = _Writer(file).store
         first = observe(model, forward, add)
         first.find_places(mapped)
-        file.write(b"\0")  # a file without content cannot be mapped
-        file.flush()
+        append_temporary(file, b"\0")  # a file without content cannot be mapped
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     placed = ((first.place_of(event), entry) for event, entry in stored.items())
     entries = {place: entry for place, entry in placed if place is not None}
@@ -182,9 +184,9 @@ class _Writer:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), version)
         if key not in self._known:
             data = tensor.detach().cpu().contiguous()
-            self._file.write(bytes(-self._file.tell() % _ALIGNED))
+            append_temporary(self._file, bytes(-self._file.tell() % _ALIGNED))
             stored = Stored(data.dtype, tuple(data.shape), self._file.tell())
-            self._file.write(data.flatten().view(torch.uint8).numpy().data)
+            append_temporary(self._file, data.flatten().view(torch.uint8).numpy().data)
             self._known[key] = tensor, stored
             if len(self._known) > _N_KNOWN:
                 del self._known[next(iter(self._known))]
@@ -194,11 +196,14 @@ class _Writer:
 # ---------------------------------------------------------------------------- places that are saved
 
 
+_Ids = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(min_length=1)]
+
+
 class _SavedEntry(NamedTuple):
-    """A place, what else its attention has, and the names of its tensors in the file."""
+    """A place, its attention without tensors, and the names of its tensors in the file."""
 
     place: Place
-    call: Any
+    call: Call | None
     tensors: dict[str, str]
 
 
@@ -209,7 +214,7 @@ class _Saved(msgspec.Struct, frozen=True):
     command: list[str]
     kind: str
     dtype: str
-    inputs: dict[str, Any]
+    inputs: Annotated[dict[str, tuple[_Ids]], Meta(min_length=1)]
     entries: list[_SavedEntry]
     rounding: list[tuple[Place, Relative]]
 
@@ -268,6 +273,21 @@ def load_places(path: str) -> SavedPlaces:
             if info is None or info.dtype not in DTYPES:
                 raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
             tensors[name] = Stored(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
-        computed.entries[place] = Entry(None if call is None else Call(**call), tensors)
+        if not _fit(call, {name: tensor.shape for name, tensor in tensors.items()}):
+            raise bad_file(path, f"{path}: the tensors of {place.site} do not fit each other")
+        computed.entries[place] = Entry(call, tensors)
     computed.rounding |= dict(saved.rounding)
     return SavedPlaces(computed, saved.inputs)
+
+
+def _fit(call: Call | None, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a place has the tensors that it needs, and those of an attention fit each other."""
+    if call is None:
+        return [*shapes] == [""]
+    q, k, v = (shapes.get(name, ()) for name in "qkv")
+    cells = shapes.get("scores", q[:3] + k[2:3])
+    are_cells = len(cells) == 4 and shapes.get("pattern", cells) == cells
+    are_scored = len(q) == len(k) == len(v) == 4 and (
+        k[1] and (k[0], q[1] % k[1], q[3], k[:3]) == (q[0], 0, k[3], v[:3])
+    )
+    return are_cells and bool("scores" in shapes or are_scored)

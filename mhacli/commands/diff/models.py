@@ -155,7 +155,7 @@ def _inputs(subject: _Subject, subjects: Sequence[_Subject], request: DiffReques
             raise UsageError(out_of_range("--ids", max(request.ids), n))
         is_pair = any(checkpoint.config.is_encoder_decoder for checkpoint in checkpoints)
         keywords = _KEYWORDS if is_pair else _KEYWORDS[:1]
-        return {name: [[*request.ids]] for name in keywords}
+        return {name: ([*request.ids],) for name in keywords}
     if not request.text:
         return None
     if loaded is not None and loaded.tokenizer is not None:
@@ -167,7 +167,7 @@ def _inputs(subject: _Subject, subjects: Sequence[_Subject], request: DiffReques
         rows = [tokenizer.beginning(request.text, request.max_tokens)[0]]
     else:
         return None
-    return {name: [[*row.ids]] for name, row in zip(_KEYWORDS, rows, strict=False)}
+    return {name: ([*row.ids],) for name, row in zip(_KEYWORDS, rows, strict=False)}
 
 
 # ----------------------------------------------------------------------------------------- the runs

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.safetensors import is_of_arrays, read_tensor_header
-from mhacli.models.folder import is_hub_id
+from mhacli.models.folder import checkpoint_path, is_hub_id
 from mhacli.record.storage import is_scan
 from mhacli.settings import (
     Computation,
@@ -89,7 +89,7 @@ class Side(ModelSettings):
         read.
         """
         word = self.word
-        if is_hub_id(word) or (os.path.isdir(word) and not is_scan(word)):
+        if is_hub_id(word) or (os.path.isdir(checkpoint_path(word)) and not is_scan(word)):
             return "checkpoint"
         if os.path.isfile(word) and is_of_arrays(word):
             return "tensors"

@@ -17,7 +17,7 @@ from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import Column, Grid, Table, column, fields
-from mhacli.render.base.format import count_of, fitted, token_text
+from mhacli.render.base.format import count_of, escaped, fitted, token_text
 from mhacli.render.base.grids import grids
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
@@ -74,7 +74,7 @@ def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) 
         labels[record.layers.index(each.inspected)] for each in chosen_layers(record, options)
     ]
     layers = [layer for layer in document.layers if layer.layer in chosen] or document.layers
-    names = [Text(f"A = {visible(document.a)} · B = {visible(document.b)}", style="bold")]
+    names = [escaped(f"A = {document.a} · B = {document.b}", "bold")]
     n_a, n_b = document.n_sequences
     if n_a != n_b:
         words = f"A has {count_of(n_a, 'sequence')} and B has {n_b}"
@@ -92,7 +92,7 @@ def record_view(d: RecordDiff, screen: Screen, options: ViewOptions = _OPTIONS) 
             lines += [*section, Text()]
     limit = f"{document.tolerance.relative:.3g} × the site's largest"
     rule = Text(f"numbers agree if |B − A| ≤ {limit} (--tolerance)", style="dim")
-    return Group(*lines, rule, Text(visible(d.summary), style=_COLOURS[d.verdict]))
+    return Group(*lines, rule, escaped(d.summary, _COLOURS[d.verdict]))
 
 
 def _text(text: TextDifference, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
@@ -128,8 +128,8 @@ def _listed(
 def _alone(words: str, *sides: Iterable[str]) -> Iterator[Text]:
     """The layers or sites that one record alone has."""
     for letter, names in zip("AB", sides, strict=True):
-        if text := ", ".join(dict.fromkeys(map(visible, names))):
-            yield Text(f"{visible(words)} {letter}: {text}", style="dim")
+        if text := ", ".join(dict.fromkeys(names)):
+            yield escaped(f"{words} {letter}: {text}", "dim")
 
 
 # -------------------------------------------------------------------------------------------- sites
@@ -295,11 +295,11 @@ def model_view(d: ModelDiff, screen: Screen, options: ViewOptions = _OPTIONS) ->
     if parts:
         parts.insert(0, Text())
     return Group(
-        Text(visible(f"A = {of_a} · B = {of_b}"), style="bold"),
-        *(Text(visible(note), style="yellow") for note in document.notes),
+        escaped(f"A = {of_a} · B = {of_b}", "bold"),
+        *(escaped(note, "yellow") for note in document.notes),
         *parts,
         Text(),
-        Text(visible(d.summary), style=_COLOURS[d.verdict]),
+        escaped(d.summary, _COLOURS[d.verdict]),
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from mhacli.commands.check.behaviour import CODES, BehaviourTester
+from mhacli.commands.check.behaviour import BehaviourTester
 from mhacli.commands.check.checkpoint import TEXTS, admitted, checkpoint_behaviour
 from mhacli.commands.check.passes import LEAST
-from mhacli.commands.check.result import Behaviour, CheckRequest, words_of_code
+from mhacli.commands.check.result import CODES, Behaviour, CheckRequest, words_of_code
 from mhacli.io.long_work import Progress
 from mhacli.models.layer_names import LayerNumbers, entry_of
 from mhacli.models.run import TIMES_SHAKEN

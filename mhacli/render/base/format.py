@@ -125,6 +125,8 @@ def configuration(record: Record, width: int, *more: str) -> Text:
     ]
     if record.weights is not None:
         parts.append(f"weights {record.weights}")
+        if record.random_embedding:
+            parts.append(f"tokens embedded at random (seed {dims.config.seed})")
     else:
         if dims.config.init != "xavier":
             parts.append(f"init {dims.config.init}")
@@ -194,6 +196,11 @@ def lengths_in_words(texts: Sequence[TokenSequence]) -> str:
     if least < max(lengths):
         size = f"{least:,} to {size}"
     return size if len(lengths) == 1 else f"{count_of(len(lengths), 'sequence')} of {size}"
+
+
+def escaped(words: str, style: str = "") -> Text:
+    """A title or a sentence with data in it. It is escaped before its width is measured."""
+    return Text(visible(words), style)
 
 
 def flowing(parts: Iterable[str | Text], width: int, between: str = " · ", style: str = "") -> Text:

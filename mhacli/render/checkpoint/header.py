@@ -12,6 +12,7 @@ from mhacli.render.base.format import (
     agreement,
     checks_in_brief,
     count_of,
+    escaped,
     flowing,
     lengths_in_words,
     self_check_verdict,
@@ -38,7 +39,7 @@ def model_header(
     captured.
     """
     model = record.model
-    path = Text(visible(model.title), "bold")
+    path = escaped(model.title, "bold")
     words = [_layers(record), *by_layers(record.layers, _heads)]
     if model.revision:
         words.append(f"revision {model.revision}")
@@ -108,7 +109,7 @@ def _generated(record: CheckpointRecord, screen: Screen) -> Iterator[Text]:
     text = record.sequences[0]
     n = generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    yield Text(f"generated: “{visible(text.text[begin:])}”", "bold")
+    yield escaped(f"generated: “{text.text[begin:]}”", "bold")
 
 
 def _heads(layer: InspectedLayer) -> str:
@@ -129,7 +130,7 @@ def _heads(layer: InspectedLayer) -> str:
 def _proof(record: CheckpointRecord) -> Iterator[Text]:
     """The inspected path, and whether its outputs equal those without inspection."""
     model = record.model
-    yield Text(f"attention: {visible(model.path_inspected)}", "bold")
+    yield escaped(f"attention: {model.path_inspected}", "bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
     part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mhacli.record.record import Record, Step
 from mhacli.render.base.doc import Column, Table
-from mhacli.render.base.format import memory_text, sparkline
+from mhacli.render.base.format import escaped, memory_text, sparkline
 from mhacli.text.escape import visible
 from mhacli.text.numbers import shown
 
@@ -42,7 +42,7 @@ def lines_table(record: Record, width: int = 0) -> Table[int]:
     def below(n: int) -> list[RenderableType]:
         if not steps[n].remark:
             return []
-        remark = Text(f"! {visible(steps[n].remark)}", "bold yellow")
+        remark = escaped(f"! {steps[n].remark}", "bold yellow")
         return [Padding(remark, (0, 0, 0, indent))]
 
     def axes(n: int) -> str:

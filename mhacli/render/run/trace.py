@@ -30,6 +30,7 @@ from mhacli.render.base.doc import Column, Grid, Table, column, fields
 from mhacli.render.base.format import (
     configuration,
     count_of,
+    escaped,
     fitted,
     flowing,
     memory_text,
@@ -126,9 +127,9 @@ def _step_block(n: int, step: Step, source: str, screen: Screen) -> RenderableTy
     width = screen.width - _INDENT[3]
     parts = [
         Text(source, "green"),
-        Text(visible(step.formula)),
-        Text(visible(step.meaning), "italic"),
-        Text(f"! {visible(step.remark)}" if step.remark else "", "bold yellow"),
+        escaped(step.formula),
+        escaped(step.meaning, "italic"),
+        escaped(f"! {step.remark}" if step.remark else "", "bold yellow"),
         flowing([*costs, *weights_of(step)], width, style="dim"),
         *map(Text, value_lines(step, width)),
     ]
@@ -317,7 +318,7 @@ def _module_header(record: CodeRecord) -> RenderableType:
         if len(printed) > _MAX_PRINTED:
             first += f" … {len(printed) - _MAX_PRINTED} more"
         lines.append((f"it printed: {first}", "dim"))
-    return Text("\n").join(Text(visible(words), style) for words, style in lines if words)
+    return Text("\n").join(escaped(*line) for line in lines if line[0])
 
 
 def _result(module: UserModule) -> Text:
@@ -347,7 +348,7 @@ def decode_view(record: DecodingRecord, options: ViewOptions, screen: Screen) ->
     compared = "the steps equal a full pass"
     if not is_a(record, CheckpointRecord):
         compared += " and the pattern gives the output"
-    cache = Text(f"cache: {visible(record.decoding.cache)}", "bold")
+    cache = escaped(f"cache: {record.decoding.cache}", "bold")
     sequences = sequences_to_draw(options, len(record.sequences)).shown
     most = None if options.everything else MAX_STEPS
     return spaced(

@@ -5,11 +5,13 @@ tried. The limits of time hold whatever the code does, and what it started ends 
 from __future__ import annotations
 
 import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from support import cases, some, user_code
-from support.mha import run, run_together
+from support.mha import PATIENCE_S, environment, run, run_together, start
 
 import mhacli
 
@@ -92,9 +94,10 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def running(started: Path) -> list[str]:
-    """The processes that still run."""
-    states = [Path("/proc", pid, "stat") for pid in started.read_text().split()]
-    return [path.read_text() for path in states if path.exists() and ") Z " not in path.read_text()]
+    """The processes that still run. One that dies has its exit code at the end."""
+    paths = [Path("/proc", pid, "stat") for pid in started.read_text().split()]
+    states = [path.read_text() for path in paths if path.exists()]
+    return [state for state in states if ") Z " not in state and state.endswith(" 0\n")]
 
 
 @pytest.mark.parametrize("name", some([*HANGING], default=("ignores", "stops", "forks_twice")))
@@ -118,6 +121,43 @@ def test_the_limit_of_a_name_holds_too(tmp_path, started) -> None:
         assert (ended.code, ended.error["code"]) == (1, "too-slow")
     assert started.read_text()
     assert running(started) == []
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return place
+
+
+def test_temporary_files_of_code_are_removed(temporary, started) -> None:
+    with pytest.raises(mhacli.MhaError, match="took longer than 0"):
+        user_code.check(HARMFUL.leaves_files, time_limit_s=0.5)
+    assert started.read_text()
+    assert [*temporary.iterdir()] == []
+
+
+@pytest.mark.real
+def test_nothing_of_code_is_left_when_mha_is_killed(tmp_path, temporary, started) -> None:
+    shutil.copy(PATH, tmp_path)
+    words = ("check", "harmful.py:leaves_files", "--time-limit", "60")
+    variables = {"TMPDIR": str(temporary), "STARTED": str(started)}
+    process = start(tmp_path, *words, env=environment(tmp_path, **variables))
+    wait_until(started.read_text)
+    assert [*temporary.iterdir()]
+    process.kill()
+    process.wait()
+    wait_until(lambda: running(started) == [] and not [*temporary.iterdir()])
+
+
+def wait_until(holds) -> None:
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begun < PATIENCE_S
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", ["leaves_and_aborts", "leaves_and_returns"])

@@ -414,6 +414,7 @@ def test_info_counts_the_tensors_and_names_the_sizes_of_the_config(name: str, mh
         load_file(place / "model.safetensors"),
     )
     assert info["schema"] == "mha.weights-info/1"
+    assert mha("weights", place, "--json").json == info
     assert (info["kind"], info["family"], info["vocabulary"]) == (
         "checkpoint",
         family.kind,

@@ -4,6 +4,7 @@ others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +116,55 @@ def test_an_unknown_word_is_a_usage_error_that_names_the_nearest(mha: Mha) -> No
         assert words[0] in done.error["message"]
         assert nearest in done.error["hint"]
     mha("explain", "H/max", "nothing-of-that-name", code=2)
+
+
+WORDS = (
+    "padding, scaling, √d, sqrt, temperature, softmax, attention, self-attention, cross-attention,"
+    " multi-head, causal, mask, sliding window, kv cache, residual, embedding, position, logits,"
+    " head, token"
+)
+
+
+@pytest.mark.parametrize("word", WORDS.split(", "))
+def test_the_words_of_a_first_course_are_known(word: str, mha: Mha) -> None:
+    assert mha("explain", *word.split(), "--json").json["terms"][0]["group"] == "concept"
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The names of the options that the help of each command lists."""
+    place = tmp_path_factory.mktemp("options")
+    listed = re.findall(r"^  ([a-z]+)  ", run(place, "--help").stdout, flags=re.MULTILINE)
+    assert len(listed) == 16
+    return {
+        command: re.findall(
+            r"^  (?:-\w, )?(--[\w-]+)", run(place, command, "--help-all").stdout, flags=re.MULTILINE
+        )
+        for command in listed
+    }
+
+
+def test_every_option_of_every_command_is_explained(
+    mha: Mha, options: dict[str, list[str]]
+) -> None:
+    own = {*options["explain"]}
+    every = {name for names in options.values() for name in names}
+    assert len(every) > 100
+    found = mha("explain", "--json", *sorted(every - own)).json["terms"]
+    explained = {term["name"]: term["explanation"] for term in found if term["group"] == "option"}
+    assert every - own <= {*explained}
+    for command, names in options.items():
+        for name in {*names} - own:
+            texts = [term["explanation"] for term in found if term["name"] == name]
+            assert any(f"mha {command}" in text for text in texts), (command, name)
+    for name in own:
+        assert mha("explain", name.removeprefix("--"), "--json").json["terms"]
+
+
+def test_the_choices_of_an_option_are_words(mha: Mha) -> None:
+    for choice, option in {"preallocated": "--cache", "interleaved": "--rope"}.items():
+        assert option in [term["name"] for term in mha("explain", choice, "--json").json["terms"]]
+
+
+def test_an_option_that_there_is_not_gets_the_nearest(mha: Mha) -> None:
+    assert "--max-time" in mha("explain", "--max-tme", code=2).said

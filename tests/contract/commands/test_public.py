@@ -13,8 +13,8 @@ import pytest
 import mhacli
 
 NAMES = """
-    Config MhaError MultiHeadAttention Record bench check diff doctor effects heads inspect
-    inspecting load removed
+    Config MhaError MultiHeadAttention Record assert_right bench check diff doctor effects heads
+    inspect inspecting load removed
 """.split()
 
 

@@ -484,7 +484,7 @@ def test_a_model_is_saved_and_compared_later(mha: Any, folders: Any) -> None:
 def test_code_is_compared_with_code_and_with_a_checkpoint(mha: Any) -> None:
     code, run = (
         (f"{PORT}:theirs", f"{PORT}:ours"),
-        functools.partial(mha, code=3, writes=("torchinductor_root",)),
+        functools.partial(mha, code=3),
     )
     assert first(run("diff", *code, TEXT, "--tokenizer", "byte", "--json").json) == (
         0,

@@ -56,6 +56,11 @@ PRINTED = {
         f"mha check {ATTENTION} --json",
         f"mha check {ATTENTION} --against torch.nn:MultiheadAttention --json",
     ],
+    "mha.checks/1": [
+        'printf \'[tool.mha.check]\ntargets = ["nowhere.py:A", "sample_texts/my_gpt.py:GPT"]\''
+        " > pyproject.toml",
+        "mha check --json",
+    ],
     "mha.doctor/1": ["mha doctor --dtype float32 --json", "mha doctor --model gpt2 --json"],
     "mha.bench/1": [
         "mha bench --backends explicit,cudnn,sdpa --lengths 64 --budget 0.1 --json",
@@ -91,7 +96,7 @@ def schema_of(name: str) -> Any:
 @pytest.mark.real
 @pytest.mark.parametrize("name", PRINTED)
 def test_what_commands_print_is_what_the_schema_describes(name: str, tmp_path: Path) -> None:
-    (furnish(tmp_path, "") / "gpt2").symlink_to(checkpoints.folder("gpt2"))
+    (furnish(tmp_path) / "gpt2").symlink_to(checkpoints.folder("gpt2"))
     name = name.partition(" ")[0]
     validators = [
         jsonschema.Draft202012Validator(schema)

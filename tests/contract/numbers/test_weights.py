@@ -336,3 +336,56 @@ def test_dropout_in_training_shows_what_is_left_and_repeats_itself(mha: Any) -> 
     assert first["self_check"]["ok"]
     assert again["dropped"] == first["dropped"] != other["dropped"]
     assert oracle.entropy(pattern) == pytest.approx(np.array(first["entropy"]), abs=1e-12)
+
+
+def of_torch(*, separate: bool, bias: bool) -> torch.nn.MultiheadAttention:
+    """A module of torch with random weights, in one matrix or in three."""
+    torch.manual_seed(1)
+    module = torch.nn.MultiheadAttention(12, 3, bias=bias, batch_first=True)
+    if separate:
+        module._qkv_same_embed_dim = False
+        for letter, rows in zip("qkv", module.in_proj_weight.detach().chunk(3), strict=True):
+            module.register_parameter(f"{letter}_proj_weight", torch.nn.Parameter(rows.clone()))
+        module.register_parameter("in_proj_weight", None)
+    if bias:
+        torch.nn.init.normal_(module.in_proj_bias)
+        torch.nn.init.normal_(module.out_proj.bias)
+    return module
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder.0.attn."])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_module_of_torch_gives_its_own_pattern(
+    separate: bool, bias: bool, prefix: str, mha: Any, tmp_path: Path
+) -> None:
+    module = of_torch(separate=separate, bias=bias)
+    tensors = {prefix + name: tensor for name, tensor in module.state_dict().items()}
+    safetensors.torch.save_file(tensors, tmp_path / "torch.safetensors")
+    words = ("the cat sat on the mat", "--weights", "torch.safetensors", "--positions", "none")
+    document = mha(
+        "run", *words, "--heads", "3", "--save-weights", "w", "--json", writes=["w"]
+    ).json
+    assert document["random_embedding"] is True
+    embedding = safetensors.torch.load_file(tmp_path / "w")["embed.weight"]
+    x = embedding[document["sequences"][0]["ids"]][None]
+    out, pattern = module(x, x, x, average_attn_weights=False)
+    assert document["pattern"] == pytest.approx(pattern.detach().numpy(), abs=1e-6)
+    assert document["out"] == pytest.approx(out.detach().numpy(), abs=1e-6)
+    again = mha("run", *words[:2], "w", "--json").json
+    assert (again["pattern"], again["random_embedding"]) == (document["pattern"], False)
+
+
+def test_a_module_of_torch_needs_its_heads_and_one_width(mha: Any, tmp_path: Path) -> None:
+    safetensors.torch.save_file(
+        of_torch(separate=False, bias=True).state_dict(), tmp_path / "a.safetensors"
+    )
+    assert "1, 2, 3, 4, 6, 12" in mha("run", "a b", "--weights", "a.safetensors", code=2).said
+    narrow = torch.nn.MultiheadAttention(12, 3, kdim=10, vdim=8)
+    safetensors.torch.save_file(narrow.state_dict(), tmp_path / "b.safetensors")
+    said = mha("run", "a b", "--weights", "b.safetensors", "--heads", "3", code=1).said
+    assert "[12, 10]" in said
+    biased = torch.nn.MultiheadAttention(12, 3, add_bias_kv=True)
+    safetensors.torch.save_file(biased.state_dict(), tmp_path / "c.safetensors")
+    said = mha("run", "a b", "--weights", "c.safetensors", "--heads", "3", code=1).said
+    assert "bias_k" in said

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mha import Ended
+from support import checkpoints
+from support.mha import Ended, run
 from support.mutations import HUGE, mutated, saved, stored
 
 import mhacli
@@ -192,3 +193,65 @@ def test_records_made_in_python_are_read_again(tmp_path: Path) -> None:
         path = str(tmp_path / f"{number}")
         record.save(path)
         assert mhacli.load(path).arrays.keys() == record.arrays.keys()
+
+
+# ------------------------------------------------------------------------------- places of a model
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with what a model computes at its places."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "m").symlink_to(checkpoints.folder("gpt2"))
+    run(folder, "diff", "m", "the cat", "--save", "p")
+    return folder / "p"
+
+
+OF_PLACES: dict[str, Callable[[Any, Any, Any], object]] = {
+    "a tensor for a field": lambda arrays, document, call: call[1].update(q=5),
+    "a scale that is no number": lambda arrays, document, call: call[1].update(scale="x"),
+    "no keys": lambda arrays, document, call: call[2].pop("k"),
+    "an output with a name": lambda arrays, document, call: document["entries"].append(
+        [call[0], None, {"x": "0"}]
+    ),
+    "keys of another width": lambda arrays, document, call: arrays.update(
+        {call[2]["k"]: arrays[call[2]["k"]][..., :-1]}
+    ),
+    "values of fewer heads": lambda arrays, document, call: arrays.update(
+        {call[2]["v"]: arrays[call[2]["v"]][:, :-1]}
+    ),
+    "queries of three axes": lambda arrays, document, call: arrays.update(
+        {call[2]["q"]: arrays[call[2]["q"]][0]}
+    ),
+    "no ids": lambda arrays, document, call: document["inputs"].update(input_ids=[[]]),
+    "ids that are none": lambda arrays, document, call: document["inputs"].update(
+        input_ids=[[None, {}]]
+    ),
+    "a negative id": lambda arrays, document, call: document["inputs"].update(input_ids=[[-1]]),
+    "no inputs": lambda arrays, document, call: document["inputs"].clear(),
+}
+
+
+@pytest.mark.parametrize("what", OF_PLACES)
+def test_places_that_contradict_themselves_are_refused(
+    mha: Mha, tmp_path: Path, places: Path, what: str
+) -> None:
+    (tmp_path / "m").symlink_to(places.with_name("m"))
+    arrays, document = stored(places)
+    call = next(entry for entry in document["entries"] if entry[1] is not None)
+    OF_PLACES[what](arrays, document, call)
+    (tmp_path / "p").write_bytes(saved(arrays, document))
+    for words in (("p", "m"), ("m", "p")):
+        error = mha("diff", *words, "--json", code=1).error
+        assert (error["code"], error["message"][:2]) == ("bad-file", "p:")
+
+
+def test_places_of_tensors_without_numbers_are_compared(
+    mha: Mha, tmp_path: Path, places: Path
+) -> None:
+    (tmp_path / "m").symlink_to(places.with_name("m"))
+    arrays, document = stored(places)
+    _, _, tensors = next(entry for entry in document["entries"] if entry[1] is None)
+    arrays[tensors[""]] = arrays[tensors[""]][:0]
+    (tmp_path / "p").write_bytes(saved(arrays, document))
+    assert "its shape is [0, " in mha("diff", "p", "m").stdout

@@ -240,7 +240,7 @@ FILES = (
         USAGE,
         "mha run TEXT --model DIR --layer N",
     ),
-    Refusal("weights burn", 2, USAGE, "burn"),
+    Refusal("weights burn it", 2, USAGE, "burn"),
     Refusal("run 'a b c' --weights layer.safetensors --d-model 12", 2, USAGE, "--d-model|12|8"),
     Refusal("run 'a b zebra' --weights layer.safetensors", 1, "unknown-token", "zebra"),
     Refusal("run x --model @gpt2 --sink-window 1", 2, USAGE, "--sink-window|--model"),

@@ -12,7 +12,8 @@ from support.mha import NO_TORCH, Ended
 
 Mha = Callable[..., Ended]
 COMMANDS = """
-    run heads effect scan trace decode bench check doctor vocab weights view show explain diff
+    run heads effect scan trace decode bench check doctor samples vocab weights
+    view show explain diff
 """.split()
 LAYER = ["the cat sat", "--d-model", "8"]
 
@@ -24,7 +25,7 @@ def test_mha_alone_names_every_command(mha: Mha) -> None:
     assert set(COMMANDS) <= set(named)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "weights info"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_examples_and_options_within_the_width(mha: Mha, command: str) -> None:
     text = mha(*command.split(), "--help").stdout
     assert f"mha {command}" in text
@@ -146,3 +147,26 @@ def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[s
     assert set(bash.stdout.split()) == words
     zsh = mha(env={"_MHA_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}, modules=NO_TORCH)
     assert set(re.findall(r'"([\w-]+)":"', zsh.stdout)) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["nofile.txt"], "nofile.txt"),
+        (["./no/file.md"], "./no/file.md"),
+        (["the cat", "--dropout", "0.5"], "--train"),
+        (["the cat", "--view", "none", "--json"], "--view"),
+        (["the cat", "--view", "top", "--csv"], "--view"),
+        (["3.5 txt", "e.g. a.txt"], None),
+        (["--text", "nofile.txt"], None),
+        (["--brief", "--", "nofile.txt"], None),
+        (["the cat", "--dropout", "0.5", "--train"], None),
+        (["the cat", "--json"], None),
+    ],
+)
+def test_what_may_be_meant_otherwise_gets_a_line(
+    words: list[str], named: str | None, mha: Mha
+) -> None:
+    lines = mha("run", *words).stderr.splitlines()
+    assert len(lines) == (named is not None)
+    assert named is None or named in lines[0]

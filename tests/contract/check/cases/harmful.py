@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -119,6 +120,13 @@ def floods():
             os.write(1, b"x\n" * 30_000)
 
     leaves_session(print_on)
+
+
+@then_hangs
+def leaves_files():
+    tempfile.mkdtemp()
+    subprocess.run(["mktemp"], check=True)
+    leaves_session()
 
 
 def leaves_and_aborts(q, k, v):
