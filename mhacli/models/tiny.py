@@ -8,37 +8,48 @@ a window or the number of positions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_IDS = 320
 """The most token ids of a small model: those of bytes, and special ones behind them."""
-_LEAST_LAYERS, _LEAST_D_HEAD, _MULTIPLE = 2, 8, 8
-_SIZES = {
-    "special": re.compile(r"(token|pad|unk|mask|sep|bos|eos)_(id|index)$"),
-    "vocabulary": re.compile(r"vocab_size(_per_layer_input)?$"),
-    "heads": re.compile(r"heads(_per_layer)?$|^n_head$|head_kv$|n_groups$|(o|query)_groups$"),
-    "rotated": re.compile(r"^rotary_dim$|rope_head_dim$|^mrope_section$"),
-    "d_head": re.compile(r"head_?(dim|size|width)$|^d_kv$|^(dim|d)_head$|_d_head$|^kv_channels$"),
-    "experts": re.compile(r"experts(_per_tok(en)?)?$|moe_topk$|^top_k_experts$|^moe_k$|_group$"),
-    "width": re.compile(
+_LEAST_LAYERS, _LEAST_HEADS, _LEAST_D_HEAD, _MULTIPLE = 2, 4, 8, 8
+_KINDS = {
+    "special": r"(token|pad|unk|mask|sep|bos|eos)_(id|index)$",
+    "vocabulary": r"vocab_size(_per_layer_input)?$",
+    "heads": r"heads(_per_layer)?$|^n_head$|head_kv$|n_groups$|(o|query)_groups$",
+    "rotated": r"^rotary_dim$|rope_head_dim$|^mrope_section$",
+    "d_head": r"head_?(dim|size|width)$|^d_kv$|^(dim|d)_head$|_d_head$|^kv_channels$",
+    "experts": r"experts(_per_tok(en)?)?$|moe_topk$|^top_k_experts$|^moe_k$|_group$",
+    "width": (
         r"(hidden|intermediate|embedding|embed|emb|ffn|ff|mlp|inner|proj|model|forward|output|input"
         r"|bottleneck)_(size|dim|width)|_(rank|ssm)$|lowrank$"
         r"|^(d_model|d_ff|n_embd|n_inner|dim|dim_ff|d_inner|lru_width)$"
     ),
+    "fraction": "^partial_rotary_factor$",
+    "factors": "^(long|short)_factor$",  # a number for two columns that are rotated together
+    "spread": "^(initializer_range|init_std|init_method_std)$",
+    "depth": r"^(num_|n_)?((en|de)coder_|hidden_|num_hidden_)*layers?$|^depth$",
+    "period": "period|interval|pattern|every_n|sparse_step|offset",
+    "first": "^(first_k_dense_replace|num_dense_layers)$",
+    "last": "^num_kv_shared_layers$",
+    "numbers": r"(layers|_ids|_idxs?|indexes|indices)$",
 }
-"""The names of each kind of size; the first that fits counts."""
-_FACTORS = ("long_factor", "short_factor")
-"""Lists with a number for each two columns of a head that are rotated together."""
-_SPREAD = ("initializer_range", "init_std", "init_method_std")
-_DEPTH = re.compile(r"^(num_|n_)?((en|de)coder_|hidden_|num_hidden_)*layers?$|^depth$")
-_PERIOD = re.compile(r"period|interval|pattern|every_n|sparse_step|offset")
-_FIRST, _LAST = ("first_k_dense_replace", "num_dense_layers"), ("num_kv_shared_layers",)
-"""Numbers of layers at the beginning or the end that differ from the others."""
-_NUMBERS = re.compile(r"(layers|_ids|_idxs?|indexes|indices)$")
-"""Names of lists with the numbers of some layers."""
+"""The names of each kind of number; the first that fits counts. `first` and `last` are numbers of
+layers that differ, `numbers` lists them.
+"""
+_Part = Mapping[Any, Any]
+
+
+class _Divisors(NamedTuple):
+    """What numbers of heads, widths of heads and numbers of experts are divided by."""
+
+    heads: Fraction
+    d_head: int
+    experts: int
 
 
 def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
@@ -46,79 +57,80 @@ def tiny(config: Any, *, keeps_vocabulary: bool = False) -> Any:
     `keeps_vocabulary`, token ids divided by common divisors. Special ids move into the vocabulary.
     """
     text = config.get_text_config(decoder=True)
-    parts = config.to_dict(), text.to_dict()
+    whole, part = config.to_dict(), text.to_dict()
     n_ids = text.vocab_size if keeps_vocabulary else min(text.vocab_size, MOST_IDS)
-    outside = {i for part in parts for i in _numbers(part, "special") if i >= n_ids}
-    moved = {i: n_ids - 1 - place % n_ids for place, i in enumerate(sorted(outside))}
-    by_heads, by_d_head = _divisors(parts[1])
-    by = by_heads * by_d_head
-    common = {
-        "special": lambda i: moved.get(i, i),
-        "vocabulary": lambda n: min(n, n_ids),
-        # the products of experts need a multiple
-        "width": lambda n: -int(-n // (by * _MULTIPLE)) * _MULTIPLE,
-    }
-    return type(config).from_dict(_small(parts[0], common, spread=sqrt(by)))
+    special = {*_numbers(whole)["special"], *_numbers(part)["special"]}
+    outside = sorted(i for i in special if i >= n_ids)
+    moved = {i: n_ids - 1 - place % n_ids for place, i in enumerate(outside)}
+    by = _divisors(part)
+    narrowing = by.heads * by.d_head
+
+    def change(kind: str, n: int, by: _Divisors) -> Any:
+        """A number of a kind in a part with these divisors; widths change alike in all parts."""
+        match kind:
+            case "special":
+                return moved.get(n, n)
+            case "vocabulary":
+                return min(n, n_ids)
+            case "heads":
+                return max(1, int(n // by.heads))
+            case "d_head" | "rotated":
+                return n // by.d_head
+            case "experts":
+                return max(1, n // by.experts)
+            case "width":  # the products of experts need a multiple
+                return -int(-n // (narrowing * _MULTIPLE)) * _MULTIPLE
+        return n
+
+    return type(config).from_dict(_small(whole, by, change, spread=sqrt(narrowing)))
 
 
-_Change = Callable[[int], int]
-
-
-def _small(part: Mapping[Any, Any], change: Mapping[str, _Change], spread: float) -> dict[Any, Any]:
-    """A part of a config with smaller numbers, by the change of each kind of size; widths change
-    alike in all parts. The weights of narrow layers are drawn with more `spread`, so that scores
-    keep their size.
+def _small(
+    part: _Part, by: _Divisors, change: Callable[[str, int, _Divisors], int], *, spread: float
+) -> dict[Any, Any]:
+    """A part of a config with smaller numbers. The weights of narrow layers are drawn with more
+    `spread`, so that scores keep their size.
     """
     if part.get("model_type"):
-        by_heads, by_d_head = _divisors(part)
-        by_experts = _common(experts := [*_numbers(part, "experts")], min(experts, default=0) // 2)
-        change = {
-            **change,
-            "heads": lambda n: max(1, int(n // by_heads)),
-            "d_head": lambda n: n // by_d_head,
-            "rotated": lambda n: n // by_d_head,
-            "experts": lambda n: max(1, n // by_experts),
-        }
+        by = _divisors(part)
+
+    def changed(kind: str, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [changed(kind, each) for each in value]
+        return change(kind, value, by) if type(value) is int and value > 0 else value
+
     small = _with_few_layers(part)
     for name, value in small.items():
         kind = _kind_of(name)
         if isinstance(value, Mapping):
-            small[name] = _small(value, change, spread)
-        elif name in _FACTORS and value:
-            small[name] = value[: change["rotated"](len(value))]
-        elif name in _SPREAD and value:
+            small[name] = _small(value, by, change, spread=spread)
+        elif kind == "factors" and value:
+            small[name] = value[: len(value) // by.d_head]
+        elif kind == "spread" and value:
             small[name] = value * spread
-        elif kind is not None:
-            small[name] = _each(value, change[kind])
+        else:
+            small[name] = changed(kind, value)
     return small
 
 
-def _each(value: Any, change: _Change) -> Any:
-    """The value with its positive whole numbers changed, those of a list too."""
-    if isinstance(value, list | tuple):
-        return [_each(each, change) for each in value]
-    return change(value) if type(value) is int and value > 0 else value
-
-
-def _divisors(part: Mapping[Any, Any]) -> tuple[Fraction, int]:
-    """What numbers of heads and widths of heads are divided by: it leaves four heads and two of
-    each kind, unless there is one, and widths of a multiple of 8, or even ones. Numbers of one kind
-    need not be divisible.
+def _divisors(part: _Part) -> _Divisors:
+    """The divisors that leave four heads and two of each kind, unless there is one, widths of heads
+    that are a multiple of 8, or even, and two experts. Heads of one number need not be divisible.
     """
-    heads, d_heads = [*_numbers(part, "heads")], [*_numbers(part, "d_head")]
+    numbers = _numbers(part)
+    heads, d_heads, experts = (numbers[kind] for kind in ("heads", "d_head", "experts"))
     width = next((part[name] for name in ("hidden_size", "d_model", "n_embd") if name in part), 0)
     if heads and not d_heads and isinstance(width, int):
         d_heads = [width // max(heads)]
-    rotated = [*_numbers(part, "rotated")]
-    for fraction in _values(part, lambda name: name == "partial_rotary_factor"):
-        rotated += [int(d * (fraction or 1)) for d in d_heads[:1]]
+    rotated = numbers["rotated"] + [int(d_heads[0] * f) for f in numbers["fraction"] if d_heads]
     units = [d // 8 if d % 8 == 0 else d // 2 for d in d_heads]
     units += [n if n % 2 else n // 2 for n in rotated]
-    most_heads = min(min(heads, default=0) // 2, max(heads, default=0) // 4)
-    by_heads = Fraction(_common(heads, most_heads))
-    if len({*heads}) == 1 and most_heads:
-        by_heads = Fraction(heads[0], 4)
-    return by_heads, _common(units, min(d_heads, default=0) // _LEAST_D_HEAD)
+    least, most = min(heads, default=0), max(heads, default=0)
+    by_heads = Fraction(_common(heads, min(least // 2, most // _LEAST_HEADS)))
+    if _LEAST_HEADS <= least == most:
+        by_heads = Fraction(most, _LEAST_HEADS)
+    by_d_head = _common(units, min(d_heads, default=0) // _LEAST_D_HEAD)
+    return _Divisors(by_heads, by_d_head, _common(experts, min(experts, default=0) // 2))
 
 
 def _common(numbers: Sequence[int], most: int) -> int:
@@ -127,82 +139,80 @@ def _common(numbers: Sequence[int], most: int) -> int:
     return max((n for n in range(1, most + 1) if common % n == 0), default=1)
 
 
-def _kind_of(name: object) -> str | None:
-    """The kind of size that has a name."""
-    return next((kind for kind, form in _SIZES.items() if form.search(str(name))), None)
+def _kind_of(name: object) -> str:
+    """The kind of number that has a name; empty for others."""
+    return next((kind for kind, form in _KINDS.items() if re.search(form, str(name))), "")
 
 
-def _values(part: Mapping[Any, Any], fits: Callable[[object], object]) -> Iterator[Any]:
-    """The values whose names fit, also within the part, but not in a part with another model."""
+def _numbers(part: _Part) -> dict[str, list[Any]]:
+    """The numbers of each kind, without 1, in a part and what is within it, but not in a part of
+    another model.
+    """
+    numbers = defaultdict[str, list[Any]](list)
     for name, value in part.items():
         if isinstance(value, Mapping):
-            yield from () if value.get("model_type") else _values(value, fits)
-        elif fits(name):
-            yield from value if isinstance(value, list | tuple) else [value]
-
-
-def _numbers(part: Mapping[Any, Any], kind: str) -> Iterator[int]:
-    """The whole numbers above 1 of a kind of size."""
-    of_kind = _values(part, lambda name: _kind_of(name) == kind)
-    return (value for value in of_kind if type(value) is int and value > 1)
+            for kind, inner in ({} if value.get("model_type") else _numbers(value)).items():
+                numbers[kind] += inner
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        numbers[_kind_of(name)] += [
+            n for n in values if type(n) in (int, float) and n > 0 and n != 1
+        ]
+    return numbers
 
 
 # -------------------------------------------------------------------------------------- the layers
 
 
-def _with_few_layers(part: Mapping[Any, Any]) -> dict[Any, Any]:
+def _with_few_layers(part: _Part) -> dict[Any, Any]:
     """A part with the first layer of each kind, or as many as a period has, and with what is said
     of each layer accordingly.
     """
     small = dict(part)
-    for name, n in part.items():
-        if not (_DEPTH.search(str(name)) and type(n) is int and n > _LEAST_LAYERS):
-            continue
-        of_layers = {other: _of_each(other, value, n) for other, value in small.items()}
-        known = {other: each for other, each in of_layers.items() if each is not None}
-        kept = _kept(part, n, [*known.values()])
-        for other, each in known.items():
-            small[other] = _written(small[other], [each[i] for i in kept])
+    depths = [name for name, n in part.items() if _kind_of(name) == "depth" and type(n) is int]
+    for name in depths:
+        n = part[name]
+        named = {other: _named(other, value, n) for other, value in small.items()}
+        lists = {
+            other: value
+            for other, value in small.items()
+            if isinstance(value, list | tuple) and len(value) == n and named[other] is None
+        }
+        about = [layers for layers in named.values() if layers is not None]
+        first = dict[str, int]()
+        for i in range(n):
+            of_layer = [value[i] for value in lists.values()], [i in layers for layers in about]
+            first.setdefault(repr(of_layer), i)
+        kept: Sequence[int] = sorted(first.values())
+        if len(kept) < _LEAST_LAYERS:
+            periods = [*_numbers(part)["period"], len(part.get("block_types") or ())]
+            kept = range(max([min(n, _LEAST_LAYERS), *(int(p) for p in periods if p < n)]))
         small[name] = len(kept)
+        small |= {other: [value[i] for i in kept] for other, value in lists.items()}
+        for other, layers in named.items():
+            if layers is not None:
+                places = {i: place for place, i in enumerate(kept) if i in layers}
+                small[other] = _written(small[other], places)
     return small
 
 
-def _kept(part: Mapping[Any, Any], n: int, known: Sequence[Sequence[Any]]) -> Sequence[int]:
-    """The numbers of the layers that are kept of `n`, by what is known of each."""
-    first = dict[str, int]()
-    for i, kind in enumerate(zip(*known, strict=True)):
-        first.setdefault(repr(kind), i)
-    if len(first) > 1:
-        return sorted(first.values())
-    periods = [*_values(part, lambda name: _PERIOD.search(str(name)))]
-    periods.append(len(part.get("block_types") or ()))  # which are repeated
-    return range(max([_LEAST_LAYERS, *(p for p in periods if type(p) is int and p < n)]))
-
-
-def _of_each(name: Any, value: Any, n: int) -> list[Any] | None:
-    """What a value says of each of `n` layers; None if it is not about each."""
-    if name in _FIRST and value is not None:
-        return [i < value for i in range(n)]
-    if name in _LAST and value is not None:
-        return [i >= n - value for i in range(n)]
-    if isinstance(value, Mapping):  # by the numbers of layers, as text
-        if not value or not all(isinstance(of, Mapping) for of in value.values()):
-            return None
-        by_number = {int(i): of for i, of in value.items() if str(i).isdigit()}
-        return [by_number.get(i) for i in range(n)] if by_number else None
-    if not isinstance(value, list | tuple):
-        return None
-    if _NUMBERS.search(str(name)) and value == sorted({i for i in value if i in range(n)}):
-        return [i in value for i in range(n)]
-    return [*value] if len(value) == n else None
-
-
-def _written(value: Any, chosen: Sequence[Any]) -> Any:
-    """What is said of the chosen layers, in the form of a value about all."""
+def _named(name: Any, value: Any, n: int) -> Sequence[int] | None:
+    """The layers of `n` that a value names; None if it names none."""
+    kind = _kind_of(name)
     if isinstance(value, int):
-        return sum(chosen)
+        ranges = {"first": range(value), "last": range(n - value, n)}
+        return ranges.get(kind)
+    if name == "per_layer_config" and value:
+        return [*map(int, value)]
+    if kind == "numbers" and isinstance(value, list | tuple):
+        return value if [*value] == sorted({*value} & {*range(n)}) else None
+    return None
+
+
+def _written(value: Any, places: Mapping[int, int]) -> Any:
+    """What names layers, for those that are kept at new places."""
+    if isinstance(value, int):
+        return len(places)
     if isinstance(value, Mapping):
-        return {i: of for i, of in enumerate(chosen) if of is not None}
-    if bool in {*map(type, chosen)} - {*map(type, value)}:
-        return [i for i, is_in in enumerate(chosen) if is_in]
-    return chosen
+        return {places[int(i)]: of for i, of in value.items() if int(i) in places}
+    return [*places.values()]

@@ -290,3 +290,10 @@ def test_a_device_map_does_not_place_random_weights(mha: Any, tmp_path: Path) ->
     config_alone(tmp_path / "m")
     ended = mha("run", TEXT, "--model", "m", "--device-map", "auto", "--json", code=2)
     assert ended.error["code"] == "usage"
+
+
+def test_a_scan_of_a_tiny_model_does_not_go_on_with_the_whole_one(mha: Any, tmp_path: Path) -> None:
+    config_alone(tmp_path / "m")
+    (tmp_path / "texts.txt").write_text("a cat")
+    mha(*COMMANDS["scan"], "--tiny")
+    assert mha(*COMMANDS["scan"], "--json", code=2).error["code"] == "usage"
