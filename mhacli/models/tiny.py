@@ -179,14 +179,10 @@ def _with_few_layers(part: _Part) -> dict[Any, Any]:
             if isinstance(value, list | tuple) and len(value) == n and named[other] is None
         }
         about = [layers for layers in named.values() if layers is not None]
-        first = dict[str, int]()
-        for i in range(n):
-            of_layer = [value[i] for value in lists.values()], [i in layers for layers in about]
-            first.setdefault(repr(of_layer), i)
-        kept: Sequence[int] = sorted(first.values())
-        if len(kept) < _LEAST_LAYERS:
-            periods = [*_numbers(part)["period"], len(part.get("block_types") or ())]
-            kept = range(max([min(n, _LEAST_LAYERS), *(int(p) for p in periods if p < n)]))
+        kinds = [
+            [*(v[i] for v in lists.values()), *(i in layers for layers in about)] for i in range(n)
+        ]
+        kept = _first_of_each([repr(kind) for kind in kinds], part)
         small[name] = len(kept)
         small |= {other: [value[i] for i in kept] for other, value in lists.items()}
         for other, layers in named.items():
@@ -194,6 +190,16 @@ def _with_few_layers(part: _Part) -> dict[Any, Any]:
                 places = {i: place for place, i in enumerate(kept) if i in layers}
                 small[other] = _written(small[other], places)
     return small
+
+
+def _first_of_each(kinds: Sequence[str], part: _Part) -> Sequence[int]:
+    """The first layer of each kind; of a single kind, as many as a period of the part has."""
+    first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]
+    if len(first) >= _LEAST_LAYERS:
+        return first
+    periods = [*_numbers(part)["period"], len(part.get("block_types") or ())]
+    most = max([_LEAST_LAYERS, *(int(p) for p in periods if p < len(kinds))])
+    return range(min(len(kinds), most))
 
 
 def _named(name: Any, value: Any, n: int) -> Sequence[int] | None:
@@ -205,7 +211,7 @@ def _named(name: Any, value: Any, n: int) -> Sequence[int] | None:
     if name == "per_layer_config" and value:
         return [*map(int, value)]
     if kind == "numbers" and isinstance(value, list | tuple):
-        return value if [*value] == sorted({*value} & {*range(n)}) else None
+        return value if [*value] == [i for i in range(n) if i in value] else None
     return None
 
 

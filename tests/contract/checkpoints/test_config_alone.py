@@ -182,7 +182,8 @@ def test_a_cache_without_weights_is_an_error(mha: Any, tmp_path: Path) -> None:
 
 def test_what_describes_a_model_does_not_count_as_weights(mha: Any, tmp_path: Path) -> None:
     place = with_tokenizer(tmp_path / "m")
-    for name in ("README.md", "LICENSE", ".gitattributes", "generation_config.json", "use.py"):
+    (place / "1_Pooling").mkdir()
+    for name in ("README.md", "LICENSE", ".gitattributes", "use.py", "1_Pooling/config.json"):
         (place / name).write_text("{}")
     assert mha("run", TEXT, "--model", "m", "--json").json["model"]["random_weights"] == 0
 
