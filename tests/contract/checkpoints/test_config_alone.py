@@ -87,6 +87,8 @@ def test_a_seed_of_check_draws_the_weights(mha: Any, tmp_path: Path) -> None:
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", TEXT, "--model", "m"),
+    "one head": ("run", TEXT, "--model", "m", "--layer", "0", "--head", "1"),
+    "in brief": ("heads", TEXT, "--model", "m", "--brief"),
     "heads": ("heads", TEXT, "--model", "m"),
     "trace": ("trace", TEXT, "--model", "m"),
     "decode": ("decode", "a cat", "--model", "m"),
