@@ -91,9 +91,9 @@ def backend_of(device: torch.device) -> Any:
     return getattr(torch, device.type, None)
 
 
-def has_numbers(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor can be read: those on the device meta have none."""
-    return not tensor.is_meta or backend_of(tensor.device) is not None
+def has_numbers(device: torch.device) -> bool:
+    """Whether tensors on a device have numbers: those on the device meta have shapes alone."""
+    return device.type != "meta" or backend_of(device) is not None
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from mhacli.run import heads_at_once
 
 from .core import Allowed, four_axes, is_finite, visible_cells
+from .devices import has_numbers
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -271,7 +272,7 @@ class ScoredAttention(_Attention):
             cells = self._cells(*place, dtype=self.dtype)
             if self.dtype != exact_dtype(device):
                 largest = cells[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
-                if device.type != "meta" and bool((largest > large(device)).any()):
+                if has_numbers(device) and bool((largest > large(device)).any()):
                     cells = self._cells(*place, dtype=torch.float64)
             for matrix, of_heads in zip(matrices.values(), cells, strict=True):
                 matrix[:, heads.start : heads.stop] = of_heads

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhacli.attention.axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from mhacli.attention.core import dtype_name
-from mhacli.attention.devices import environment
+from mhacli.attention.devices import environment, has_numbers
 from mhacli.attention.head_statistics import Measurements, Place
 from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
 from mhacli.attention.taps import stage_timings, to_array
@@ -150,7 +150,7 @@ class PassInspection:
     @property
     def has_shapes_alone(self) -> bool:
         """Whether the model is on the device meta, which computes shapes and no numbers."""
-        return device_of(self.model).type == "meta"
+        return not has_numbers(device_of(self.model))
 
     def positions_of(self, call: Call) -> Positions | None:
         """The sizes of the axes of an attention that are not the tokens of the texts; None if all
