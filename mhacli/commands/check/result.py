@@ -456,8 +456,8 @@ class Compared(Struct, frozen=True):
 
 
 class AttentionInside(Struct, frozen=True):
-    """A class of attention inside a model, with the names of its modules, and the verdict of the
-    comparison with the reference; `reason` says why there is none.
+    """A class of attention inside a model, with the names of its modules that hold the same
+    numbers, and the verdict of the comparison with the reference; `reason` says why there is none.
     """
 
     type: str
