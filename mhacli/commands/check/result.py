@@ -535,8 +535,9 @@ class Examination(Shown):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether there are mistakes, and every one is accepted."""
-        return bool(self.accepted) and all(finding.accepted for finding in self.findings)
+        """Whether it is wrong, and every mistake is accepted."""
+        is_all = bool(self.accepted) and all(finding.accepted for finding in self.findings)
+        return is_all and self.verdict == "wrong"
 
     @property
     def reports(self) -> tuple["Examination"]:
