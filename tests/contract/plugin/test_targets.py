@@ -134,7 +134,7 @@ def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
     assert re.search(r"^mha::attention.py:right PASSED", ended.stdout, flags=re.MULTILINE)
     shown = annotations(ended.stderr)
     assert [(level, each.get("file")) for level, each, _ in shown] == [
-        ("warning", "attention.py"),
+        ("warning", None),
         ("warning", None),
         ("warning", None),
     ]
