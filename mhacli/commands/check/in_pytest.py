@@ -122,7 +122,7 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
     """
     crash = getattr(report.longrepr, "reprcrash", None)  # not of all kinds of tests
     if isinstance(item, Target):
-        examination = item.examination
+        examination = item.examination if report.when == "call" else None
     else:
         examination = _asserted(failure) if report.failed and crash else None
         if examination is not None and str(examination) not in str(failure.value):
