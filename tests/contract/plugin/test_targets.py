@@ -143,6 +143,36 @@ def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
     assert not annotations(run_pytest(folder, *words, GITHUB_ACTIONS="true").stderr)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--mha", ""), "empty"),
+        (("--mha", "attention.py"), "'attention.py'"),
+        (("--mha", "attention.py:Averaged", "--mha-arg", "d_model"), "'d_model'"),
+        (("--mha", "empty", "--mha-arg", "d_model=8"), "empty"),
+    ],
+)
+def test_an_option_that_cannot_mean_anything_is_refused(
+    folder: Path, words: tuple[str, ...], says: str
+) -> None:
+    (folder / "empty").mkdir()
+    ended = run_pytest(folder, *words)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert says in ended.stderr
+
+
+def test_no_target_replaces_one_that_has_its_id(folder: Path) -> None:
+    for name in ("a", "a[2]"):
+        (folder / name).mkdir()
+    targets = ("a[2]", "a", "a")
+    for order in (targets, targets[::-1]):
+        words = [word for target in order for word in ("--mha", target)]
+        ids = (
+            run_pytest(folder, *words, "--collect-only", "-q").stdout.split("\n\n")[0].splitlines()
+        )
+        assert len(set(ids)) == 3, ids
+
+
 def test_a_failure_has_the_script_that_shows_it(folder: Path) -> None:
     ended = run_pytest(folder, "--mha", "attention.py:without_scale_beyond_100_tokens")
     script = re.search(r"^(import torch.*?)\n\n", ended.stdout, flags=re.MULTILINE | re.DOTALL)
