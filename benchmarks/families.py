@@ -2,18 +2,25 @@
 built so, and what isolates packed documents in it.
 
     python benchmarks/families.py [--before FILE] > verdicts.jsonl
+    python benchmarks/families.py --tiny > tiny.jsonl
 
-With the output of an earlier version, only the families whose verdict changed are printed.
+With the output of an earlier version, only the families whose verdict changed are printed. `--tiny`
+checks each of `CONFIGS` as `mha check --model DIR --tiny` does, with the config that transformers
+gives a family by default and without weights, beside plain passes of the same model.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -21,6 +28,10 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import mhacli
+from mhacli.commands.check.checkpoint import admitted
+from mhacli.commands.check.examine import examination_of
+from mhacli.commands.check.result import CheckRequest
+from mhacli.usercode.process import no_stage
 
 TASKS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION")
 MOST_PARAMETERS = 3_000_000
@@ -88,6 +99,117 @@ def verdicts() -> Iterator[list[Any]]:
                 signal.alarm(0)
 
 
+# --------------------------------------------------------------------------- a config alone, shrunk
+
+
+CONFIGS = (
+    *("gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "codegen", "opt", "bloom", "mpt"),
+    *("falcon", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma"),
+    *("gemma2", "gemma3_text", "phi", "phi3", "stablelm", "starcoder2", "olmo2", "cohere"),
+    *("granite", "deepseek_v3", "gpt_oss", "glm4", "smollm3", "bert", "roberta", "distilbert"),
+    *("electra", "albert", "deberta-v2", "modernbert", "t5", "bart"),
+)
+"""40 families of text, chosen before any was tried."""
+SAME = 1e-4
+"""The largest difference, relative to the largest output, that counts as none."""
+N_TOKENS, N_PADDING = 24, 5
+
+
+def of_config_alone() -> Iterator[list[Any]]:
+    """A family, the verdict and codes, the behaviours on which plain passes decide otherwise, and
+    the seconds of processor time of the examination beyond importing and building.
+    """
+    for family in CONFIGS:
+        with tempfile.TemporaryDirectory() as folder:
+            save_config(family, folder)
+            request = CheckRequest(model=folder, tiny=True)
+            admitted(request.model_settings)  # imports what the family needs
+            began = process_time()
+            model = admitted(request.model_settings).model
+            building = process_time() - began
+            began = process_time()
+            report = examination_of(request, no_stage)
+            seconds = process_time() - began - building
+        plain = by_plain_passes(model.float())
+        measured = {each.name: each.ok for each in report.behaviour if each.ok is not None}
+        other = [name for name, ok in plain.items() if measured.get(name, ok) != ok]
+        both = sorted(measured.keys() & plain.keys())
+        codes = [finding.code for finding in report.findings]
+        yield [family, report.verdict, codes, other, both, round(seconds, 2)]
+
+
+def save_config(family: str, folder: str) -> None:
+    """Writes the config of a family, with the name of its usual model: of an encoder, that of a
+    masked language model.
+    """
+    config = transformers.CONFIG_MAPPING[family]()
+    for task in ("MASKED_LM", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"):
+        names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
+        if family in names:
+            config.architectures = [names[family]]
+            break
+    config.save_pretrained(folder)
+
+
+@torch.no_grad()
+def by_plain_passes(model: Any) -> Mapping[str, bool]:
+    """The behaviours of a model by its own passes; of a decoder with an encoder only a few."""
+    is_pair = model.config.is_encoder_decoder
+    generator = torch.Generator().manual_seed(0)
+    n_words = min(250, model.config.get_text_config(decoder=True).vocab_size - 4)
+    ids = torch.randint(4, n_words, (3, N_TOKENS), generator=generator)
+
+    def outputs(ids: torch.Tensor, **more: Any) -> torch.Tensor:
+        if is_pair:
+            more["decoder_input_ids"] = ids[:1].new_full((len(ids), 3), 5)
+        out = model(input_ids=ids, use_cache=False, **more)
+        tensor: torch.Tensor = out["logits"] if "logits" in out else out["last_hidden_state"]
+        return tensor
+
+    def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return bool((a - b).abs().max() <= SAME * a.abs().max())
+
+    first, half = outputs(ids[:1]), N_TOKENS // 2
+    found = {"repeat": same(first, outputs(ids[:1])), "batch": same(first, outputs(ids)[:1])}
+    if not is_pair:
+        changed = ids[:1].clone()
+        changed[:, half:] = ids[1:2, half:]
+        found["causality"] = same(first[:, :half], outputs(changed)[:, :half])
+        found["prefix"] = same(first[:, :half], outputs(ids[:1, :half]))
+        found |= _padded(outputs, same, ids, first, model)
+    name = model.config._attn_implementation
+    with suppress(ValueError):
+        model.set_attn_implementation("eager")
+        if name != "eager":
+            found["eager"] = same(first, outputs(ids[:1]))
+        model.set_attn_implementation(name)
+    return found
+
+
+def _padded(
+    outputs: Callable[..., torch.Tensor],
+    same: Callable[[torch.Tensor, torch.Tensor], bool],
+    ids: torch.Tensor,
+    first: torch.Tensor,
+    model: Any,
+) -> Iterator[tuple[str, bool]]:
+    """What padding on each side does to a text."""
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+    padding = ids.new_full((1, N_PADDING), pad)
+    mask = torch.ones(1, N_TOKENS + N_PADDING, dtype=torch.long)
+    mask[:, N_TOKENS:] = 0
+    right = outputs(torch.cat([ids[:1], padding], 1), attention_mask=mask)
+    yield "right-padding", same(first, right[:, :N_TOKENS])
+    mask = mask.flip(1)
+    more = dict[str, Any]()
+    reads_padding = any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
+    if "position_ids" in inspect.signature(model.forward).parameters and not reads_padding:
+        more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    if more or reads_padding or not hasattr(model.config, "type_vocab_size"):
+        left = outputs(torch.cat([padding, ids[:1]], 1), attention_mask=mask, **more)
+        yield "left-padding", same(first, left[:, N_PADDING:])
+
+
 def _is_late(*_: object) -> None:
     raise TimeoutError("it takes too long")
 
@@ -96,12 +218,14 @@ def main() -> None:
     """Prints a line for each family, or for those that changed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--before", type=Path)
-    before = parser.parse_args().before
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    before = arguments.before
     rows = [] if before is None else map(json.loads, before.read_text().splitlines())
     earlier = {name: [verdict, codes] for name, verdict, codes, _ in rows}
     transformers.logging.set_verbosity_error()
     signal.signal(signal.SIGALRM, _is_late)
-    for row in verdicts():
+    for row in of_config_alone() if arguments.tiny else verdicts():
         if earlier.get(row[0]) != row[1:3]:
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()

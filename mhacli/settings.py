@@ -762,7 +762,8 @@ class ModelSettings:
     checkpoint.
 
     The last five are settings that a layer of mha has too: `dtype` None is that of the weights,
-    `padding` and `tokenizer` None are the checkpoint's own. A `device_map` replaces `device`.
+    `padding` and `tokenizer` None are the checkpoint's own. A `device_map` replaces `device`. The
+    `seed` draws the weights of a config without any.
     """
 
     layers: LayerChoices = setting(
@@ -790,6 +791,11 @@ class ModelSettings:
         metavar="MAP",
         excludes=("device",),
     )
+    tiny: bool = _model(
+        False,
+        CHECKPOINT,
+        "Shrink a config without weights: few layers, narrow, its ratios kept; random weights.",
+    )
     verify_outputs: bool = _model(
         False, CHECKPOINT, "Run again without inspection, and compare the outputs bit by bit."
     )
@@ -799,6 +805,7 @@ class ModelSettings:
     threads: int | None = None
     padding: PaddingSide | None = None
     tokenizer: str | None = None
+    seed: int = 0
 
     def includes(self, layer: int, kind: AttentionKind) -> bool:
         """Whether a layer is inspected."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
@@ -64,10 +65,18 @@ class Capture:
 
 def owner_of(tensor: Tensor, site: str, owners: dict[int, str]) -> str | None:
     """The first site with the memory that the tensor of a site is a view of; None for one with
-    memory of its own, which is added to the `owners` by address.
+    memory of its own, which is added to the `owners`.
     """
-    owner = owners.setdefault(tensor.untyped_storage().data_ptr(), site)
+    owner = owners.setdefault(memory_of(tensor), site)
     return None if owner == site else owner
+
+
+def memory_of(tensor: Tensor) -> int:
+    """What tells the memory of a tensor from that of others that are alive: its address, or that of
+    its entry on the device meta, which has none.
+    """
+    storage = tensor.untyped_storage()
+    return StorageWeakRef(storage).cdata if tensor.is_meta else storage.data_ptr()
 
 
 def step_of(site: str, tensor: Tensor, *, is_view: bool = False, **described: Any) -> Step:

@@ -174,8 +174,6 @@ def require_output(
     has_pictures = not output.files.keys().isdisjoint(DRAWN)
     if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
-    if options.view != "auto" and (output.json or output.csv):
-        note(f"--view changes nothing with --{'json' if output.json else 'csv'}")
     shows_heads = (output.svg or output.png) and options.figure != "walk"
     if shows_heads and output.keep is not None and "pattern" not in output.keep:
         raise UsageError(
@@ -276,6 +274,8 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
         from mhacli.render.data import csv_pieces, json_pieces
 
         sys.stdout.writelines(json_pieces(record) if output.json else csv_pieces(record, options))
+        if options.view != "auto":
+            note(f"--view changes nothing with --{output.format}")
         return
     from mhacli.render.run.view import record_views
 

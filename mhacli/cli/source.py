@@ -160,7 +160,9 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
         count = size_of(checkpoint.config, "n_layers", kind or "self")
         if count is not None and n >= count:
             hint = f"mha weights info {shlex.quote(checkpoint.path)} lists the layers"
-            raise UsageError(out_of_range("--layer", n, count), hint=hint)
+            raise UsageError(
+                out_of_range("--layer", n, count), hint=None if checkpoint.is_random else hint
+            )
     return checkpoint
 
 

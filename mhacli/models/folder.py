@@ -45,7 +45,8 @@ class Checkpoint:
     `config` is empty for a single file without a config.json beside it. `files` have the real path
     of each file with tensors by its name. `metadata` is the entry of mha in the header of a single
     file. `tokenizer` is the path of a `tokenizer.json`. `notes` list what was ignored. A GGUF file,
-    `is_gguf`, has the config and the tokenizer within it.
+    `is_gguf`, has the config and the tokenizer within it. A config alone has no files: its weights
+    are drawn at random.
     """
 
     path: str
@@ -56,6 +57,11 @@ class Checkpoint:
     tokenizer: str | None = None
     notes: tuple[str, ...] = ()
     is_gguf: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it is a config without weights."""
+        return bool(self.config) and not self.files
 
 
 _FORM = (
@@ -136,7 +142,10 @@ def read_weights(path: str) -> Checkpoint:
     only. Raises `MhaError`.
     """
     if os.path.isdir(checkpoint_path(path)):
-        return read_checkpoint(path)
+        checkpoint = read_checkpoint(path)
+        if checkpoint.is_random:
+            raise _without_weights(path, os.listdir(path))
+        return checkpoint
     return _of_files(path, os.path.dirname(path) or ".", {os.path.basename(path): path})
 
 
@@ -212,7 +221,8 @@ def _json(folder: str, name: str) -> dict[str, Any]:
 
 def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
     """The real path of each file with tensors, by its name: a whole file, the shards of an index,
-    or the only file. All names and link targets are checked before any file is opened.
+    or the only file; empty for a config alone. All names and link targets are checked before any
+    file is opened.
     """
     stored = [name for name in names if name.endswith(".safetensors")]
     if WHOLE in names:
@@ -242,10 +252,38 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
                 " safetensors"
             ),
         )
-    if not stored or (len(stored) > 1 and INDEX not in names):
-        rule = f"neither {WHOLE}, nor {INDEX} that names files, nor one other .safetensors file"
-        raise bad_file(folder, f"{folder} has {rule}: it holds {_listed(stored or names)}")
+    if (len(stored) > 1 and INDEX not in names) or not (stored or _has_config_alone(folder)):
+        hint = f"a folder with only {CONFIG} and a tokenizer gets random weights"
+        raise _without_weights(folder, stored or names, hint)
     return {name: _real(folder, name) or "" for name in stored}
+
+
+_TEXTS = (".json", ".jsonl", ".txt", ".md", ".model", ".jinja", ".py", ".yaml", ".yml", ".toml")
+"""The endings of files that hold no weights, as a config, a tokenizer and what describes them."""
+
+
+def _has_config_alone(folder: str) -> bool:
+    """Whether a folder was made without weights: neither it nor a folder within it has an index or
+    a file that may be one of weights, and it is no part of a cache, where a download may have
+    stopped.
+    """
+    files = (name.lower() for _, _, names in os.walk(folder) for name in names)
+    is_cache = os.path.basename(os.path.dirname(os.path.realpath(folder))) == "snapshots"
+    return not is_cache and all(
+        name in ("license", "notice", ".gitattributes", ".gitignore")
+        or (name.endswith(_TEXTS) and not name.endswith(".index.json"))
+        for name in files
+    )
+
+
+def _without_weights(folder: str, names: Iterable[str], hint: str | None = None) -> MhaError:
+    """The error of a folder without weights, with the files that it holds."""
+    rule = f"neither {WHOLE}, nor {INDEX} that names files, nor one other .safetensors file"
+    return bad_file(
+        folder,
+        f"{folder} has {rule}: it holds {_listed(sorted(names))}",
+        hint=hint,
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

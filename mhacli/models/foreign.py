@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef
 
 _MISSING: Any = object()
@@ -77,6 +78,25 @@ def version_of(tensor: Tensor) -> object:
     if tensor.is_inference() or not hasattr(tensor, "_version"):
         return object()
     return tensor._version
+
+
+class _Affirming(TorchDispatchMode):
+    """Answers reads of the device meta, as `affirming` says."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What an operation returns."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return torch.ones((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))
+
+
+def affirming() -> AbstractContextManager[Any]:
+    """A context in which code that reads a number of the device meta, which has none, goes on with
+    1 or True: models ask of a mask whether all of it is set, and of positions whether they are in
+    order.
+    """
+    mode: AbstractContextManager[Any] = _Affirming()  # type: ignore[no-untyped-call]
+    return mode
 
 
 def state_of(value: object) -> object:

@@ -45,22 +45,27 @@ from .layer_names import (
     LayerKey,
     config_of,
     dtype_of,
+    positions_of,
     rope_theta_of,
     without_attention,
 )
 from .load import device_of
-from .masking import MaskCache
+from .masking import MaskCache, Masking, as_attention
+
+NO_NUMBERS = "not known without numbers"
+"""What is said of a mask that is a tensor of the device meta."""
 
 
 class MeasuredLayer(NamedTuple):
     """A layer whose attention was measured: its entry in the record, which lacks what follows from
-    numbers, the texts on its axes, and the kept matrices. `number` is that of its measurement, and
-    `from_first` that of one with distances that count from the first key, if there is one.
+    numbers, the texts on its axes, and the kept matrices. `number` is that of its measurement, None
+    for shapes alone, and `from_first` that of one with distances that count from the first key, if
+    there is one.
     """
 
     layer: InspectedLayer
     axes: Axes
-    number: int
+    number: int | None
     from_first: int | None
     matrices: dict[str, Array]
 
@@ -142,6 +147,11 @@ class PassInspection:
         self.measured.append(MeasuredLayer(layer, request.axes, number, from_first, matrices))
         self.report_progress(min(1.0, len(self.measured) / self.n_layers), layer.label)
 
+    @property
+    def has_shapes_alone(self) -> bool:
+        """Whether the model is on the device meta, which computes shapes and no numbers."""
+        return device_of(self.model).type == "meta"
+
     def positions_of(self, call: Call) -> Positions | None:
         """The sizes of the axes of an attention that are not the tokens of the texts; None if all
         are.
@@ -193,7 +203,7 @@ class PassInspection:
             )
         return self._requests[key]
 
-    def _measure_from_first(self, call: Call, request: StatisticsRequest) -> int:
+    def _measure_from_first(self, call: Call, request: StatisticsRequest) -> int | None:
         """Measures an attention with distances that count from the first key, which was in a cache:
         as behind queries of padding.
         """
@@ -207,10 +217,17 @@ class PassInspection:
             self._requests[request] = make_statistics_request(padded, chosen, spans)
         return self._measure(call.behind(n), self._requests[request])[1]
 
-    def _measure(self, call: Call, request: StatisticsRequest) -> tuple[Attention, int]:
-        """The attention of a call, and the number of its measurement. On a CPU every thread takes
-        its own heads.
+    def _measure(self, call: Call, request: StatisticsRequest) -> tuple[Attention, int | None]:
+        """The attention of a call, and the number of its measurement; without its mask and None for
+        shapes alone. On a CPU every thread takes its own heads.
         """
+        if self.has_shapes_alone:
+            added = call.mask if call.bias is None else call.bias
+            is_bias = added is not None and positions_of(self.model) in ("relative", "alibi")
+            attention = as_attention(call, masking=Masking(None, added if is_bias else None, None))
+            if self.on_layer is not None:
+                self.on_layer(call, attention)
+            return attention, None
         attention, baseline = self._masks.attention_of(call, request)
         if self.on_layer is not None:
             self.on_layer(call, attention)
@@ -232,6 +249,9 @@ class PassInspection:
         """The measured layers with their numbers. Raises `MhaError` where scores overflow."""
         results = self._measurements.results()
         for layer, axes, number, from_first, matrices in self.measured:
+            if number is None:
+                yield LayerResults(layer, (), {})
+                continue
             heads, arrays, survey, visible = results[number]
             if from_first is not None:
                 behind, n = results[from_first], axes.keys.length - axes.queries.length
@@ -489,7 +509,7 @@ def _unmeasured(call: Call, attention: Attention, positions: Positions | None) -
         d_v=d_v,
         scale=None if scored is None else scored.scale,
         softcap=None if scored is None else scored.softcap,
-        mask="",
+        mask="causal" if call.causal else NO_NUMBERS,
         bias=scored is not None and scored.bias is not None,
         sinks=attention.sink_logits is not None,
         verified=False,

@@ -35,9 +35,11 @@ from mhacli.text.numbers import shown
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizers import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
+from mhacli.usercode.build import seeded, with_zeros_drawn
 
 from .folder import CONFIG, TOKENIZER, Checkpoint, is_hub_id, read_checkpoint, require_sizes
 from .layer_names import n_vocabulary_of
+from .tiny import tiny
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
@@ -55,7 +57,8 @@ class Loaded:
     devices, once it is loaded.
 
     `source` is its path or its id on a hub, as it was given, and `revision` that of a hub, None for
-    a folder. `target` is the device that computes.
+    a folder. `target` is the device that computes. `random_weights` is the seed that draws the
+    weights of a config without any, and `is_tiny` whether that config was shrunk.
     """
 
     source: str
@@ -66,6 +69,8 @@ class Loaded:
     revision: str | None = None
     model: Any = None
     notes: tuple[str, ...] = ()
+    random_weights: int | None = None
+    is_tiny: bool = False
 
     @classmethod
     def in_memory(cls, model: Any, tokenizer: Any = None) -> Loaded:
@@ -161,12 +166,20 @@ def find(
                 hint=f"try --layer {n}",
             )
     n_vocabulary_of(config)  # without one, a tokenizer is of no use
-    tokenizer = None
+    tokenizer, notes = None, list[str]()
     try:
         tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
     except MhaError as fault:
-        if needs_tokenizer or fault.code != "no-tokenizer":
+        if fault.code != "no-tokenizer" or (needs_tokenizer and not checkpoint.is_random):
             raise
+    if settings.tiny:
+        _require_random(checkpoint, "--tiny")
+        shrink = partial(tiny, config, keeps_vocabulary=tokenizer is not None)
+        config = guarded("the config, made tiny,", checkpoint.path, shrink)
+    if tokenizer is None and needs_tokenizer:
+        tokenizer, n = load_tokenizer(checkpoint, "byte"), n_vocabulary_of(config)
+        tokenizer.n_ids = n
+        notes.append(f"there is no tokenizer: the ids are the bytes of the text, modulo {n}")
     return Loaded(
         source=checkpoint.path if revision is None else source,
         checkpoint=checkpoint,
@@ -174,7 +187,19 @@ def find(
         tokenizer=tokenizer,
         target=device,
         revision=revision,
+        notes=tuple(notes),
+        random_weights=settings.seed if checkpoint.is_random else None,
+        is_tiny=settings.tiny,
     )
+
+
+def _require_random(checkpoint: Checkpoint, option: str) -> None:
+    """Raises `UsageError` for a checkpoint with weights."""
+    if not checkpoint.is_random:
+        raise UsageError(
+            f"{option} is for a config without weights, and {checkpoint.path} has weights",
+            hint="copy its config.json and its tokenizer into a folder of their own",
+        )
 
 
 def _target_of(settings: ModelSettings) -> torch.device:
@@ -282,8 +307,18 @@ def load_model(
     kind = _auto_class(library, config, head, checkpoint.tensors)
     is_base = kind is library.AutoModel
     placing = dict[str, Any]()
+    if loaded.random_weights is not None:
+        return _random(kind, loaded, settings)
     if device_map is None:
-        _require_room(checkpoint, settings.dtype, loaded.target)
+        sizes = (
+            tensor.n_bytes
+            if settings.dtype is None
+            else prod(tensor.shape) * getattr(torch, settings.dtype).itemsize
+            for tensor in checkpoint.tensors.values()
+        )
+        _require_room(
+            sizes, checkpoint.path, loaded.target, "--dtype bfloat16 takes 2 bytes a number"
+        )
     else:
         prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
         placing = _placing(device_map, leaves_out=f"{prefix}." if prefix else "")
@@ -331,6 +366,31 @@ def _pretrained(
         warnings.filterwarnings(action, message=".*device_map keys do not match")
         model, info = guarded("the config and the weights", path, load)
     return model, info
+
+
+def _random(kind: Any, loaded: Loaded, settings: ModelSettings) -> Loaded:
+    """A config with a model of a class of transformers, whose weights the family draws as before
+    training, except that none are all zero; on the device meta it has none. Raises `MhaError` for
+    sizes that contradict each other, and for weights that do not fit into memory.
+    """
+    seed, path = loaded.random_weights or 0, loaded.source
+    if settings.device_map is not None:
+        raise UsageError("--device-map does not work with random weights", hint="try --tiny")
+    dtype = settings.dtype or getattr(loaded.config, "dtype", None) or torch.float32
+    draw = partial(kind.from_config, loaded.config, trust_remote_code=False, dtype=dtype)
+    # of the products of experts, one alone knows the device meta in every dtype
+    choice = {"experts_implementation": "batched_mm"} if loaded.target.type == "meta" else {}
+    with torch.device("meta"):
+        model = guarded("config.json", path, partial(draw, **choice))
+    if loaded.target.type != "meta":
+        sizes = (weight.numel() * weight.itemsize for weight in model.parameters())
+        _require_room(sizes, path, loaded.target, "--tiny takes less")
+        with seeded(seed, torch.device("cpu")):
+            model = with_zeros_drawn(guarded("config.json", path, draw), seed, in_place=True)
+        _require_finite(model, path)
+        model = model.to(loaded.target)
+    notes = (*loaded.checkpoint.notes, *loaded.notes)
+    return replace(loaded, config=model.config, model=model.eval(), notes=notes)
 
 
 def _require_finite(model: nn.Module, path: str) -> None:
@@ -386,26 +446,23 @@ def _auto_class(
     return getattr(library, named or "AutoModelForCausalLM")
 
 
-def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
+def _require_room(tensor_bytes: Iterable[int], path: str, device: torch.device, hint: str) -> None:
     """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The
     largest is held twice.
     """
-    sizes = [
-        tensor.n_bytes if dtype is None else prod(tensor.shape) * getattr(torch, dtype).itemsize
-        for tensor in checkpoint.tensors.values()
-    ]
+    sizes = [*tensor_bytes]
     needed = sum(sizes) + max(sizes, default=0)
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
         reason = (
-            f"{shown(needed, 'bytes')} needed for the weights of {checkpoint.path},"
+            f"{shown(needed, 'bytes')} needed for the weights of {path},"
             f" {shown(have, 'bytes')} available"
         )
         raise MhaError(
             f"out of memory; {reason}",
-            hint="--dtype bfloat16 takes 2 bytes a number",
+            hint=hint,
             code="out-of-memory",
-            path=checkpoint.path,
+            path=path,
         )
 
 
@@ -509,6 +566,7 @@ class ModelTokenizer(LibraryTokenizer):
         self.side: PaddingSide = (
             "left" if getattr(template, "padding_side", "right") == "left" else "right"
         )
+        self.n_ids: int | None = None
         self.bos_id: int | None = getattr(template, "bos_token_id", None)
         self.pad_id: int | None = getattr(template, "pad_token_id", None)
         self.gives_types = "token_type_ids" in getattr(
@@ -519,9 +577,11 @@ class ModelTokenizer(LibraryTokenizer):
         self, text: str, limit: int | None, *, special: bool = True, pair: str | None = None
     ) -> tuple[TokenSequence, int]:
         """The first `limit` tokens as the library gives them, with token types if the tokenizer
-        around it gives them.
+        around it gives them, and with the ids modulo `n_ids`, if it is set.
         """
         sequence, n_more = super().beginning(text, limit, special=special, pair=pair)
+        if self.n_ids is not None:
+            sequence = replace(sequence, ids=tuple(i % self.n_ids for i in sequence.ids))
         return sequence if self.gives_types else replace(sequence, token_type_ids=()), n_more
 
     def begin_warnings(self, sequence: TokenSequence) -> list[str]:

@@ -420,7 +420,7 @@ class CheckpointRun(PassInspection):
         began = perf_counter()
         settings, keywords = self.request.model, self.inputs.keywords
         batch = len(self.inputs.sequences)
-        self.peak_bytes = self.require_room(batch)
+        self.peak_bytes = 0 if self.has_shapes_alone else self.require_room(batch)
         self.report_progress = report_progress
         report_progress(0.0, "the first layer")
         with captured(self.model, self.take, batch=batch, heads="joined"):
@@ -435,7 +435,12 @@ class CheckpointRun(PassInspection):
             }
             raise nothing_seen(self.loaded.config.model_type, settings.layers, self.found, unfit)
         entry = entry_of(self.model, self.loaded.source, self.loaded.revision)
-        entry = replace(entry, generated=self.generated)
+        entry = replace(
+            entry,
+            generated=self.generated,
+            random_weights=self.loaded.random_weights,
+            tiny=self.loaded.is_tiny,
+        )
         if verify or settings.verify_outputs:
             began = perf_counter()
             n = max(tensor.shape[1] for tensor in keywords.values())

@@ -5,7 +5,7 @@ that it decodes.
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.attention.axes import Axes
 from mhacli.attention.scores import Attention, ScoredAttention
-from mhacli.attention.taps import owner_of, step_of, summarise, timing, to_array
+from mhacli.attention.taps import memory_of, owner_of, step_of, summarise, timing, to_array
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.layer.steps import cell_of, decode_step, decoding_of, largest_of, spans_of
@@ -39,6 +39,7 @@ from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind
 from mhacli.usercode.door import ours
 
+from . import foreign
 from .capture import Call, captured
 from .layer_names import LayerNumbers, is_attention, rope_theta_of
 from .masking import as_attention
@@ -85,14 +86,17 @@ def walk_checkpoint(
             taken.append(_Captured(call, attention, len(outputs)))
 
     run.on_layer = take
-    with _listening(run.model, kind, outputs, taken):
+    reading: AbstractContextManager[Any] = nullcontext()
+    if run.has_shapes_alone:
+        reading = foreign.affirming()
+    with reading, _listening(run.model, kind, outputs, taken):
         record = run.run()
     call, attention, n_before = taken[0]
     layer = record.layers[0]
     has_rotation = record.config.positions.startswith("rope")
     if call.q is not None:  # a layer without a rotation has views of what its modules computed
-        projected = {each.tensor.untyped_storage().data_ptr() for each in outputs[:n_before]}
-        has_rotation = has_rotation and call.q.untyped_storage().data_ptr() not in projected
+        projected = {memory_of(each.tensor) for each in outputs[:n_before]}
+        has_rotation = has_rotation and memory_of(call.q) not in projected
     theta = rope_theta_of(run.loaded.config, number) if has_rotation else None
     sizes = dict(zip(("batch", "head", "query", "key"), attention.shape, strict=True))
     sizes |= {

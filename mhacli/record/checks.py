@@ -76,7 +76,11 @@ class SelfCheck(Check, frozen=True, kw_only=True):
     def of_layers(
         cls, layers: Sequence[Sequence[Check]], *, holds: bool = True, doubt: str = ""
     ) -> Self:
-        """The worst of the last checks of layers, ok if all are; a `doubt` leaves that open."""
+        """The worst of the last checks of layers, ok if all are; a `doubt`, or layers without any
+        check, leave that open.
+        """
+        if not all(layers):
+            return cls(error=None, tolerance=0.0, ok=None, note="no numbers were computed")
         worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
         is_ok = holds and all(check.ok for checks in layers for check in checks)
         ok = None if is_ok and doubt else is_ok

@@ -450,13 +450,23 @@ class Generated(Struct, frozen=True):
     repeated: int
 
 
+def words_of_random(seed: int | None, *, is_tiny: bool = False) -> str:
+    """What is said of weights that were drawn for a config without any, or for a shrunk one; empty
+    for weights of a file.
+    """
+    if seed is None:
+        return ""
+    return f"{'tiny, ' if is_tiny else ''}random weights, seed {seed}: nothing was learned"
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """The inspected checkpoint, and which of its implementations of attention was inspected.
 
     `identical_outputs` says whether the first `compared_len` tokens gave equal bits without
     inspection; None if not tried. `implementation` is transformers' name, `path_inspected` the path
-    that ran. `without` are the layers without an attention matrix.
+    that ran. `without` are the layers without an attention matrix. `random_weights` is the seed of
+    weights that were drawn, None if they are those of a file; `tiny` whether the config was shrunk.
     """
 
     path: str
@@ -475,12 +485,20 @@ class Model:
     dtype: str
     without: tuple[NonAttentionLayer, ...] = ()
     generated: Generated | None = None
+    random_weights: int | None = None
+    tiny: bool = False
 
     @property
     def title(self) -> str:
         """Its path, and whether its weights are not those of the file."""
         is_widened = self.path.lower().endswith(".gguf")
-        return f"{self.path} (dequantized)" if is_widened else self.path
+        words = "dequantized" if is_widened else self.words_of_random
+        return f"{self.path} ({words})" if words else self.path
+
+    @property
+    def words_of_random(self) -> str:
+        """What is said of random weights; empty for weights of a file."""
+        return words_of_random(self.random_weights, is_tiny=self.tiny)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1103,9 +1103,10 @@ def cast_copy(call: T, dtype: torch.dtype, device: torch.device | str | None = N
     return cast(deep_copy(call), dtype, device)
 
 
-def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
-    """The module, or a copy in which weights that are all zero or tiny, such as fresh output layers
-    and gates, are small random numbers, or larger: what they hide would not be seen.
+def with_zeros_drawn(module: nn.Module, seed: int, *, in_place: bool = False) -> nn.Module:
+    """The module, or a copy unless `in_place`, in which weights that are all zero or tiny, such as
+    fresh output layers and gates, are small random numbers, or larger: what they hide would not be
+    seen.
     """
     largest = {
         name: weight.norm(torch.inf)
@@ -1116,7 +1117,7 @@ def with_zeros_drawn(module: nn.Module, seed: int) -> nn.Module:
         and not name.endswith("bias")
     }
     tiny = [name for name, number in largest.items() if number < 1e-3]
-    drawn = copied(module) if tiny else module
+    drawn = copied(module) if tiny and not in_place else module
     with torch.no_grad(), seeded(seed, torch.device("cpu")):
         for name in tiny:
             weight = drawn.get_parameter(name)

@@ -15,7 +15,7 @@ from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Config, ModelSettings, options_of
+from mhacli.settings import Config, options_of
 from mhacli.usercode.target import require_readable
 
 from .annotations import annotations, print_annotations
@@ -74,7 +74,7 @@ def _of_target(request: CheckRequest) -> Examination:
     for target in request.targets:
         require_readable(target.target)
     if request.model is not None:
-        local_checkpoint(ModelSettings(path=request.model))
+        local_checkpoint(request.model_settings)
     _ = request.condition, request.acceptances  # which raise where they cannot be read
     require_folder()
     from .run import examine_in_child

@@ -123,9 +123,7 @@ def examine(request: CheckRequest, stage: Stage) -> Examination:
         with one_thread():
             return compare(request, timed)
     if request.model is not None:
-        return _of_checkpoint(
-            ModelSettings(path=request.model, device=request.device), request, stage
-        )
+        return _of_checkpoint(request.model_settings, request, stage)
     mask = mask_of_target(request, timed)
     if is_mask(mask):
         return examine_mask(mask, request, timed)
@@ -189,7 +187,12 @@ def _of_checkpoint(
     target = request.target_request.target if request.model is None else loaded.source
     _leave(Examination("unknown", target, "", environment=_ENVIRONMENT), stage)
     tester, notes = checkpoint_behaviour(loaded, request, stage)
-    return replace(_of_behaviour(tester, target), notes=notes)
+    return replace(
+        _of_behaviour(tester, target),
+        notes=notes,
+        random_weights=loaded.random_weights,
+        tiny=loaded.is_tiny,
+    )
 
 
 def _of_code(built: Built, request: CheckRequest) -> Examination:

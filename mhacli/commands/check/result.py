@@ -16,7 +16,16 @@ from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
 from mhacli.record.shown import Shown
 from mhacli.render.base.options import Screen
-from mhacli.settings import MAX_SECONDS, MODEL, Config, OwnCode, like, pairs, setting
+from mhacli.settings import (
+    MAX_SECONDS,
+    MODEL,
+    Config,
+    ModelSettings,
+    OwnCode,
+    like,
+    pairs,
+    setting,
+)
 from mhacli.text.conditions import SEES, Condition, names_in, parse_condition
 from mhacli.text.escape import visible
 from mhacli.usercode.door import FailedAttempt
@@ -102,6 +111,7 @@ class CheckRequest:
         common=True,
         excludes=("target", "arg", "other"),
     )
+    tiny: bool = like(ModelSettings, "tiny", _CODE, needs=("model",), modes=("layer",))
     arg: tuple[str, ...] = like(OwnCode, "arg", _CODE)
     call_arg: tuple[str, ...] = like(OwnCode, "call_arg", _CODE)
     example: str | None = like(OwnCode, "example", _CODE)
@@ -154,6 +164,11 @@ class CheckRequest:
         excludes=("model",),
     )
     folder: str | None = None
+
+    @property
+    def model_settings(self) -> ModelSettings:
+        """The checkpoint to check."""
+        return ModelSettings(path=self.model, device=self.device, tiny=self.tiny, seed=self.seed)
 
     @cached_property
     def target_request(self) -> TargetRequest:
@@ -493,7 +508,8 @@ class Examination(Shown):
     calls, masks and other variants that were tried and did not work. `compared` is what the
     comparison with the reference covers beyond its first calls. `sees` are the cells that were
     compared with what is stated. `mask` says what was compared of a target that is a mask itself.
-    `n_passes` counts the passes of the behaviours.
+    `n_passes` counts the passes of the behaviours. `random_weights` is the seed of the weights of a
+    config without any, None for all else, and `tiny` whether that config was shrunk.
     """
 
     verdict: Verdict
@@ -526,6 +542,8 @@ class Examination(Shown):
     sees: tuple[SeenCells, ...] = ()
     mask: str = ""
     n_passes: int = 0
+    random_weights: int | None = None
+    tiny: bool = False
     accepted: tuple[Accepted, ...] = ()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.record import words_of_random
 from mhacli.record.shown import draws
 from mhacli.render.base.doc import pairs
 from mhacli.render.base.format import count_of, fitted
@@ -47,6 +48,8 @@ def check_view(examination: Examination, on: Screen) -> RenderableType:
     sentence behind its limits.
     """
     blocks: list[RenderableType] = []
+    if words := words_of_random(examination.random_weights, is_tiny=examination.tiny):
+        blocks += [_text(words, "bold yellow"), Text("")]
     for finding in examination.findings:
         title = Text(finding.code, style="bold red")
         if finding.together_with:

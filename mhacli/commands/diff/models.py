@@ -23,6 +23,7 @@ from mhacli.models.layer_names import most_positions, n_vocabulary_of
 from mhacli.models.load import Loaded, device_of, find, load_model, load_tokenizer
 from mhacli.models.passes import require_open
 from mhacli.models.run import forward_of, make_texts, run_model
+from mhacli.record.record import words_of_random
 from mhacli.run import Run, require_room
 from mhacli.settings import pairs
 from mhacli.text.numbers import shown
@@ -80,6 +81,8 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         _Subject(side, find(side, needs_tokenizer=False) if side.kind == "checkpoint" else None)
         for side in request.sides
     ]
+    if request.save is not None and subjects[0].loaded and subjects[0].loaded.checkpoint.is_random:
+        raise UsageError("--save does not work with random weights: they can be drawn again")
     known = (_inputs(subject, subjects, request) for subject in subjects)
     inputs = [each for each in known if each is not None]
     if not inputs:
@@ -95,7 +98,7 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         raise MhaError(message, code="cannot-compare")
     if inputs[0] != inputs[-1]:
         ids = next(iter(inputs[0].values()))[0], next(iter(inputs[-1].values()))[0]
-        return _with_verdict(ModelDocument(ids=ids), *names)
+        return _with_verdict(_with_random(ModelDocument(ids=ids), subjects), *names)
     computed = list[Computed]()
     for subject in subjects:
         first = computed[0] if computed else None
@@ -110,7 +113,19 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
             x, y = (getattr(side, name) or "default" for side in request.sides)
             if x != y:
                 document.notes.append(f"--{name}: {x} in A, {y} in B")
-    return _with_verdict(document, *names)
+    return _with_verdict(_with_random(document, subjects), *names)
+
+
+def _with_random(document: ModelDocument, subjects: Sequence[_Subject]) -> ModelDocument:
+    """The differences, with what is said of models with random weights."""
+    loaded = {name: side.loaded for name, side in zip("ab", subjects, strict=False) if side.loaded}
+    seeds = {
+        name: side.random_weights
+        for name, side in loaded.items()
+        if side.random_weights is not None
+    }
+    notes = [f"{name.upper()} has {words_of_random(seed)}" for name, seed in seeds.items()]
+    return changed(document, notes=[*notes, *document.notes], random_weights=seeds)
 
 
 def _with_verdict(document: ModelDocument, a: str, b: str) -> ModelDiff:

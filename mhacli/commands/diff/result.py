@@ -302,7 +302,8 @@ class Unmatched(_OfBoth, frozen=True):
 class ModelDocument(msgspec.Struct, frozen=True):
     """The differences of two models at the `places` that both have, in the order of execution of
     the first, the other places, the dtypes of both, and notes. Nothing is compared of two models
-    that read other `ids`.
+    that read other `ids`. `random_weights` has the seed of a model, `a` or `b`, whose weights were
+    drawn for a config without any.
     """
 
     schema: str = SCHEMA
@@ -319,6 +320,7 @@ class ModelDocument(msgspec.Struct, frozen=True):
     first: Difference | None = None
     verdict: Literal["agree", "differ"] = "agree"
     summary: str = ""
+    random_weights: dict[str, int] = {}
 
 
 class ModelDiff(Diff[ModelDocument]):

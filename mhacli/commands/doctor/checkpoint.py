@@ -16,6 +16,7 @@ from mhacli.commands.check.result import CODES, Behaviour, CheckRequest, words_o
 from mhacli.io.long_work import Progress
 from mhacli.models.layer_names import LayerNumbers, entry_of
 from mhacli.models.run import TIMES_SHAKEN
+from mhacli.record.record import words_of_random
 from mhacli.settings import ModelSettings
 
 from .result import ExaminedModel, HealthCheck
@@ -83,7 +84,10 @@ def examine_checkpoint(
         lengths=tuple(len(text) for text in tester.passes.texts),
         n_passes=tester.passes.n_passes,
         tolerance=rule,
+        random_weights=loaded.random_weights,
     )
+    if words := words_of_random(loaded.random_weights):
+        notes = (words, *notes)
     return examined, tuple(_health(tester, tester.results[name]) for name in CHECKS), notes
 
 

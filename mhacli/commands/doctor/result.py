@@ -37,7 +37,8 @@ class HealthCheck:
 
 class ExaminedModel(Struct, frozen=True):
     """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first;
-    `lengths` are the lengths of its texts.
+    `lengths` are the lengths of its texts. `random_weights` is the seed of weights that were drawn
+    for a config without any.
     """
 
     path: str
@@ -52,3 +53,4 @@ class ExaminedModel(Struct, frozen=True):
     lengths: tuple[int, ...]
     n_passes: int
     tolerance: str
+    random_weights: int | None = None

@@ -156,9 +156,10 @@ class Worker:
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
         rows = f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl"
+        digest = checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer)
         settings = {
             "model": run.path,
-            "model_digest": checkpoint_digest(self._unloaded.checkpoint, run.model.tokenizer),
+            "model_digest": f"tiny {digest}" if run.model.tiny else digest,
             "mha": mhacli.__version__,
             "torch": torch.__version__.partition("+")[0],
             "build": torch.__version__,

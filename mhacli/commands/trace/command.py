@@ -147,6 +147,13 @@ def trace(
             queries = [text.ids for text in texts.sequences]
             keys = [text.ids for text in texts.context or texts.sequences]
             require_inside(place, run.config.n_heads, queries, keys)
+        if (
+            run.checkpoint is not None
+            and run.checkpoint.is_random
+            and not walk.values
+            and place is None
+        ):
+            run = replace(run, model=replace(run.model, device="meta"), keep=())
         prepared, notes = start(run, ViewOptions())
         with show_activity("computing"):
             if prepared is None:

@@ -62,14 +62,16 @@ def effect_view(
 
 
 def effect_words(record: EffectRecord, screen: Screen) -> tuple[Text, ...]:
-    """The answer, what was measured and removed, how good estimates are, and the verification last;
-    without a verification no answer.
+    """Whether the weights are random, the answer, what was measured and removed, how good estimates
+    are, and the verification last; without a verification no answer.
     """
     question = flowing(_question(record), screen.width)
     proof = _proof(record)
     if not record.effect.verified.ok:
         return question, proof
     answer = Text(_answer(record), "bold")
+    if record.model is not None and record.model.words_of_random:
+        answer = Text(f"{record.model.words_of_random}\n", "bold yellow") + answer
     return answer, question, *_together(record), *_screening(record.effect, screen), proof
 
 

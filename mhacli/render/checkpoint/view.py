@@ -155,10 +155,13 @@ def layers_view(record: CheckpointRecord, options: ViewOptions, screen: Screen) 
     sequences = sequences_to_draw(options, len(record.sequences))
     listed, remark = listed_heads(record, heads, options)
     content = _Content(record, layers, heads, listed, remark, sequences, options, screen)
+    first = list[RenderableType]()
+    if options.brief or content.is_of_one_head:  # their header stands below, or is left out
+        first += [Text(words, "bold yellow") for words in [record.model.words_of_random] if words]
     if options.brief:
         rows = bare(heads_table(record, listed, options), screen.width)
-        return Group(*content.remarks(), rows, Text(""), content.checks())
-    return spaced(section for block in _BLOCKS for section in block(content))
+        return Group(*first, *content.remarks(), rows, Text(""), content.checks())
+    return spaced([*first, *(section for block in _BLOCKS for section in block(content))])
 
 
 # -------------------------------------------------------------------------------- blocks of a view

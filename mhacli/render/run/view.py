@@ -194,7 +194,9 @@ def self_check_line(check: SelfCheck, compared: str = "the pattern gives the out
     """One line: whether the output follows from the pattern shown, or what was `compared`
     instead.
     """
-    return self_check_verdict(ok=check.ok, numbers=agreement(check, compared))
+    has_numbers = check.ok is not None or check.error is not None
+    numbers = agreement(check, compared) if has_numbers else check.note
+    return self_check_verdict(ok=check.ok, numbers=numbers)
 
 
 def kv_heads_line(record: Record) -> Iterator[Text]:

@@ -70,7 +70,6 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
         ("safetensors",),
     ),
-    "no weights": (lambda m: (m / "model.safetensors").unlink(), ()),
     "weights of 0 bytes": (lambda m: replace(m, "model.safetensors", b""), ("model.safetensors",)),
     "weights with a long header": (
         lambda m: replace(m, "model.safetensors", HEADER),
