@@ -663,7 +663,8 @@ class Examination(Shown):
         if self.verdict == "unknown":
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
-        parts += self.limits if self.verdict == "right" and not self.inside else ()
+        is_alone = self.verdict == "right" and not self.inside
+        parts += self.limits if is_alone or self.is_accepted else ()
         return f"{self.answer}: {'; '.join(parts)}"
 
     @property
