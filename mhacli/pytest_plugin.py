@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Adds what an examination found to the report of its test."""
     outcome: Any = yield
-    if call.when == "call" and "mhacli.commands.check.result" in sys.modules:
+    if "mhacli.commands.check.result" in sys.modules:
         from mhacli.commands.check.in_pytest import complete
 
         complete(outcome.get_result(), item, call.excinfo)

@@ -4,12 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from .result import CODES, HELD, Accepted, Examination, Finding, finding_of, words_of_code
+from .result import (
+    CODES,
+    HELD,
+    Accepted,
+    Behaviour,
+    Examination,
+    Finding,
+    finding_of,
+    words_of_code,
+)
 
 
 def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examination:
     """The report with what is accepted of its mistakes, those that are not first; with a mistake
-    for what is accepted and held, and a note for what was not tried.
+    for what is accepted and held, and a note for what was not tried. Undecided where there was no
+    time for a behaviour beside what is accepted.
     """
     if not stated:
         return report
@@ -38,6 +48,9 @@ def with_accepted(report: Examination, stated: Sequence[Accepted]) -> Examinatio
     report = replace(report, findings=(*held, *findings), accepted=tuple(accepted))
     if held:
         report = replace(report, verdict="wrong", reason=None)
+    elif report.is_accepted and (late := _without_time(report)):
+        names = ", ".join(each.name for each in late)
+        report = replace(report, verdict="unknown", reason=f"{names}: {late[0].reason}")
     elif report.is_accepted and (beside := ", ".join(_untried_beside(report))):
         notes.append(f"not tried beside what is accepted: {beside}")
     return replace(report, notes=tuple(notes))
@@ -92,6 +105,12 @@ def _is_compared(report: Examination, accepted: Accepted) -> bool:
         )
         return bool(inside) and all(each.verdict == "right" for each in inside)
     return report.verdict == "right" and (code == "differs") == (report.against is not None)
+
+
+def _without_time(report: Examination) -> list[Behaviour]:
+    """The behaviours that decide and for which there was no time."""
+    omitted = [each for each in report.behaviour if each.was_omitted and CODES[each.name]]
+    return [each for each in omitted if each.name in report.not_examined]
 
 
 def _untried_beside(report: Examination) -> Iterator[str]:

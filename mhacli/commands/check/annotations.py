@@ -36,13 +36,15 @@ def annotations(examination: Examination) -> Iterator[str]:
             level, more = "notice", reasons[found.code]
         yield _annotation(examination, level, found.message + more, found.file, found.line)
     if examination.verdict == "unknown":
-        file = examination.target.rpartition(":")[0]
-        known = file if os.path.isfile(file) else None
-        yield _annotation(examination, "warning", examination.sentence, known, None)
+        yield _annotation(examination, "warning", examination.sentence)
 
 
 def _annotation(
-    examination: Examination, level: str, text: str, file: str | None, line: int | None
+    examination: Examination,
+    level: str,
+    text: str,
+    file: str | None = None,
+    line: int | None = None,
 ) -> str:
     """The line of an annotation, without a file that is outside of GITHUB_WORKSPACE."""
     properties = {"title": "mha check"}

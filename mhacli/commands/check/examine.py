@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -579,11 +579,12 @@ def _compare_inside(
             reports = [*_unseen(tester.passes, request, stage)]
     except OutOfTime:
         tester.omitted.append(f"{REFERENCE} of the attention inside")
-    reports += [_of_class(cls, named, request, stage) for cls, named in (parts or {}).items()]
+    for cls, named in (parts or {}).items():
+        reports += _of_class(cls, named, request, stage)
     tester.omitted += [f"{REFERENCE} of {each.inside.type}" for each in reports if each.is_over]
     tester.inside = tuple(each.inside for each in reports)
     tester.compared = Compared.of_all([each.compared for each in reports])
-    mistakes = [finding for each in reports for finding in each.findings]
+    mistakes = _by_place(finding for each in reports for finding in each.findings)
     if tester.seeing is not None and tester.seeing.findings:  # which longer calls show too
         mistakes = [finding for finding in mistakes if finding.proven]
     tester.findings = [*mistakes, *tester.findings]
@@ -591,30 +592,51 @@ def _compare_inside(
 
 def _of_class(
     cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
+) -> Iterator[ClassReport]:
+    """The reports on the modules of a class, of which one stands for all with the same numbers.
+    Where one is not decided, the others are not examined.
+    """
+    alike = dict[frozenset[tuple[str, float]], dict[str, nn.Module]]()
+    for name, module in named.items():
+        alike.setdefault(_numbers_of(module), {})[name] = module
+    groups = [*alike.values()]
+    while groups:
+        report = _of_alike(cls, groups.pop(0), request, stage)
+        if report.inside.verdict == "unknown":
+            names = (*report.inside.names, *(name for group in groups for name in group))
+            inside = AttentionInside(cls.__name__, names, "unknown", report.inside.reason)
+            report, groups = report._replace(inside=inside), []
+        yield report
+
+
+def _of_alike(
+    cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
 ) -> ClassReport:
-    """The report on the modules of a class, of which one stands for all with the same numbers."""
-    verdict: Verdict = "right"
-    reason, is_over = "", False
-    findings, covered = list[Finding](), list[Compared | None]()
-    for module in {_numbers_of(module): module for module in named.values()}.values():
-        try:
-            reports = [_compared(*mode) for mode in _alone(module, request, stage)]
-        except OutOfTime as over:
-            verdict, reason, is_over = "unknown", str(over), True
-        except NO_ANSWER as failure:
-            verdict, reason = "unknown", reason_of(failure)
-        else:
-            compared = combined(reports)
-            verdict, reason = compared.verdict, compared.reason or ""
-            findings += compared.findings
-            covered.append(compared.compared)
-            is_over = any(report.untried for report in reports)
-        if verdict != "right":
-            covered = [None]
-            break
-    inside = AttentionInside(cls.__name__, tuple(named), verdict, reason)
-    found = tuple(replace(finding, parts=tuple(named)) for finding in findings)
-    return ClassReport(inside, Compared.of_all(covered), found, is_over)
+    """The report on modules of a class with the same numbers."""
+    names = tuple(named)
+    try:
+        reports = [_compared(*mode) for mode in _alone(named[names[-1]], request, stage)]
+    except OutOfTime as over:
+        inside = AttentionInside(cls.__name__, names, "unknown", str(over))
+        return ClassReport(inside, None, (), is_over=True)
+    except NO_ANSWER as failure:
+        inside = AttentionInside(cls.__name__, names, "unknown", reason_of(failure))
+        return ClassReport(inside, None, (), is_over=False)
+    report = combined(reports)
+    inside = AttentionInside(cls.__name__, names, report.verdict, report.reason or "")
+    compared = report.compared if report.verdict == "right" else None
+    findings = tuple(replace(finding, parts=names) for finding in report.findings)
+    return ClassReport(inside, compared, findings, any(each.untried for each in reports))
+
+
+def _by_place(findings: Iterable[Finding]) -> list[Finding]:
+    """The mistakes, each of a line once, with all parts in which it was found."""
+    joined = dict[object, Finding]()
+    for finding in findings:
+        key = finding.message, finding.file, finding.line
+        parts = joined[key].parts if key in joined else ()
+        joined[key] = replace(joined.get(key, finding), parts=parts + finding.parts)
+    return [*joined.values()]
 
 
 def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[ClassReport]:
@@ -640,7 +662,7 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
             reason_of(failure)  # raises it again where memory lacks
             continue
         if is_repeated:
-            yield _of_class(cls, named, request, stage)
+            yield from _of_class(cls, named, request, stage)
         elif subjects:
             reason = "by itself it gives other outputs than in the model"
             inside = AttentionInside(cls.__name__, tuple(named), "unknown", reason)

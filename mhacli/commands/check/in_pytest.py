@@ -1,8 +1,9 @@
 """Targets as tests of pytest, and the reports of examinations in its output."""
 
+import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mhacli.text.escape import visible
 from .annotations import annotations, print_annotations
 from .result import CheckRequest, Examination
 from .run import examined_or_refused
+from .table import request_of, requests_of
 
 
 class Targets:
@@ -45,27 +47,25 @@ class Targets:
 def _requests(target: str, *arguments: str) -> tuple[CheckRequest, ...]:
     """What a target of `--mha` and its arguments request."""
     is_table = target.endswith(".toml")
-    if arguments and (is_table or Path(target).is_dir()):
+    key = "model" if os.path.isdir(target) else "target"
+    if arguments and (is_table or key == "model"):
         raise pytest.UsageError(f"--mha-arg: {target} has no constructor")
-    if is_table:
-        from .table import requests_of
-
-        try:
-            return requests_of(Path(target))
-        except MhaError as fault:
-            raise pytest.UsageError(f"{fault}. {fault.hint or ''}") from None
-    if Path(target).is_dir():
-        return (CheckRequest(model=target),)
-    return (CheckRequest(target=target, arg=arguments),)
+    stated = {key: target} | ({"arg": arguments} if arguments else {})
+    try:
+        return requests_of(Path(target)) if is_table else (request_of(stated, os.getcwd()),)
+    except MhaError as fault:
+        raise pytest.UsageError(f"{fault}. {fault.hint or ''}") from None
 
 
 def _named(requests: Iterable[CheckRequest]) -> dict[str, CheckRequest]:
     """Each request by its target; those that repeat one have numbers."""
-    named, seen = {}, Counter[str]()
+    named = dict[str, CheckRequest]()
     for request in requests:
-        name = visible(request.model or request.target or "")
-        seen[name] += 1
-        named[name if seen[name] == 1 else f"{name}[{seen[name]}]"] = request
+        name = target = visible(request.model or request.target or "")
+        numbers = count(2)
+        while name in named:
+            name = f"{target}[{next(numbers)}]"
+        named[name] = request
     return named
 
 
@@ -122,7 +122,7 @@ def complete(report: Any, item: pytest.Item, failure: Any) -> None:
     """
     crash = getattr(report.longrepr, "reprcrash", None)  # not of all kinds of tests
     if isinstance(item, Target):
-        examination = item.examination
+        examination = item.examination if report.when == "call" else None
     else:
         examination = _asserted(failure) if report.failed and crash else None
         if examination is not None and str(examination) not in str(failure.value):

@@ -471,8 +471,8 @@ class Compared(Struct, frozen=True):
 
 
 class AttentionInside(Struct, frozen=True):
-    """A class of attention inside a model, with the names of its modules, and the verdict of the
-    comparison with the reference; `reason` says why there is none.
+    """A class of attention inside a model, with the names of its modules that hold the same
+    numbers, and the verdict of the comparison with the reference; `reason` says why there is none.
     """
 
     type: str
@@ -553,8 +553,9 @@ class Examination(Shown):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether there are mistakes, and every one is accepted."""
-        return bool(self.accepted) and all(finding.accepted for finding in self.findings)
+        """Whether it is wrong, and every mistake is accepted."""
+        is_all = bool(self.accepted) and all(finding.accepted for finding in self.findings)
+        return is_all and self.verdict == "wrong"
 
     @property
     def reports(self) -> tuple["Examination"]:
@@ -662,7 +663,8 @@ class Examination(Shown):
         if self.verdict == "unknown":
             return self.sentence
         parts = [finding.in_words for finding in self.findings] or [self.sentence]
-        parts += self.limits if self.verdict == "right" and not self.inside else ()
+        is_alone = self.verdict == "right" and not self.inside
+        parts += self.limits if is_alone or self.is_accepted else ()
         return f"{self.answer}: {'; '.join(parts)}"
 
     @property

@@ -168,7 +168,7 @@ def examined_or_refused(
     try:
         return examine_in_child(request, on_stage=on_stage)
     except MhaError as refusal:
-        target = request.model or request.target_request.target
+        target = request.model or request.target or ""
         steps = (refusal.hint,) if refusal.hint else ()
         return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
 

@@ -57,7 +57,7 @@ def requests_of(path: Path) -> tuple[CheckRequest, ...]:
         for number, each in enumerate(targets, 1):
             place = f"{path}, target {number}"
             stated = {"target": each} if isinstance(each, str) else each
-            requests.append(_request(stated, os.path.abspath(path.parent)))
+            requests.append(request_of(stated, os.path.abspath(path.parent)))
     except (UsageError, msgspec.ValidationError) as fault:
         hint = getattr(fault, "hint", None)
         raise UsageError(f"{place}: {fault}", hint=hint, path=str(path)) from None
@@ -85,8 +85,8 @@ def _require_known(keys: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(f"there is no key {key[:80]!r}", hint=f"the nearest is {nearest[0]}")
 
 
-def _request(stated: Mapping[str, Any], folder: str) -> CheckRequest:
-    """The request of a target. Raises `UsageError`, or `ValidationError` for an argument."""
+def request_of(stated: Mapping[str, Any], folder: str) -> CheckRequest:
+    """The request of a target, relative to a folder. Raises `UsageError`."""
     _require_known(stated, _FIELDS)
     given = dict[str, Any]()
     for key, value in stated.items():

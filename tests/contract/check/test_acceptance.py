@@ -114,6 +114,31 @@ def test_one_of_two_mistakes_is_not_all(accepted: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ahead", "scale", "parts", "is_ok"),
+    [
+        ((1, 0), (0.5, 1.0), {OFF: ("lower",), "scale-missing": ("upper",)}, False),
+        ((0, 0), (0.5, 1.0), {"scale-missing": ("upper",)}, False),
+        ((1, 0), (0.5, 0.5), {OFF: ("lower",)}, True),
+        ((1, 1), (0.5, 0.5), {OFF: ("lower", "upper")}, True),
+    ],
+)
+def test_a_mistake_of_one_part_hides_none_of_another_of_its_class(
+    ahead: tuple[int, int],
+    scale: tuple[float, float],
+    parts: dict[str, tuple[str, ...]],
+    is_ok: bool,
+) -> None:
+    model = user_code.load(CASES / "one_class.py").Model(ahead, scale)
+    accept = {OFF: WHY, LEAK: WHY} if OFF in parts else {}
+    report = user_code.check(model, length=32, accept=accept)
+    found = {each.code: each.parts for each in report.findings if each.code != LEAK}
+    assert (found, report.ok) == (parts, is_ok)
+    verdicts = {name: each.verdict for each in report.inside for name in each.names}
+    wrong = {name for names in parts.values() for name in names}
+    assert verdicts == {name: "wrong" if name in wrong else "right" for name in ("lower", "upper")}
+
+
+@pytest.mark.parametrize(
     ("divisor", "codes", "is_ok"),
     [
         (" / 1", ["scale-missing"], True),

@@ -39,14 +39,19 @@ def folder(tmp_path: Path) -> Path:
 
 def parts(output: str) -> dict[str, str]:
     """What pytest prints of each failure, by its name."""
-    pieces = re.split(r"^_{3,} (\w+) _{3,}$", output.partition("short test summary")[0], flags=re.M)
+    pieces = re.split(
+        r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$",
+        output.partition("short test summary")[0],
+        flags=re.M,
+    )
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 @pytest.mark.real
 def test_the_report_stands_below_an_assertion_about_it(folder: Path) -> None:
     ended = run_pytest(folder, "test_user.py", GITHUB_ACTIONS="true")
-    sentences = dict(re.findall(r"^FAILED test_user.py::(\w+) - (.+)$", ended.stdout, flags=re.M))
+    said = re.findall(r"^(?:FAILED|ERROR) test_user.py::(\w+) - (.+)$", ended.stdout, flags=re.M)
+    sentences = dict(said)
     line = (CASES / "attention.py").read_text().splitlines().index(
         "    return (q @ k.mT).softmax(-1) @ v"
     ) + 1
@@ -57,6 +62,7 @@ def test_the_report_stands_below_an_assertion_about_it(folder: Path) -> None:
         "test_wrong",
         "test_wrong_with_a_name_and_a_message",
         "test_asserted",
+        "test_prepared",
     }
     assert set(sentences) == {*about, "test_what_is_found"}
     assert "1 passed, 1 xfailed" in ended.stdout

@@ -134,13 +134,43 @@ def test_what_is_not_right_fails_with_its_sentence(folder: Path) -> None:
     assert re.search(r"^mha::attention.py:right PASSED", ended.stdout, flags=re.MULTILINE)
     shown = annotations(ended.stderr)
     assert [(level, each.get("file")) for level, each, _ in shown] == [
-        ("warning", "attention.py"),
+        ("warning", None),
         ("warning", None),
         ("warning", None),
     ]
     assert shown[0][2].startswith("attention.py:linear: ")
     words = ["--mha", "missing.py:GPT", "--no-annotations"]
     assert not annotations(run_pytest(folder, *words, GITHUB_ACTIONS="true").stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--mha", ""), "empty"),
+        (("--mha", "attention.py"), "'attention.py'"),
+        (("--mha", "attention.py:Averaged", "--mha-arg", "d_model"), "'d_model'"),
+        (("--mha", "empty", "--mha-arg", "d_model=8"), "empty"),
+    ],
+)
+def test_an_option_that_cannot_mean_anything_is_refused(
+    folder: Path, words: tuple[str, ...], says: str
+) -> None:
+    (folder / "empty").mkdir()
+    ended = run_pytest(folder, *words)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert says in ended.stderr
+
+
+def test_no_target_replaces_one_that_has_its_id(folder: Path) -> None:
+    for name in ("a", "a[2]"):
+        (folder / name).mkdir()
+    targets = ("a[2]", "a", "a")
+    for order in (targets, targets[::-1]):
+        words = [word for target in order for word in ("--mha", target)]
+        ids = (
+            run_pytest(folder, *words, "--collect-only", "-q").stdout.split("\n\n")[0].splitlines()
+        )
+        assert len(set(ids)) == 3, ids
 
 
 def test_a_failure_has_the_script_that_shows_it(folder: Path) -> None:
@@ -183,6 +213,7 @@ def test_a_table_states_targets_and_what_is_meant(folder: Path) -> None:
     assert "2 passed" in ended.stdout
     assert "up to 257 tokens" not in ended.stdout
     assert "as in T5" in ended.stdout
+    assert "not tried beside what is accepted: " in ended.stdout
     assert [level for level, _, _ in annotations(ended.stderr)] == ["notice"]
     table.write_text(TABLE.format(key="lenght"))
     ended = run_pytest(folder, "--mha", "pyproject.toml")

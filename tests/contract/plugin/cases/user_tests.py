@@ -33,3 +33,12 @@ def test_what_is_found():
 @pytest.mark.xfail
 def test_known():
     assert mhacli.check(attention.without_scale).ok
+
+
+@pytest.fixture
+def model():
+    assert mhacli.check(attention.without_scale).ok
+
+
+def test_prepared(model):
+    pass
