@@ -397,7 +397,9 @@ class _Passes:
         several tensors inside.
         """
         tensors = [value for value in values if isinstance(value, Tensor)]
-        is_open = [has_numbers(t.device) and not (t.is_nested or is_transformed(t)) for t in tensors]
+        is_open = [
+            has_numbers(t.device) and not (t.is_nested or is_transformed(t)) for t in tensors
+        ]
         if not all(is_open):
             raise self._refused(
                 (
