@@ -102,7 +102,7 @@ def request_of(stated: Mapping[str, Any], folder: str) -> CheckRequest:
                 option.parse(value)
             except ValueError as fault:
                 raise UsageError(f"{key} {fault}") from None
-        if value is not False:
+        if value is not False or getattr(CheckRequest, _FIELDS[key]) is not False:
             given[_FIELDS[key]] = value
     request = CheckRequest(**given, folder=folder)
     require_ranges(request)

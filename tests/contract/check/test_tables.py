@@ -169,6 +169,7 @@ TABLE = "[tool.mha.check]\n"
         ("MORE max_time = 3", ["'max_time'", "the nearest is max-time"]),
         ("MORE causal = 3", ["target 2", "--causal", "Expected `bool`"]),
         ("MORE length = 'long'", ["--length", "Expected `int"]),
+        ("MORE length = false", ["length", "Expected `int"]),
         ("MORE length = 1", ["--length 1 is not in the range"]),
         ("MORE arg = 3", ["--arg", "Expected `array`"]),
         ("MORE arg = ['width']", ["--arg 'width' is not NAME=VALUE"]),
