@@ -360,7 +360,7 @@ def _serve(
     `folder`, then exits without waiting for threads of the user's code.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    _stay_above()
+    _stay_above(folder)
     messages = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.register_at_fork(after_in_child=messages.close)  # only this process sends
@@ -425,10 +425,10 @@ def _message(kind: str, content: object) -> bytes:
     return f"\n{json.dumps([kind, content])}\n".encode()
 
 
-def _stay_above() -> None:
+def _stay_above(folder: str) -> None:
     """Returns in a copy of this process. This process takes in what the copy starts and leaves,
-    tells how the copy ends, and kills all of them and removes their temporary files when its parent
-    ends.
+    tells how the copy ends, and kills all of them and removes the `folder` of their temporary files
+    when its parent ends.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
     prctl(_SET_SUBREAPER, 1, 0, 0, 0)
@@ -436,7 +436,7 @@ def _stay_above() -> None:
     if not copy:
         prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         return
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     while (ended := os.wait())[0] != copy:
         pass
     with contextlib.suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
@@ -445,13 +445,13 @@ def _stay_above() -> None:
         signal.pause()
 
 
-def _end_with_parent() -> None:
-    """Kills this process and all below it, and removes their temporary files, when the parent
-    ends.
+def _end_with_parent(folder: str) -> None:
+    """Kills this process and all below it, and removes the `folder` of their temporary files, when
+    the parent ends.
     """
     os.read(0, 1)
     _end_below(os.getpid())
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
