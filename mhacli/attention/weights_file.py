@@ -79,7 +79,7 @@ def read_layer_file(
     Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an
     option that contradicts the file, or that the file needs.
     """
-    file = with_own_names(read_tensor_file(path))
+    file = _with_own_names(read_tensor_file(path))
     saved = saved_metadata(file.path, file.metadata)
     for name in sorted(file.tensors):
         _require_floats(file, name)
@@ -114,7 +114,7 @@ def read_layer_file(
     return file, config, () if saved is None else saved.vocabulary
 
 
-def with_own_names(file: TensorFile) -> TensorFile:
+def _with_own_names(file: TensorFile) -> TensorFile:
     """The tensors of one `torch.nn.MultiheadAttention` in a file under the names of mha, with q, k
     and v apart; any other file as it is. A common prefix may stand before their names.
 
