@@ -8,10 +8,10 @@
 #     tests/versions.sh quick     what pip takes today for the first commands of README.md
 #
 # `oldest` and `newest` run tests/contract/commands too. Run them by hand before a release, and
-# write the versions into the table of docs/CONTRIBUTING.md. `CC=false` builds the wheel of a machine
-# without a compiler. PYTHON names the interpreter, TORCH the
-# version of torch: 2.13.0 exists as a CPU build, which pip prefers where it is offered. A folder
-# TORCH_FROM that holds an installed torch gives that one, which saves half a minute.
+# write the versions into the table of docs/CONTRIBUTING.md. `CC=false` builds the wheel of a
+# machine without a compiler. PYTHON names the interpreter, TORCH the version of torch: 2.13.0 exists
+# as a CPU build, which pip prefers where it is offered. A folder TORCH_FROM that holds an installed
+# torch gives that one, which saves half a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,8 +38,12 @@ print(*(f"{name}=={version}" for name, version in bounds if name != "torch"), se
 PYTHON
 }
 
-install() { # prints what pip says only if it fails
-  "$bin/pip" install "$@" > "$folder/output" 2>&1 || { tail -n 30 "$folder/output" >&2; exit 1; }
+pip_does() { # prints what pip says only if it fails
+  "$bin/pip" "$@" > "$folder/output" 2>&1 || { tail -n 30 "$folder/output" >&2; exit 1; }
+}
+
+install() {
+  pip_does install "$@"
 }
 
 echo "$torch" > "$folder/constraints.txt"
@@ -58,7 +62,7 @@ if [ -n "${TORCH_FROM:-}" ]; then
 else
   install "$torch"  # by itself, so that the CPU build is taken
 fi
-"$bin/pip" wheel -q --no-deps -w "$folder" . > "$folder/output" 2>&1 || { cat "$folder/output" >&2; exit 1; }
+pip_does wheel -q --no-deps -w "$folder" .
 wheel=$(echo "$folder"/*.whl)
 if [ "$(stat -c %s "$wheel")" -gt $((1 << 20)) ]; then
   echo "$wheel is larger than 1 MiB" >&2
