@@ -164,10 +164,14 @@ def examine_in_child(
 def examined_or_refused(
     request: CheckRequest, *, on_stage: Callable[[str], None] | None = None
 ) -> Examination:
-    """The same; without a verdict where the target is refused."""
+    """The same; without a verdict where the target is refused. Raises `MhaError` for a fault of
+    mha, which is no answer about the target.
+    """
     try:
         return examine_in_child(request, on_stage=on_stage)
     except MhaError as refusal:
+        if refusal.code == "internal":
+            raise
         target = request.model or request.target or ""
         steps = (refusal.hint,) if refusal.hint else ()
         return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
