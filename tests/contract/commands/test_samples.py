@@ -13,7 +13,7 @@ from support.documents import ROOT
 from support.mha import Ended
 
 Mha = Callable[..., Ended]
-SAMPLES = sorted(path.name for path in (ROOT / "sample_texts").iterdir())
+SAMPLES = sorted(path.name for path in (ROOT / "sample_texts").iterdir() if path.is_file())
 
 
 @pytest.mark.parametrize("folder", ["sample_texts", "a/b"])
