@@ -330,6 +330,8 @@ def test_a_stdout_that_takes_no_more_is_an_error(
     place: Path, printer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with size_limit(place, monkeypatch), open(place / "printed", "wb") as printed:
+        printed.write(bytes(250))  # So even the shortest output is too long.
+        printed.flush()
         ended = run(
             place,
             *shlex.split(PRINTERS[printer]),
