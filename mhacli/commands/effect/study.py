@@ -218,8 +218,8 @@ class EffectStudy:
         self.untouched = self._read()
         self.target = self._outcomes.target()
         self.parts = self._find_parts()
-        sizes = self.parts.sizes
-        plan = RemovalPlan(self.settings, self.request, self.record, sizes, self.position)
+        attentions = self.parts.attentions
+        plan = RemovalPlan(self.settings, self.request, self.record, attentions, self.position)
         self.plan = plan.items()
         self.start = self._first_position()
 
@@ -250,7 +250,7 @@ class EffectStudy:
         ):
             keywords["use_cache"] = True
         parts = find_parts(self.model, lambda: self._read(**keywords))
-        if not parts.z:
+        if not parts.attentions:
             raise MhaError(
                 "no attention gives head outputs that could be replaced",
                 hint="its z is not seen where a model computes attention in a way of its own",
