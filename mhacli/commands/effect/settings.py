@@ -15,28 +15,6 @@ _NOT_WITH_CUT = ("edges", "heads", *_ONLY_WHOLE_HEADS)
 """Settings that apply to every removal except a cut."""
 _REMOVAL = "Removal"
 _MEASUREMENT = "Measurement"
-_HEAD = (
-    "Heads to remove, such as 5.1,6.3: each alone, then all together. 5.1 is head 1 of layer 5;"
-    " without --model, 0,2 are heads. (default: each head alone)"
-)
-_EDGES = (
-    "Remove single attention weights instead, of the query at --position, in each --head or layer."
-)
-_CUT = (
-    "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once. --span"
-    " names the spans."
-)
-_REPLACE = (
-    "Replace the output of a removed head by zeros, or by its mean over the text. (default: zero)"
-)
-_SCREEN = (
-    "Estimate all heads by one backward pass, then remove only the K with the largest estimates and"
-    " K random others. (default: remove all)"
-)
-_AT = "Remove heads only at this position. (default: at all positions)"
-_TARGET = "Measure the logit of this token. (default: the one that the model predicts)"
-_VERSUS = "Measure the logit of the target minus that of this token."
-_POSITION = "Measure at this token. (default: the first [MASK], else the last token)"
 
 
 class HeadChoice(NamedTuple):
@@ -120,32 +98,82 @@ class EffectSettings:
     """
 
     heads: tuple[HeadChoice, ...] | None = setting(
-        None, _REMOVAL, _HEAD, "--head", parse=head_choices, metavar="LIST", common=True
+        None,
+        _REMOVAL,
+        "Heads to remove, such as 5.1,6.3: each alone, then all together. 5.1 is head 1 of layer 5;"
+        " without --model, 0,2 are heads. (default: each head alone)",
+        "--head",
+        parse=head_choices,
+        metavar="LIST",
+        common=True,
     )
-    edges: bool = setting(False, _REMOVAL, _EDGES, common=True, excludes=_ONLY_WHOLE_HEADS)
+    edges: bool = setting(
+        False,
+        _REMOVAL,
+        "Remove single attention weights instead, of the query at --position, in each --head or"
+        " layer.",
+        common=True,
+        excludes=_ONLY_WHOLE_HEADS,
+    )
     cut: tuple[str, str] | None = setting(
-        None, _REMOVAL, _CUT, parse=_spans, metavar="A:B", modes=("model",), excludes=_NOT_WITH_CUT
+        None,
+        _REMOVAL,
+        "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once."
+        " --span names the spans.",
+        parse=_spans,
+        metavar="A:B",
+        modes=("model",),
+        excludes=_NOT_WITH_CUT,
     )
-    replace: HeadReplacement | None = setting(None, _REMOVAL, _REPLACE, common=True)
+    replace: HeadReplacement | None = setting(
+        None,
+        _REMOVAL,
+        "Replace the output of a removed head by zeros, or by its mean over the text. (default:"
+        " zero)",
+        common=True,
+    )
     screen: int | None = setting(
         None,
         _REMOVAL,
-        _SCREEN,
+        "Estimate all heads by one backward pass, then remove only the K with the largest"
+        " estimates and K random others. (default: remove all)",
         low=1,
         high=100_000,
         metavar="K",
         modes=("model",),
         excludes=("heads",),
     )
-    at: int | None = setting(None, _REMOVAL, _AT, low=0, high=MAX_LENGTH)
+    at: int | None = setting(
+        None,
+        _REMOVAL,
+        "Remove heads only at this position. (default: at all positions)",
+        low=0,
+        high=MAX_LENGTH,
+    )
     target: str | int | None = setting(
-        None, _MEASUREMENT, _TARGET, parse=str, metavar="TOKEN", common=True, modes=("model",)
+        None,
+        _MEASUREMENT,
+        "Measure the logit of this token. (default: the one that the model predicts)",
+        parse=str,
+        metavar="TOKEN",
+        common=True,
+        modes=("model",),
     )
     versus: str | int | None = setting(
-        None, _MEASUREMENT, _VERSUS, parse=str, metavar="TOKEN", modes=("model",)
+        None,
+        _MEASUREMENT,
+        "Measure the logit of the target minus that of this token.",
+        parse=str,
+        metavar="TOKEN",
+        modes=("model",),
     )
     position: int | None = setting(
-        None, _MEASUREMENT, _POSITION, low=-MAX_LENGTH, high=MAX_LENGTH, common=True
+        None,
+        _MEASUREMENT,
+        "Measure at this token. (default: the first [MASK], else the last token)",
+        low=-MAX_LENGTH,
+        high=MAX_LENGTH,
+        common=True,
     )
     target_first: bool = setting(
         False, _MEASUREMENT, "If the target has several tokens, take the first.", modes=("model",)

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 _WALK = "Walkthrough"
 _OURS = ("layer", "model")
-_ROUTE = "Formulation to trace; all three give the same output."
-_CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _PLACE = "HEAD,QUERY,KEY"
-_MASK = "Draw only the mask, with its density."
 _OF_A_LAYER = (
     "cell",
     "values",
@@ -59,17 +56,30 @@ class Walk:
     """The implementation or cell to trace, and its view."""
 
     route: Literal["separate", "fused", "per-head"] = setting(
-        "separate", _WALK, _ROUTE, modes=("layer",)
+        "separate", _WALK, "Formulation to trace; all three give the same output.", modes=("layer",)
     )
     values: bool = setting(
         False, _WALK, "Show the range and distribution of each tensor, and small ones whole."
     )
     cell: tuple[int, int, int] | None = setting(
-        None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
+        None,
+        _WALK,
+        "Show only how this attention weight is computed; not for FILE.py:NAME.",
+        parse=numbers(_PLACE, "0,5,1"),
+        metavar=_PLACE,
+        common=True,
+        modes=_OURS,
     )
     sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=10**9, modes=_OURS)
     verbose: bool = like(ViewOptions, "verbose", _WALK, common=True)
-    mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
+    mask: bool = setting(
+        False,
+        _WALK,
+        "Draw only the mask, with its density.",
+        common=True,
+        modes=("layer",),
+        excludes=_OF_A_LAYER,
+    )
     step: bool = setting(False, _WALK, "Wait for a key after each step; q quits.")
 
 
