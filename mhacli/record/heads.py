@@ -319,11 +319,9 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
     """The nearest type of a mixed head with its excess; None if none is near."""
     excess = _excesses(head)
     nearest = max(excess, key=lambda kind: excess[kind])
-    return (
-        (nearest, excess[nearest])
-        if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING
-        else None
-    )
+    if head.kind != "mixed" or excess[nearest] < WORTH_NAMING:
+        return None
+    return nearest, excess[nearest]
 
 
 def where_possible(name: str) -> str:
@@ -339,11 +337,8 @@ def _excesses(head: HeadStatistics) -> dict[Kind, float]:
             if kind not in head.positional and n_possible >= LEAST_COPY_QUERIES:
                 name = where_possible(name)
             weight, uniform = (getattr(means, name, None) for means in (head, head.uniform))
-            if (
-                weight is None or uniform is None or uniform > 1 - _ROUNDING
-            ):  # no room for an excess
-                excesses[kind] = 0.0
-            else:
+            excesses[kind] = 0.0
+            if weight is not None and uniform is not None and uniform <= 1 - _ROUNDING:
                 excesses[kind] = min(1.0, (weight - uniform) / (1 - uniform))
     return excesses
 

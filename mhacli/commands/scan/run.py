@@ -33,7 +33,8 @@ from mhacli.io.long_work import uninterrupted
 from mhacli.models.load import LanguageHead, Loaded, checkpoint_digest, find, load_model
 from mhacli.models.run import make_texts, run_of, spans_of_pair
 from mhacli.record.corpus import BadEntry, CorpusSummary, named
-from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, dicts_of
+from mhacli.record.effect import Effect
+from mhacli.record.exports import Columns, EffectTable, HeadTable, arrow_of, columns_of, dicts_of
 from mhacli.record.record import Record
 from mhacli.text.reading import Document, documents, is_pipe
 
@@ -293,20 +294,13 @@ def _rows(good: Sequence[DocumentRecord]) -> Columns:
     of_heads = [(document, record) for document, record in good for _ in record.heads]
     heads = HeadTable(head for _, record in good for head in record.heads)
     effects = [effect for _, record in good for effect in effects_of_heads(record)]
-    of_effects: Columns = {}
-    if any(effects):
-        of_effects = EffectTable(filter(None, effects)).columns()
     return {
         "file": (str, [document.file for document, _ in of_heads]),
         "place": (int, [document.place for document, _ in of_heads]),
-        "n_documents": (int, [1 for _ in of_heads]),
+        "n_documents": (int, [1] * len(of_heads)),
         "n_tokens": (int, [len(record.keys[0].ids) for _, record in of_heads]),
         **heads.columns(has_uniform=True),
-        **{
-            name: (kind, [getattr(effect, name, None) for effect in effects])
-            for name, (kind, _) in of_effects.items()
-            if name in EFFECTS
-        },
+        **(columns_of(effects, Effect, EFFECTS) if any(effects) else {}),
     }
 
 
