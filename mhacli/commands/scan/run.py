@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -213,13 +213,13 @@ class Worker:
                 totals.merge(Totals(n_bad=1, bad=(entry,)))
                 continue
             totals.add(document, record, spans=self._scan.span_names)
-            good.append(DocumentRecord(document, replace(record, arrays={})))
-            if best is None or _rank(record) > _rank(best.record):
-                best = DocumentRecord(document, record)
+            good.append((document, replace(record, arrays={})))
+            if best is None or _rank(record) > _rank(best[1]):
+                best = document, record
         columns = _rows(good)
         rows = _rows_file(columns, settings["rows"])
         totals.rows = hashlib.sha256(rows).hexdigest()
-        example = b"" if best is None else _example(best, settings["device"]).to_bytes()
+        example = b"" if best is None else _example(*best, settings["device"]).to_bytes()
         files = UnitFiles(rows, example, totals.to_bytes(columns))
         return files, f"{platform.node()}, process {os.getpid()}"
 
@@ -239,11 +239,8 @@ class Worker:
         return record
 
 
-class DocumentRecord(NamedTuple):
-    """A document of a corpus, and its record."""
-
-    document: Document
-    record: Record
+DocumentRecord = tuple[Document, Record]
+"""A document of a corpus, and its record."""
 
 
 def _rank(record: Record) -> int:
@@ -252,11 +249,10 @@ def _rank(record: Record) -> int:
     return n_tokens if n_tokens <= EXAMPLE_LEN else -n_tokens
 
 
-def _example(of: DocumentRecord, device: str) -> Record:
+def _example(document: Document, record: Record, device: str) -> Record:
     """The record as that of a corpus of one document, without timings, details of the machine and
     text behind the tokens.
     """
-    document, record = of
     n_tokens = len(record.keys[0].ids)
     return replace(
         record,
