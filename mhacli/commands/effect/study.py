@@ -497,23 +497,21 @@ class EffectStudy:
         """The effect of an item."""
         removals = self.plan[item]
         kind = self._kind_of(removals)
-        spans = self.settings.cut or ()
         first = removals[0]
         numbers: dict[str, Any] = {name: self._change(item, name) for name in EFFECT_NUMBERS}
         kinds = tuple(removal.layer[0] for removal in removals)
         is_single = len(removals) == 1
-        edge = first if is_single and first.keys else None
         return Effect(
             layer=first.layer[1] if is_single else None,
             kind=first.layer[0],
-            head=first.heads[0] if is_single and len(first.heads) == 1 else None,
-            query=None if edge is None else edge.queries[0],
-            key=None if edge is None else edge.keys[0],
+            head=first.heads[0] if is_single and first.heads else None,
+            query=first.queries[0] if kind == "edge" else None,
+            key=first.keys[0] if kind == "edge" else None,
             removed=kind,
             replace=first.replacement,
             at=first.at,
             heads=tuple((r.layer[1], r.heads[0]) for r in removals) if kind == "heads" else (),
-            spans=spans,
+            spans=self.settings.cut or (),
             layers=tuple(r.layer[1] for r in removals) if kind == "spans" else (),
             masked=self.results[item].was_masked,
             kinds=kinds if len(set(kinds)) > 1 else (),
