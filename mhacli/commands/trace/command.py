@@ -112,9 +112,8 @@ def _names_code(word: str) -> bool:
         return False
     if place.endswith(".py"):
         return isfile(place) or " " not in place
-    if not all(part.isidentifier() for part in place.split(".")):
-        return False
-    return (
+    is_module = all(part.isidentifier() for part in place.split("."))
+    return is_module and (
         "." in place or isfile(f"{place}.py") or isdir(place) or find_spec(place) is not None
     )  # imports nothing
 
