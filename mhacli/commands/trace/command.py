@@ -102,8 +102,10 @@ def _names_code(word: str) -> bool:
     """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file
     has no blanks in its name, unless it exists; a module without a dot must exist.
 
-    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30",
-    "so it is: good")] [True, True, False, False, False]
+    >>> [_names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30")]
+    [True, True, False, False]
+    >>> _names_code("so it is: good")
+    False
     """
     place, _, name = word.rpartition(":")
     if word.endswith(".py"):
