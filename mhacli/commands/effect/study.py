@@ -240,15 +240,9 @@ class EffectStudy:
         """
         settings = self.settings
         begins_later = settings.at is not None or settings.edges or settings.cut is not None
-        keywords: dict[str, bool] = {}
         is_of_ids = self.inputs.keys() == {"input_ids"}
-        if (
-            begins_later
-            and is_of_ids
-            and self.has_batches
-            and config_value(self.model, "use_cache")
-        ):
-            keywords["use_cache"] = True
+        has_cache = is_of_ids and self.has_batches and config_value(self.model, "use_cache")
+        keywords = {"use_cache": True} if begins_later and has_cache else {}
         parts = find_parts(self.model, lambda: self._read(**keywords))
         if not parts.attentions:
             raise MhaError(
