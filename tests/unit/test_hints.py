@@ -48,8 +48,8 @@ def _typed(name: str, hint: str = "", **more: str) -> Examination:
 def test_the_hint_of_a_refusal_is_not_refused_when_it_is_typed(name: str, says: str) -> None:
     with pytest.raises(mhacli.MhaError, match="needs a value for") as raised:
         _typed(name)
-    assert says in raised.value.hint
-    assert _typed(name, raised.value.hint).verdict == "right"
+    assert says in raised.value.typed_hint
+    assert _typed(name, raised.value.typed_hint).verdict == "right"
 
 
 @pytest.mark.parametrize("name", ["Block", "OwnWords", "Multiples", "Least"])
