@@ -27,21 +27,11 @@ _COMMAND = re.compile(
     r"|vocab|weights)\b"
 )
 _NAMES = {
-    "arg": "arguments",
-    "budget": "budget_s",
-    "call-arg": "call_arguments",
-    "call-limit": "call_limit_s",
-    "against-arg": "against_arguments",
-    "against-call-arg": "against_call_arguments",
     "direction": "directions",
-    "force": "force=True",
     "head": "heads",
     "heads": "n_heads",
     "kv-heads": "n_kv_heads",
     "layer": "layers",
-    "max-time": "max_time_s",
-    "raw": "raw=True",
-    "time-limit": "time_limit_s",
     "verify": "n_verified",
 }
 _OF_SCREENS = (
@@ -55,6 +45,9 @@ _OF_ARGUMENTS = (
     (r"\b(compare|with) mha trace ", r"\1 "),
     (r"--(\S*)arg (')?([\w.]+)=((?(2)[^']*|[^\s;,]+))(?(2)')", r'--\1arg={"\3": \4}'),
     (r"} --\S*arg={", ", "),
+    (r"--(\S*)arg\b", r"--\1arguments"),
+    (r"--(budget|call-limit|max-time|time-limit)\b", r"--\1-s"),
+    (r"--(force|raw)\b", r"--\1=True"),
 )
 
 
