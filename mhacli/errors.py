@@ -32,6 +32,7 @@ _NAMES = {
     "heads": "n_heads",
     "kv-heads": "n_kv_heads",
     "layer": "layers",
+    "sink-window": "sink",
     "verify": "n_verified",
 }
 _OF_SCREENS = (
