@@ -13,7 +13,6 @@ from mhacli.cli.output import (
     SAVED,
     TABLES,
     Output,
-    after_run,
     print_result,
     require_output,
 )
@@ -61,7 +60,7 @@ def run(
     record, notes = inspected(run, texts, options)
     if options.is_mean:
         record = record.mean_of_heads()
-    print_result(record, notes, options=options, output=output, run=run, after=after_run)
+    print_result(record, notes, options=options, output=output, run=run)
 
 
 def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:

@@ -18,7 +18,6 @@ from mhacli.cli.output import (
     DRAWN,
     SAVED,
     Output,
-    after_trace,
     print_report,
     print_result,
     require_output,
@@ -168,9 +167,7 @@ def trace(
                 record = walk_checkpoint(prepared, values=walk.values, place=place)
         record = recorded(record)
     view = partial(_print_steps, record, output.screen, walk)
-    print_result(
-        record, notes, options=options, output=output, run=run, view=view, after=after_trace
-    )
+    print_result(record, notes, options=options, output=output, run=run, view=view)
 
 
 def _print_mask(run: Run, texts: Texts, output: Output) -> None:
