@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import show_activity
+from mhacli.cli.console import progress
 from mhacli.cli.output import (
     DRAWING,
     DRAWN,
@@ -71,7 +71,7 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
     from mhacli.render.base.selection import require_rows
 
     prepared, notes = start(run, options)
-    with show_activity("computing"):
+    with progress("computing") as report_progress:
         if prepared is None:
             from mhacli.layer.steps import walk
 
@@ -79,4 +79,4 @@ def inspected(run: Run, texts: Texts, options: ViewOptions) -> tuple[Record, tup
         inputs = prepared.inputs
         kinds = kinds_of(run.model.layers, is_pair=inputs.context is not None)
         require_rows(options, kinds, inputs.sequences, inputs.context)
-        return recorded(prepared.run()), notes
+        return recorded(prepared.run(report_progress)), notes

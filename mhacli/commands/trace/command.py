@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mhacli.cli.console import draw, flush, loading_torch, note, show_activity
+from mhacli.cli.console import draw, flush, loading_torch, note, progress, replace_line
 from mhacli.cli.output import (
     DRAWING,
     DRAWN,
@@ -155,7 +155,7 @@ def trace(
         ):
             run = replace(run, model=replace(run.model, device="meta"), keep=())
         prepared, notes = start(run, ViewOptions())
-        with show_activity("computing"):
+        with progress("computing"):
             if prepared is None:
                 from mhacli.layer import steps as of_layer
 
@@ -199,8 +199,9 @@ def _print_steps(record: Record, screen: Screen, walk: Walk) -> None:
         draw(step, screen)
         if walk.step:
             flush()
-            with show_activity("(any key: next step, q: to the end)"):
-                key = typer.getchar()
+            replace_line("(any key: next step, q: to the end) …")
+            key = typer.getchar()
+            replace_line("")
             if key in ("q", "Q", "\x1b"):
                 break
     draw(end, screen)
@@ -230,9 +231,12 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
         "values": has_values,
         "command": list(record_command()),
     }
-    with show_activity(f"walking {target}"):
+    with progress(f"walking {target}") as report_progress:
         document, printed = run_in_child(
-            "mhacli.commands.trace.user_code:trace_request", job, time_limit_s=code.time_limit
+            "mhacli.commands.trace.user_code:trace_request",
+            job,
+            time_limit_s=code.time_limit,
+            on_stage=report_progress,
         )
     document["module"]["printed"] = printed
     return decode(Record, document, target)
