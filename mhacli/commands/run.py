@@ -42,7 +42,7 @@ def run(
     output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
-    from mhacli.cli.source import make_run
+    from mhacli.cli.source import make_run, require_in_config
     from mhacli.render.base.selection import require_generated
 
     require_output(options, output, has_effects=False)
@@ -50,6 +50,7 @@ def run(
     options = replace(options, layers=what.model.layers)
     if any(n < 0 for _, n in options.layers or ()):  # all are inspected, and then chosen
         what = replace(what, model=replace(what.model, layers=None))
+    require_in_config(what.model, "--head", options.heads)
     if options.is_mean and what.model.path is None:
         raise UsageError("--head mean needs --model")
     if options.is_mean and output.save is not None:

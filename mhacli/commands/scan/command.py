@@ -15,7 +15,9 @@ from mhacli.cli.output import Output, print_record, require_output, require_self
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.errors import UsageError
+from mhacli.io.files import require_folder_writable
 from mhacli.io.long_work import graceful_interrupt
+from mhacli.text.reading import documents
 from mhacli.text.spans import require_expressions
 
 from .progress import Progress
@@ -50,6 +52,8 @@ def scan(output: Annotated[Output, offers("json")], request: Scan) -> None:
             hint="--workers N uses this machine, --ray auto a cluster",
         )
     require_output(request.view, output, has_effects=request.effect)
+    require_folder_writable(request.out)
+    documents(request.sources, request.form)
     local_checkpoint(request.model)
     require_expressions(request.span)
     with loading_torch():

@@ -24,7 +24,14 @@ from mhacli.cli.output import (
     require_output,
 )
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
-from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
+from mhacli.cli.source import (
+    make_run,
+    record_command,
+    recorded,
+    require_in_config,
+    require_one_layer,
+    start,
+)
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
@@ -138,6 +145,9 @@ def trace(
         record = _walk_code(target, code, what.given, has_values=walk.values)
     else:
         require_one_layer(what.model, "mha trace")
+        if walk.cell is not None:
+            words = f"--cell {','.join(map(str, walk.cell))}: head"
+            require_in_config(what.model, words, walk.cell[:1])
         run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
             _print_mask(run, texts, output)
