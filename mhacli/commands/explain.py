@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from mhacli.cli.output import Output, print_report
 from mhacli.cli.parameters import choices_of, command, help_of, offers, option_names
 from mhacli.errors import UsageError
-from mhacli.record.glossary import TABLES, Word, words_of
+from mhacli.record.glossary import TABLES, Word, did_you_mean, plain, words_of
 from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
@@ -48,13 +47,8 @@ def explain(
         each = [_named(word) for word in term]
         matching = tuple(dict.fromkeys(chain.from_iterable(each))) if all(each) else ()
     if not matching:
-        names = {
-            _plain(name): name
-            for each_term in (*terms(), *options())
-            for name in (*each_term.also, each_term.name)
-        }
-        near = [names[name] for name in get_close_matches(_plain(" ".join(term)), names, n=3)]
-        hint = f"try mha explain {', or '.join(near)}" if near else "mha explain lists every term"
+        names = [name for each in (*terms(), *options()) for name in (*each.also, each.name)]
+        hint = did_you_mean(" ".join(term), names) or "mha explain lists every term"
         raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=hint)
     is_list = not term or len(matching) > _MOST_EXPLAINED
     listed = [{name: getattr(each, name) for name in _FIELDS} for each in matching]
@@ -109,18 +103,18 @@ def _named(word: str) -> tuple[Word, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces,
     hyphens and underscores; or else the options, which stand first if the word is typed as one.
     """
-    plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
-    of_name = tuple(term for term in terms() if plain in map(_plain, (term.name, *term.also)))
+    spelt, types = plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
+    of_name = tuple(term for term in terms() if spelt in map(plain, (term.name, *term.also)))
     if word.startswith("-"):
         return *(o for o in options() if word in (o.name, *o.also)), *of_name
-    of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
-    if plain in TABLES:
+    of_group = tuple(term for term in terms() if spelt in (term.group, f"{term.group}s"))
+    if spelt in TABLES:
         return of_group
     if of_name or of_group:
         return of_name or of_group
     if word in types:
         return _named(types[word])
-    return tuple(o for o in options() if plain in map(_plain, (o.name, *o.also)))
+    return tuple(o for o in options() if spelt in map(plain, (o.name, *o.also)))
 
 
 @cache
@@ -165,13 +159,6 @@ def options() -> tuple[Word, ...]:
     return tuple(
         replace(option, explanation=f"{option.explanation} Of {', '.join(names)}.")
         for option, names in found.items()
-    )
-
-
-def _plain(word: str) -> str:
-    return (
-        " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split())
-        or word
     )
 
 

@@ -5,7 +5,10 @@ others.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +171,52 @@ def test_the_choices_of_an_option_are_words(mha: Mha) -> None:
 
 def test_an_option_that_there_is_not_gets_the_nearest(mha: Mha) -> None:
     assert "--max-time" in mha("explain", "--max-tme", code=2).said
+
+
+COLUMNS = tomllib.loads(files("mhacli").joinpath("record/columns.toml").read_text("utf-8"))
+FIRST_TOKENS = "4"
+"""What stands in a heading in place of the number of first tokens."""
+HEADINGS = {
+    (table, name): word["heading"].format(sink_tokens=FIRST_TOKENS)
+    for table, words in COLUMNS.items()
+    for name, word in words.items()
+    if word.get("heading")
+}
+
+
+def test_every_heading_of_a_table_is_explained(mha: Mha) -> None:
+    for heading in set(HEADINGS.values()):
+        known = {
+            word
+            for term in mha("explain", heading, "--json").json["terms"]
+            for word in (term["name"], *term["also"])
+        }
+        assert heading in known
+
+
+def test_heads_are_sorted_by_what_their_columns_are_called_on_the_screen(
+    mha: Mha, tmp_path: Path
+) -> None:
+    run(tmp_path, "run", "the cat sat on the cat", "--heads", "4", "--save", "r")
+
+    def in_order(key: str) -> str:
+        ended = mha("show", "r", "--view", "none", "--sort", key, code=range(3))
+        assert ended.code == 0 or "no head here has" in ended.said  # such as a learned sink
+        return ended.stdout
+
+    orders = set()
+    for name, word in COLUMNS["statistic"].items():
+        if heading := HEADINGS.get(("statistic", name)):
+            orders.add(by_field := in_order(name))
+            assert in_order(heading) == in_order(word["name"]) == by_field
+    assert len(orders) > 2
+    assert in_order("type") == in_order("kind")
+    assert in_order("H:up") == in_order("entropy:up") != in_order("entropy")
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("entrpy", "entropy"), ("eff.kys", "eff.keys"), ("|i-k|", "|i−j|")]
+)
+def test_a_near_name_of_a_column_is_answered_with_the_name(mha: Mha, typed: str, near: str) -> None:
+    for words in (["run", "the cat", "--sort", typed], ["explain", typed]):
+        assert f"did you mean {near}" in mha(*words, "--json", code=2).error["hint"]
