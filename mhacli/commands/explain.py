@@ -17,6 +17,7 @@ from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
 from mhacli.sites import SITES
+from mhacli.text.numbers import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +27,7 @@ _TERM = (
     "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list"
     " all terms)"
 )
-_FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
+_FIELDS = ("name", "group", "explanation", "formula", "source", "example", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
 _COUNTED = ("site", "mistake")
@@ -86,12 +87,12 @@ def terms() -> tuple[Word, ...]:
                 )
             names = (heading or key,) if group in TABLES else (heading, word.name, key, word.short)
             name, *also = dict.fromkeys(each for each in (*names, *word.also) if each)
+            example = scores_with_and_without_scale() if key == "scaling" else ""
             if (
                 group != "mistake" or ", " not in key
             ):  # the further forms of a mistake have no terms
-                listed.append(
-                    replace(word, name=name, group=group, explanation=explanation, also=tuple(also))
-                )
+                more = {"group": group, "explanation": explanation, "example": example}
+                listed.append(replace(word, name=name, also=tuple(also), **more))
     for site in SITES.values():
         explanation, formula = site.in_general()
         listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
@@ -162,6 +163,25 @@ def options() -> tuple[Word, ...]:
     )
 
 
+def scores_with_and_without_scale() -> str:
+    """The variance of scores of random queries and keys, and the mean of the largest weight of a
+    query, with and without the scale.
+    """
+    import numpy as np
+
+    n, generator, sizes = 256, np.random.default_rng(0), []
+    for d_head in (8, 64):
+        q, k = generator.standard_normal((2, n, d_head))
+        numbers = []
+        for scores in (q @ k.T, q @ k.T / d_head**0.5):
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            largest = (weights.max(axis=1) / weights.sum(axis=1)).mean()
+            numbers.append(f"{scores.var():.2f} (largest weight {shown(largest, 'weight')})")
+        unscaled, scaled = numbers
+        sizes.append(f"with d_head {d_head}: {unscaled} unscaled, {scaled} scaled")
+    return f"variance of the scores of {n} random queries and keys: {'; '.join(sizes)}"
+
+
 def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
     """Each term with its explanation, formula and source."""
     from rich.console import Group as Lines
@@ -174,7 +194,7 @@ def _terms_view(matching: Sequence[Word], width: int) -> RenderableType:
         also = f" · also: {', '.join(term.also)}" if term.also else ""
         fields = [
             (name, getattr(term, name))
-            for name in ("explanation", "formula", "wrong", "right", "source")
+            for name in ("explanation", "formula", "example", "wrong", "right", "source")
         ]
         rows = [(name, words) for name, words in fields if words]
         parts.append(

@@ -26,7 +26,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     variant. A mistake has an `effect`, a `wrong` and the `right` expression, and that of torch's
     fused function, `in_torch`, further ones, `forms`, and `advice` in words; a failure of a model
     has an `effect`, and `advice` what to do.
-    `group` is set for `mha explain`.
+    `group` is set for `mha explain`, and so is the `example`, which is computed.
     """
 
     group: str = ""
@@ -46,6 +46,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_torch: str = ""
     forms: tuple[str, ...] = ()
     advice: str = ""
+    example: str = ""
 
 
 def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:

@@ -220,3 +220,19 @@ def test_heads_are_sorted_by_what_their_columns_are_called_on_the_screen(
 def test_a_near_name_of_a_column_is_answered_with_the_name(mha: Mha, typed: str, near: str) -> None:
     for words in (["run", "the cat", "--sort", typed], ["explain", typed]):
         assert f"did you mean {near}" in mha(*words, "--json", code=2).error["hint"]
+
+
+def test_the_scale_is_explained_by_computed_variances(mha: Mha) -> None:
+    """A sum of d_head products of independent numbers of variance 1 has the variance d_head."""
+    (term,) = mha("explain", "scaling", "--json").json["terms"]
+    found = re.findall(
+        r"d_head (\d+): ([\d.]+) \(.*? (\.\d+)\) unscaled, ([\d.]+) \(.*? (\.\d+)\) scaled",
+        term["example"],
+    )
+    assert [row[0] for row in found] == ["8", "64"]
+    for d_head, raw, most_raw, scaled, most_scaled in (map(float, row) for row in found):
+        assert raw == pytest.approx(d_head, rel=0.1)
+        assert scaled == pytest.approx(1, rel=0.1)
+        assert most_scaled < most_raw
+    text = " ".join(mha("explain", "sqrt").stdout.split())
+    assert " ".join(term["example"].split()) in text
