@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.mha import Ended, run
 
@@ -236,3 +237,22 @@ def test_the_scale_is_explained_by_computed_variances(mha: Mha) -> None:
         assert most_scaled < most_raw
     text = " ".join(mha("explain", "sqrt").stdout.split())
     assert " ".join(term["example"].split()) in text
+
+
+def test_the_commands_that_explain_padding_show_what_it_takes_unmasked(mha: Mha) -> None:
+    (term,) = mha("explain", "padding mask", "--json").json["terms"]
+    commands = re.findall(r'mha run ("[a-z ]+") ("[a-z ]+")', term["explanation"])
+    masked, unmasked = (
+        mha("run", *(text.strip('"') for text in texts), "--json").json for texts in commands
+    )
+    assert [sequence["tokens"] for sequence in masked["sequences"]] == [
+        ["cat", "sat", "pad"],
+        ["cat"],
+    ]
+    for with_mask, without in zip(masked["pattern"][1], unmasked["pattern"][1], strict=True):
+        assert with_mask[0] == [1, 0, 0]
+        assert sum(without[0]) == pytest.approx(1)
+        assert 0 < without[0][0] < 1
+    first = zip(masked["pattern"][0], unmasked["pattern"][0], strict=True)
+    for one, other in first:  # the same layer and embedding
+        assert one == pytest.approx(np.array(other))
