@@ -117,6 +117,8 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
     texts = () if reading.chat is not None else tuple(read_texts(what))
     require_not_blank(texts)
     checkpoint = local_checkpoint(model)
+    if "seed" in what.given and checkpoint is not None and not checkpoint.is_random:
+        raise UsageError(f"--seed changes nothing with --model: {checkpoint.path} has weights")
     return replace(
         run,
         model=model,
