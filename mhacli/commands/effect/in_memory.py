@@ -284,22 +284,22 @@ def head_table(
     n_effects = len(texts.sequences) if effect else 0
     n_before = 2 if control else 1  # the passes over all texts, which come before the effects
 
-    def part(number: int) -> Progress:
-        n_parts = n_before + n_effects
-        return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
+    def pass_of(number: int) -> Progress:
+        n_passes = n_before + n_effects
+        return lambda part, fraction: report_progress(part, (number + fraction) / n_passes)
 
-    record = run.run(part(0))
+    record = run.run(pass_of(0))
     controls: Sequence[HeadStatistics] | None = None
     if control:
         random_texts = _random_texts(run.loaded, texts)
-        controls = run_of(run.loaded, random_texts, request).run(part(1)).heads
+        controls = run_of(run.loaded, random_texts, request).run(pass_of(1)).heads
     records: list[Record] = []
     for number in range(n_effects):
         context = None if texts.context is None else (texts.context[number],)
         text = ModelInputs((texts.sequences[number],), context)
         of_text = replace(record, sequences=text.sequences, context=text.context)
         study = study_of(run_of(run.loaded, text, request), EffectSettings(), of_text)
-        records.append(verified(study.run(part(n_before + number))))
+        records.append(verified(study.run(pass_of(n_before + number))))
     effects = [effects_of_heads(of_text) for of_text in records]
     floor = max((each.effect.floor for each in records if each.effect is not None), default=None)
     heads = []
