@@ -16,6 +16,7 @@ from torch import Tensor
 from mhacli.record.heads import MAX_LARGEST, MAX_SINKS, SINK_LIFT, Kept
 from mhacli.run import cells_at_once
 
+from .core import Matrices, QueryIdx
 from .scores import (
     BLOCKS,
     LARGE_ON_DEVICE,
@@ -184,7 +185,7 @@ def _z_again(
 def _moved(
     attention: Attention,
     place: tuple[int, int],
-    queries: Int[Tensor, " query"],
+    queries: QueryIdx,
     weights: Float[Tensor, "query key"],
     values: Float[Tensor, "key d_v"],
 ) -> Float[Tensor, " query"]:
@@ -262,7 +263,7 @@ def _kept_cells(reduced: Reduced, kept: Kept, care: Care) -> PassResults:
     arrays: PassResults = {}
     device, dtype = reduced.lse.device, reduced.statistics["mass"].dtype
 
-    def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
+    def of_all(queries: Tensor, keys: Tensor) -> Matrices:
         def of_heads(heads: range) -> PassResults:
             weights, _ = reduced.weights_of(heads, queries, keys, is_coarse=care.is_coarse)
             return {"cells": weights.to(dtype)}

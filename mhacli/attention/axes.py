@@ -22,7 +22,7 @@ from mhacli.settings import PaddingSide, Statistics
 from mhacli.text.conditions import OPERATIONS, Condition, axes_of, number_of
 from mhacli.text.tokens import Sequences, places_in
 
-from .core import Allowed
+from .core import Allowed, KeyIdx, QueryIdx
 from .devices import moved
 from .scores import exact_dtype
 
@@ -250,9 +250,7 @@ def matcher(pattern: Condition, axes: Axes, sequence: int) -> Allowed:
             tokens.where(tokens >= 0, torch.nan), (1, 1), value=torch.nan
         )
 
-    def matches(
-        q_idx: Int[Tensor, " query"], k_idx: Int[Tensor, " key"]
-    ) -> Bool[Tensor, "query key"]:
+    def matches(q_idx: QueryIdx, k_idx: KeyIdx) -> Bool[Tensor, "query key"]:
         places = {
             "q": q_idx[:, None] - axes.queries.first(sequence),
             "k": k_idx[None, :] - axes.keys.first(sequence),

@@ -44,10 +44,10 @@ from mhacli.run import MAX_ALIVE, Run
 
 from .again import Care, care_of, cells_again, doubt_of, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
-from .core import dtype_name
+from .core import PerQuery, dtype_name
 from .devices import one_thread, sent, shared_out, wait_for
 from .scores import Attention, head_groups
-from .statistics import PassResults, PerQuery, Reduced, reduce_heads, reducer_of
+from .statistics import PassResults, Reduced, reduce_heads, reducer_of
 from .taps import not_finite, to_array
 
 _NOTHING = 1e-6
@@ -621,9 +621,7 @@ def _sinks(
     return [tuple(sorted(some, key=lambda sink: -sink.share)[:MAX_SINKS]) for some in sinks]
 
 
-def _largest(
-    sums: PassResults, visible: Float[Tensor, "batch head query"], axes: Axes
-) -> Iterator[tuple[StrongCell, ...]]:
+def _largest(sums: PassResults, visible: PerQuery, axes: Axes) -> Iterator[tuple[StrongCell, ...]]:
     """The cells of each head with the greatest weight relative to their query's uniform row."""
     queries, share = sums["best_query"], sums["best_weight"]
     size = share * visible.take_along_dim(queries, dim=-1)[..., None]

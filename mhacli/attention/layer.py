@@ -30,7 +30,13 @@ from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
 
 from .core import (
     Allowed,
+    HeadOutputs,
+    Keys,
+    Matrices,
+    Queries,
+    ScoreBias,
     Tap,
+    Values,
     attention_pattern,
     is_finite,
     no_tap,
@@ -54,9 +60,6 @@ Places = Int[Tensor, "*#batch length"]
 else `[batch, length]`."""
 BothPlaces = tuple[Places, Int[Tensor, "*#batch key"]]
 """The places of queries and of keys."""
-Queries = Float[Tensor, "batch head query d_head"]
-Keys = Float[Tensor, "batch kv_head key d_head"]
-Values = Float[Tensor, "batch kv_head key d_v"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -133,10 +136,10 @@ class MultiHeadAttention(nn.Module):
         value: KeyRows | None = None,
         *,
         allowed: Allowed | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: ScoreBias | None = None,
         places: Places | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"]]:
+    ) -> tuple[Float[Tensor, "batch query d_out"], Matrices]:
         """`(out, pattern)`: the result, and the weights before dropout. `key` defaults to `query`,
         `value` to `key`.
 
@@ -155,10 +158,10 @@ class MultiHeadAttention(nn.Module):
         past: KvCache,
         *,
         allowed: Allowed | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: ScoreBias | None = None,
         places: Places | None = None,
         tap: Tap | None = None,
-    ) -> tuple[Float[Tensor, "batch query d_out"], Float[Tensor, "batch head query key"], KvCache]:
+    ) -> tuple[Float[Tensor, "batch query d_out"], Matrices, KvCache]:
         """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values
         kept so far.
 
@@ -225,9 +228,9 @@ class MultiHeadAttention(nn.Module):
         at: BothPlaces,
         *,
         allowed: Allowed | None,
-        bias: Float[Tensor, "..."] | None,
+        bias: ScoreBias | None,
         tap: Tap,
-    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
+    ) -> tuple[HeadOutputs, Matrices]:
         """`attend` with this layer's scale, with the cost of distance where positions are ALiBi,
         and with dropout between its halves in training: `(z, pattern)`. `at` are the places of
         queries and keys; only the bias may forbid a cell, with −∞.
@@ -255,9 +258,7 @@ class MultiHeadAttention(nn.Module):
             tap("dropped", weights)
         return weighted_sum(weights, v, keep=keep, tap=tap), pattern
 
-    def joined(
-        self, z: Float[Tensor, "batch head query d_v"], tap: Tap
-    ) -> Float[Tensor, "batch query d_out"]:
+    def joined(self, z: HeadOutputs, tap: Tap) -> Float[Tensor, "batch query d_out"]:
         """The heads side by side, and through the output projection where there is one."""
         concat = merge_heads(z)
         tap("concat", concat)
@@ -276,7 +277,7 @@ def split_heads(
     return rows.view(batch, length, n_heads, width // n_heads).transpose(1, 2)
 
 
-def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query head*d_v"]:
+def merge_heads(z: HeadOutputs) -> Float[Tensor, "batch query head*d_v"]:
     """The heads side by side again: the reverse of `split_heads`. A copy, unless there is one head
     or one query.
     """

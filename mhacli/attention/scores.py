@@ -18,7 +18,21 @@ from torch import Tensor
 
 from mhacli.run import heads_at_once
 
-from .core import Allowed, four_axes, is_finite, visible_cells
+from .core import (
+    Allowed,
+    HeadOutputs,
+    KeyIdx,
+    Keys,
+    Matrices,
+    PerQuery,
+    Queries,
+    QueryIdx,
+    ScoreBias,
+    Values,
+    four_axes,
+    is_finite,
+    visible_cells,
+)
 from .devices import has_numbers
 
 LOG2_E = math.log2(math.e)
@@ -45,9 +59,7 @@ overflow."""
 
 Chosen = Int[Tensor, " idx"] | Int[Tensor, "batch head idx"]
 """Some queries or keys by number, the same of all heads, or of each its own."""
-Bias = Callable[
-    [int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]
-]
+Bias = Callable[[int, range, QueryIdx, KeyIdx], Float[Tensor, "_head query key"]]
 """A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where
 it is one for all. All of it is finite."""
 
@@ -73,8 +85,8 @@ class _Attention:
     """
 
     allowed: Allowed | None = None
-    v: Float[Tensor, "batch kv_head key d_v"] | None = None
-    z: Float[Tensor, "batch head query d_v"] | None = None
+    v: Values | None = None
+    z: HeadOutputs | None = None
     kernel: str = BLOCKS
     sink_logits: Float[Tensor, "_batch head _query"] | None = None
     wide: bool = False
@@ -95,7 +107,7 @@ class _Attention:
         """Whether no value is NaN or infinite."""
         return self.v is None or is_finite(self.v)
 
-    def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
+    def visible(self, queries: QueryIdx, keys: KeyIdx) -> Tensor:
         """Where the mask allows cells, `[#batch, #head, query, key]`."""
         return visible_cells(self.allowed, queries, keys)
 
@@ -118,9 +130,7 @@ class _Attention:
         ]
         return torch.stack(texts) if len(texts) > 1 else texts[0][None]
 
-    def _visible_in(
-        self, full: Float[Tensor, "batch head query key"]
-    ) -> Bool[Tensor, "batch _head query key"]:
+    def _visible_in(self, full: Matrices) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""
         batch, _, n_queries, n_keys = full.shape
         q_idx, k_idx = (torch.arange(n, device=full.device) for n in (n_queries, n_keys))
@@ -135,8 +145,8 @@ class ScoredAttention(_Attention):
     block by block.
     """
 
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
+    q: Queries
+    k: Keys
     scale: float
     softcap: float | None = None
     bias: Bias | None = None
@@ -243,7 +253,7 @@ class ScoredAttention(_Attention):
         queries: Chosen,
         keys: Chosen,
         visible: Bool[Tensor, "#batch #head chosen_query chosen_key"],
-        lse: Float[Tensor, "batch head query"] | None,
+        lse: PerQuery | None,
     ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
         """Any weights of some heads, in float64 where the device has it, by the log-sum-exp of the
         scores of all their queries; of scores that are so large that it is too coarse, which is
@@ -315,8 +325,8 @@ class ScoredAttention(_Attention):
 class GivenAttention(_Attention):
     """An attention whose `weights` were computed whole, from `scores`. Masked weights are 0."""
 
-    weights: Float[Tensor, "batch head query key"]
-    scores: Float[Tensor, "batch head query key"]
+    weights: Matrices
+    scores: Matrices
 
     @property
     def like(self) -> Tensor:
@@ -367,7 +377,7 @@ Attention = ScoredAttention | GivenAttention
 
 
 def strongest_key(
-    pattern: Float[Tensor, "batch head query key"],
+    pattern: Matrices,
 ) -> Int[Tensor, "batch head query"]:
     """The key with the largest weight, the first of equals; −1 for a row of zeros."""
     weight, key = pattern.max(dim=-1)
@@ -448,7 +458,7 @@ def rows_of(
     return tensor.gather(2, of_shared).view(*chosen.shape, width)
 
 
-def _of_queries(per_query: Float[Tensor, "batch head query"], chosen: Chosen) -> Tensor:
+def _of_queries(per_query: PerQuery, chosen: Chosen) -> Tensor:
     """The numbers of the chosen queries."""
     return rows_of(per_query[..., None], chosen).squeeze(-1)
 
@@ -504,7 +514,7 @@ def product(
 # ------------------------------------------------------------------------------------------- biases
 
 
-def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
+def tensor_bias(numbers: ScoreBias) -> Bias:
     """A tensor that broadcasts to `[batch, head, query, key]`, block by block."""
     full = four_axes(numbers)
 

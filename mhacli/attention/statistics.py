@@ -22,7 +22,7 @@ from mhacli.run import heads_at_once, rows_of_block
 from . import on_device
 from .axes import StatisticsRequest
 from .block import IN_C, CompiledHeads, c_block
-from .core import dtype_name
+from .core import HeadOutputs, KeyIdx, PerQuery, QueryIdx, dtype_name
 from .devices import moved
 from .masks import Band, keys_seen, mask_of
 from .on_device import PADDED_APART
@@ -42,7 +42,6 @@ from .scores import (
     product,
 )
 
-PerQuery = Float[Tensor, "batch head query"]
 PassResults = dict[str, Tensor]
 """The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
@@ -93,7 +92,7 @@ class Cells:
             for of_texts in self.request.matches
         ]
 
-    def _indices(self) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
+    def _indices(self) -> tuple[QueryIdx, KeyIdx]:
         return indices(self.queries, self.request.first), indices(self.keys, self.request.first)
 
     def equal_to(self, labels: Int[Tensor, "batch key"], shift: int) -> Bool[Tensor, "query key"]:
@@ -244,15 +243,15 @@ class Reduced:
     request: StatisticsRequest
     heads: range
     statistics: PassResults
-    lse: Float[Tensor, "batch head query"]
-    z: Float[Tensor, "batch head query d_v"] | None
+    lse: PerQuery
+    z: HeadOutputs | None
 
     def span(self, heads: range) -> slice:
         """Where some of the heads are among them."""
         return slice(heads.start - self.heads.start, heads.stop - self.heads.start)
 
     @cached_property
-    def keys(self) -> Int[Tensor, " key"]:
+    def keys(self) -> KeyIdx:
         """All keys, by number."""
         return torch.arange(self.attention.shape[3], device=self.attention.like.device)
 
@@ -681,9 +680,7 @@ def _of_first_keys(
     return statistics
 
 
-def _equal(
-    tokens: Int[Tensor, " query"], labels: Int[Tensor, " key"], n_seen: Tensor, shift: int | None
-) -> Int[Tensor, " query"]:
+def _equal(tokens: QueryIdx, labels: KeyIdx, n_seen: Tensor, shift: int | None) -> QueryIdx:
     """How many of the keys that a query sees have its token for a label, except the key at `query +
     shift`.
     """
