@@ -24,6 +24,7 @@ from .scores import (
     ScoredAttention,
     by_group,
     head_groups,
+    joined,
     of_group,
     rows_of,
 )
@@ -117,10 +118,7 @@ def _by_heads(
     most = cells_at_once(attention.like.device.type) // max(1, n_cells * attention.shape[0])
     # whole groups of those that share keys, or parts of one
     most, group = (most // group * group, 1) if most >= group else (max(1, most), group)
-    parts = [function(heads) for heads in head_groups(reduced.heads, group, most=most)]
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return joined([function(heads) for heads in head_groups(reduced.heads, group, most=most)])
 
 
 def _strongest(
@@ -160,12 +158,10 @@ def _z_again(
         v = v.masked_fill((weights == 0).all(dim=2)[..., None], 0.0)
     again = by_group(weights, v.to(weights.dtype))
     z = rows_of(reduced.z[:, reduced.span(heads)], rows)
-    error = again - z
+    error, magnitudes = again - z, by_group(weights.to(v.dtype), v.abs())
     if not care.is_finite:
         are_both = again.isfinite() == z.isfinite()
         error = torch.where(are_both, error.nan_to_num(0.0, 0.0, 0.0), torch.inf)
-    magnitudes = by_group(weights.to(v.dtype), v.abs())
-    if not care.is_finite:
         magnitudes = magnitudes.nan_to_num(nan=0.0, posinf=0.0)
     found = {
         "z_error": torch.linalg.vector_norm(error, torch.inf, dim=-1),

@@ -46,7 +46,7 @@ from .again import Care, care_of, cells_again, doubt_of, is_usual, may_be_sinks
 from .axes import Axes, StatisticsRequest
 from .core import PerQuery, dtype_name
 from .devices import one_thread, sent, shared_out, wait_for
-from .scores import Attention, head_groups
+from .scores import Attention, head_groups, joined, of_some
 from .statistics import PassResults, Reduced, reduce_heads, reducer_of
 from .taps import not_finite, to_array
 
@@ -168,7 +168,7 @@ def measure(
         run=run,
         survey=survey,
         heads=heads,
-        sums=_joined([sums for sums, _, _ in results]),
+        sums=joined([sums for sums, _, _ in results]),
         dtype=attention.dtype,
         n_keys=attention.shape[3],
         has_finite=attention.v is None
@@ -177,17 +177,9 @@ def measure(
     )
 
 
-def _of_heads(sums: PassResults, heads: Sequence[int] | range) -> PassResults:
+def _of_heads(sums: PassResults, heads: Sequence[int]) -> PassResults:
     """The numbers of some heads; with a head axis of 1 they hold for all."""
-    of_some = slice(heads.start, heads.stop) if isinstance(heads, range) else list(heads)
-    return {name: row if row.shape[1] == 1 else row[:, of_some] for name, row in sums.items()}
-
-
-def _joined(parts: Sequence[PassResults]) -> PassResults:
-    """The numbers of heads of several parts as those of one."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return {name: of_some(row, heads) for name, row in sums.items()}
 
 
 def _sums_of(reduced: Reduced) -> PassResults:
@@ -327,7 +319,7 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
     first = layers[0]
     request, run = first.request, first.run
     heads = [(layer.place, head) for layer in layers for head in layer.heads]
-    sums = _joined([layer.sums for layer in layers])
+    sums = joined([layer.sums for layer in layers])
     baseline = first.baseline
     uniform = _of_heads(baseline, [head for _, head in heads])
     made = head_statistics(sums, uniform, request, heads, run.statistics.sink_weight)
@@ -350,10 +342,7 @@ def _finished(layers: Sequence[Measured]) -> Iterator[HeadResults]:
         span = slice(start, start + len(layer.heads))
         start = span.stop
         own, errors, of_output = (_spanned(each, span) for each in (arrays, of_sums, of_z))
-        own |= {
-            name: array if array.shape[1] == 1 else array[:, list(layer.heads)]
-            for name, array in of_all.items()
-        }
+        own |= {name: of_some(array, layer.heads) for name, array in of_all.items()}
         checks = _checks(layer, float(largest[:, span].max()), errors, of_output)
         survey = replace(layer.survey, checks=checks)
         yield HeadResults(tuple(made[span]), own, survey, of_all["visible"])

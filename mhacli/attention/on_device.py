@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -20,7 +20,7 @@ from torch import Tensor
 from .axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from .core import dtype_name
 from .masks import causal, mask_of
-from .scores import HIDDEN, LOG2_E, ScoredAttention
+from .scores import HIDDEN, LOG2_E, ScoredAttention, joined, planes_of
 
 OF_QUERIES = ("mass", "entropy", "squares", "peak", "distance", "first", "leading")
 """The rows of what `kernels.rows` writes of each query."""
@@ -211,17 +211,10 @@ def kernel_sums(attention: ScoredAttention, request: StatisticsRequest, heads: r
     most = max(1, TEMPORARY_BYTES // _bytes_per_head(attention, request))
     parts = [heads[start : start + most] for start in range(0, len(heads), most)]
     rows = [
-        _joined([_of_heads(attention, request, b, part) for part in parts], 1)
+        joined([_of_heads(attention, request, b, part) for part in parts])
         for b in range(attention.shape[0])
     ]
-    return _joined(rows, 0)
-
-
-def _joined(parts: Sequence[Sums], axis: int) -> Sums:
-    """The sums of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
+    return joined(rows, axis=0)
 
 
 def _tiles(q: Tensor) -> Tiles:
@@ -253,9 +246,7 @@ def _added(
     if attention.bias is not None:
         added = attention.bias(batch, heads, every_q, every_k)
     if mask_of(attention.allowed).cells is not None:
-        visible = attention.visible(every_q, every_k)
-        seen = visible[min(batch, len(visible) - 1)]
-        seen = seen if len(seen) == 1 else seen[heads.start : heads.stop]
+        seen = planes_of(attention.visible(every_q, every_k), batch, heads)
         nothing = attention.q.new_zeros((), dtype=torch.bfloat16)
         added = torch.where(seen, nothing if added is None else added, HIDDEN)
     assert added is not None

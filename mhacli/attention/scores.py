@@ -7,15 +7,16 @@ in the scale. A hidden cell has `HIDDEN` instead of −∞: its weight is exactl
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mhacli.io.data import Array
 from mhacli.run import heads_at_once
 
 from .core import (
@@ -51,8 +52,7 @@ _SHARP = 8.0
 from overflow, and entropy loses no more by the difference of two sums."""
 _MAX_DISTINCT_SCORE = 1e25
 """A score beyond which float32 distinguishes nothing: then weights are NaN."""
-_MAX_EXACT_LSE = 1e8
-"""The size of a log-sum-exp beyond which float64 does not give a weight by it within 1e-7."""
+
 _MAX_SINK_BITS = 100.0
 """By which a sink may be above all scores of a query, to base 2: its weight is then still far from
 overflow."""
@@ -62,6 +62,9 @@ Chosen = Int[Tensor, " idx"] | Int[Tensor, "batch head idx"]
 Bias = Callable[[int, range, QueryIdx, KeyIdx], Float[Tensor, "_head query key"]]
 """A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where
 it is one for all. All of it is finite."""
+
+
+_Numbers = TypeVar("_Numbers", Tensor, Array)
 
 
 class BlockPlace(NamedTuple):
@@ -116,19 +119,17 @@ class _Attention:
     ) -> Bool[Tensor, "#batch #head chosen_query chosen_key"]:
         """Where the mask allows the cells of some heads."""
 
-        def of_heads(b: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-            cells = self.visible(q_idx, k_idx)
-            planes: Tensor = cells[min(b, len(cells) - 1)]
-            return planes if len(planes) == 1 else planes[heads.start : heads.stop]
+        def planes(b: int, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            return planes_of(self.visible(q_idx, k_idx), b, heads)
 
         if queries.ndim == keys.ndim == 1:
-            cells = self.visible(queries, keys)
-            return cells if cells.shape[1] == 1 else cells[:, heads.start : heads.stop]
-        texts = [
-            each_head(partial(of_heads, b), of_text(queries, b), of_text(keys, b))
-            for b in range(len(self.like))
-        ]
-        return torch.stack(texts) if len(texts) > 1 else texts[0][None]
+            return of_some(self.visible(queries, keys), heads)
+        return torch.stack(
+            [
+                each_head(partial(planes, b), of_text(queries, b), of_text(keys, b))
+                for b in range(len(self.like))
+            ]
+        )
 
     def _visible_in(self, full: Matrices) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""
@@ -183,7 +184,7 @@ class ScoredAttention(_Attention):
         `out`, and returns it.
         """
         is_plain = self.softcap is None and self.bias is None
-        q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
+        q = of_some(self.q, heads)[batch, :, queries.start : queries.stop]
         k = of_heads(self.k, batch, heads, self.shape[1], keys)
         q, k = q.to(out.dtype), k.to(out.dtype).mT
         factor = self.scale * (LOG2_E if is_plain else 1.0)
@@ -208,15 +209,10 @@ class ScoredAttention(_Attention):
         float32 cannot hold them.
         """
 
-        batch, heads = place.batch, place.heads
-
         def largest_in(scores: Tensor) -> Tensor:
             self.scores_into(scores, *place)
             if hidden is not None:
-                masked = hidden[min(batch, hidden.shape[0] - 1)]
-                scores.masked_fill_(
-                    masked if masked.shape[0] == 1 else masked[heads.start : heads.stop], HIDDEN
-                )
+                scores.masked_fill_(planes_of(hidden, place.batch, place.heads), HIDDEN)
             largest = scores.amax(dim=-1, keepdim=True)
             return torch.where(largest > HIDDEN / 10, largest, 0.0)
 
@@ -302,7 +298,7 @@ class ScoredAttention(_Attention):
         all keys where the log-sum-exp is not given: only then are there products and scores, −∞ at
         masked cells.
         """
-        q = rows_of(self.q[:, heads.start : heads.stop], queries)
+        q = rows_of(of_some(self.q, heads), queries)
         k = rows_of(of_group(self.k, heads, self.shape[1]), keys)
         qk = by_group(q.to(dtype), k.to(dtype).mT)
         hidden = ~visible
@@ -315,7 +311,7 @@ class ScoredAttention(_Attention):
             else _of_queries(lse, queries).to(dtype)
         )
         if self.sink_logits is not None:
-            sinks = self.sink_logits.expand(self.shape[:3])[:, heads.start : heads.stop]
+            sinks = of_some(self.sink_logits.expand(self.shape[:3]), heads)
             rows = torch.logaddexp(rows, _of_queries(sinks, queries).to(dtype))
         weights = scores - rows[..., None] if lse is None else scores.sub_(rows[..., None])
         return qk, scores, weights.exp_().masked_fill_(hidden, 0.0)
@@ -352,7 +348,7 @@ class GivenAttention(_Attention):
         self, heads: range, queries: Chosen, keys: Chosen, visible: Tensor, lse: Tensor | None
     ) -> Float[Tensor, "batch head chosen_query chosen_key"]:
         """Any weights of some heads, in float64 where the device has it."""
-        weights = rows_of(self.weights[:, heads.start : heads.stop], queries)
+        weights = rows_of(of_some(self.weights, heads), queries)
         return rows_of(weights.mT, keys).mT.to(exact_dtype(self.weights.device))
 
     def lse(self, batch: int, heads: slice, queries: slice) -> Float[Tensor, "head query"]:
@@ -401,10 +397,23 @@ def indices(span: range, like: Tensor) -> Int[Tensor, " idx"]:
     return torch.arange(span.start, span.stop, dtype=torch.int32, device=like.device)
 
 
-def plane_of(cells: Tensor, batch: int, head: int) -> Tensor:
-    """The plane `[query, key]` of a sequence and head, of axes that may be 1."""
-    plane: Tensor = cells[min(batch, cells.shape[0] - 1), min(head, cells.shape[1] - 1)]
-    return plane
+def of_some(numbers: _Numbers, heads: Sequence[int]) -> _Numbers:
+    """The numbers `[batch, head, …]` of some heads; with a head axis of 1 they hold for all."""
+    index = slice(heads.start, heads.stop) if isinstance(heads, range) else list(heads)
+    return numbers if numbers.shape[1] == 1 else numbers[:, index]
+
+
+def planes_of(cells: Tensor, batch: int, heads: range) -> Tensor:
+    """The planes of a sequence and of some heads, `[#head, …]`, of axes that may be 1."""
+    planes: Tensor = of_some(cells, heads)[min(batch, len(cells) - 1)]
+    return planes
+
+
+def joined(parts: Sequence[dict[str, Tensor]], axis: int = 1) -> dict[str, Tensor]:
+    """The numbers of several parts, by default of heads, as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
 
 
 def of_heads(
@@ -417,17 +426,10 @@ def of_heads(
     """Some keys or values of neighbouring query heads, which are whole groups of those that share a
     kv head, or a part of one.
     """
-    group = n_heads // shared.shape[1]
-    of_these = shared[
-        batch, heads.start // group : (heads.stop - 1) // group + 1, keys.start : keys.stop
-    ]
-    if len(of_these) == len(heads):
-        return of_these
-    return (
-        of_these.expand(len(heads), -1, -1)
-        if len(of_these) == 1
-        else of_these.repeat_interleave(group, dim=0)
-    )
+    of_these = of_group(shared, heads, n_heads)[batch, :, keys.start : keys.stop]
+    if len(of_these) in (1, len(heads)):
+        return of_these.expand(len(heads), -1, -1)
+    return of_these.repeat_interleave(n_heads // shared.shape[1], dim=0)
 
 
 def of_group(
@@ -519,8 +521,7 @@ def tensor_bias(numbers: ScoreBias) -> Bias:
     full = four_axes(numbers)
 
     def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-        planes: Tensor = full[min(batch, full.shape[0] - 1)]
-        planes = planes if planes.shape[0] == 1 else planes[heads.start : heads.stop]
+        planes = planes_of(full, batch, heads)
         rows: Tensor = planes if planes.shape[1] == 1 else planes[:, q_idx]
         return rows if planes.shape[2] == 1 else rows[:, :, k_idx]
 

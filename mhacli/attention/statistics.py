@@ -39,6 +39,7 @@ from .scores import (
     head_groups,
     indices,
     of_heads,
+    of_some,
     product,
 )
 
@@ -46,26 +47,27 @@ PassResults = dict[str, Tensor]
 """The results of a pass by the names in `BLOCK_STATISTICS`, each `[batch, head, …]`."""
 
 
+@dataclass(frozen=True)
 class Cells:
     """Some queries of a sequence with the keys that they may see. What is the same for every head
     is made once, when it is needed.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        request: StatisticsRequest,
-        batch: int,
-        queries: range,
-        keys: range,
-    ) -> None:
-        self.attention = attention
-        self.request = request
-        self.batch = batch
-        self.queries = queries
-        self.keys = keys
-        self.rows = slice(queries.start, queries.stop)
-        self.columns = slice(keys.start, keys.stop)
+    attention: Attention
+    request: StatisticsRequest
+    batch: int
+    queries: range
+    keys: range
+
+    @property
+    def rows(self) -> slice:
+        """Where the queries are among all."""
+        return slice(self.queries.start, self.queries.stop)
+
+    @property
+    def columns(self) -> slice:
+        """Where the keys are among all."""
+        return slice(self.keys.start, self.keys.stop)
 
     @cached_property
     def steps(self) -> Float[Tensor, "query key"]:
@@ -268,8 +270,7 @@ class Reduced:
         """The largest score of each query, −∞ without keys."""
         sinks = self._sinks
         if isinstance(self.attention, GivenAttention):
-            top = self.attention.matrices()["scores"].amax(dim=-1)
-            return top[:, self.heads.start : self.heads.stop]
+            return of_some(self.attention.matrices()["scores"].amax(dim=-1), self.heads)
         # by its weight, in which a sink logit takes part
         lse = self.lse if sinks is None else torch.logaddexp(self.lse, sinks)
         return self.statistics["peak"] + lse
@@ -279,7 +280,7 @@ class Reduced:
         logits = self.attention.sink_logits
         if logits is None:
             return None
-        return logits[:, self.heads.start : self.heads.stop].to(self.lse)
+        return of_some(logits, self.heads).to(self.lse)
 
     @property
     def has_keys(self) -> Bool[Tensor, "batch head query"]:
@@ -404,7 +405,7 @@ def _no_sums(
     lse = statistics.pop("lse", None)
     if lse is None:
         lse = attention.like.new_zeros((batch, len(heads), n_queries), dtype=exact)
-    z = None if attention.z is None else attention.z[:, heads.start : heads.stop]
+    z = None if attention.z is None else of_some(attention.z, heads)
     if z is None and attention.v is not None:
         z = attention.v.new_empty(*lse.shape, attention.v.shape[3])
     return Reduced(attention, request, heads, statistics, lse, z)
@@ -584,8 +585,8 @@ def make_baseline(attention: Attention, request: StatisticsRequest) -> PassResul
         ScoredAttention(q=q, k=k, scale=1.0, allowed=mask), request, range(n_heads)
     )
     visible = torch.where(reduced.has_keys, reduced.lse.exp().round(), 0.0)
-    counts = {"visible": visible.to(attention.dtype), **_n_copy_queries(attention, request)}
-    return reduced.statistics | counts
+    counts = _n_copy_queries(attention, request, n_heads)
+    return reduced.statistics | {"visible": visible.to(attention.dtype)} | counts
 
 
 def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...]:
@@ -595,20 +596,21 @@ def _copies_of(request: StatisticsRequest) -> tuple[tuple[str, Tensor, int], ...
     return ("duplicate", request.k_tokens, 0), ("induction", request.before_k, 1)
 
 
-def _n_copy_queries(attention: Attention, request: StatisticsRequest) -> PassResults:
-    """How many queries of a text see a copy of their token, and a token after one."""
-    counts: PassResults = {}
+def _n_copy_queries(attention: Attention, request: StatisticsRequest, n_heads: int) -> PassResults:
+    """How many queries of a text see a copy of their token, and a token after one, in so many heads
+    of the mask.
+    """
+    batch = attention.shape[0]
+    copies = _copies_of(request)
+    counts = {f"n_{name}_queries": labels.new_zeros(batch, n_heads) for name, labels, _ in copies}
     for queries, keys in blocks_of(attention, request):
-        hidden = _visible(attention, queries, keys)
-        for b, visible in enumerate(hidden):
+        # a mask without an axis of the batch is that of every text
+        of_texts = _visible(attention, queries, keys).expand(batch, -1, -1, -1)
+        for b, visible in enumerate(of_texts):
             cells = Cells(attention, request, b, queries, keys)
-            for name, labels, shift in _copies_of(request):
-                copies = cells.equal_to(labels, shift)
-                possible = (visible & copies).any(dim=-1).sum(dim=-1)
-                key = f"n_{name}_queries"
-                if key not in counts:
-                    counts[key] = possible.new_zeros(len(hidden), len(possible))
-                counts[key][b] += possible
+            for name, labels, shift in copies:
+                are_possible = (visible & cells.equal_to(labels, shift)).any(dim=-1)
+                counts[f"n_{name}_queries"][b] += are_possible.sum(dim=-1)
     return counts
 
 
