@@ -50,12 +50,6 @@ class Care(NamedTuple):
     is_coarse: bool = False
 
 
-def doubt_of(reduced: Reduced) -> Float[Tensor, "1 head"]:
-    """The size of the largest log-sum-exp of each head."""
-    largest: Tensor = torch.linalg.vector_norm(reduced.lse, torch.inf, dim=(0, 2))
-    return largest[None]
-
-
 def care_of(reduced: Reduced, sums: PassResults) -> Care:
     """What must be cared for, by numbers that can be read."""
     attention = reduced.attention

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .axes import Axes, Axis, StatisticsRequest, make_statistics_request
 from .core import dtype_name
@@ -257,7 +258,7 @@ def _padded(vectors: Tensor) -> Tensor:
     """Vectors with as many columns as a product of tiles needs, a power of two."""
     width = vectors.shape[-1]
     n_more = max(16, 1 << (width - 1).bit_length()) - width
-    return torch.nn.functional.pad(vectors, (0, n_more)) if n_more else vectors.contiguous()
+    return pad(vectors, (0, n_more)) if n_more else vectors.contiguous()
 
 
 def _of_heads(

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhacli.io.long_work import Progress, no_progress
 from mhacli.run import heads_at_once, rows_of_block
@@ -145,7 +146,7 @@ def _summed(cells: Tensor, axis: int, size: int) -> Tensor:
     """The sums of `size` neighbours along an axis of cells `[head, query, key]`."""
     n_more = -cells.shape[axis] % size
     if n_more:
-        cells = torch.nn.functional.pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
+        cells = pad(cells, (0, n_more) if axis == 2 else (0, 0, 0, n_more))
     sums: Tensor = cells.unflatten(axis, (-1, size)).sum(dim=axis + 1)
     return sums
 
@@ -179,7 +180,7 @@ def _profile(block: Block) -> Tensor:
     Look At?", section 3.1 (attention to the relative positions).
     """
     n_rows = block.weights.shape[1]
-    rows = torch.nn.functional.pad(block.weights.flip(1), (0, n_rows)).flatten(1)
+    rows = pad(block.weights.flip(1), (0, n_rows)).flatten(1)
     diagonals: Tensor = rows[:, :-n_rows].unflatten(1, (n_rows, -1)).sum(dim=1)
     return diagonals
 
@@ -627,12 +628,12 @@ def _of_first_keys(
 
     def counted(marks: Tensor) -> Tensor:
         """How many marked keys each query sees."""
-        n_before: Tensor = torch.nn.functional.pad(marks.double().cumsum(dim=-1), (1, 0))
+        n_before: Tensor = pad(marks.double().cumsum(dim=-1), (1, 0))
         return n_before[..., n_seen]
 
     def before(numbers: Tensor) -> Tensor:
         """The sum of the numbers of earlier queries."""
-        return torch.nn.functional.pad(numbers.cumsum(dim=0), (1, 0))
+        return pad(numbers.cumsum(dim=0), (1, 0))
 
     # A query sees as many keys before an edge of the map's columns as both allow: all that it sees,
     # up to the query `enough`.
