@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -405,37 +405,28 @@ def head_statistics(
     most, offsets = excess.max(dim=1)
     offsets = torch.where(most > _NOTHING, offsets, -1)
     outcomes, visible = uniform["visible"], uniform["visible"].expand(seen.shape)
-    learned: list[float | None] = [None] * len(heads)
     if "sink_mass" in sums:
         outcomes = outcomes + (outcomes > 0)
-        learned = [*map(finite, _mean(sums["sink_mass"].double(), seen).tolist())]
     n_copies = {name: uniform[f"n_{name}_queries"].sum(dim=0).double() for name in _COPIES}
     n_cells = cache(_copy_counter(request))
-    of_all = zip(
-        heads,
-        _averages(sums, outcomes, n_copies, zero, offsets),
-        _averages(uniform, uniform["visible"], n_copies, zero, offsets),
-        learned,
-        seen.sum(dim=(0, 2)).tolist(),
-        _tops(sums, axes),
-        _sinks(sums, uniform, axes, sink_share),
-        _largest(sums, visible, axes),
-        strict=True,
-    )
+    means = _averages(sums, outcomes, n_copies, zero, offsets)
+    of_uniform = _averages(uniform, uniform["visible"], n_copies, zero, offsets)
+    n_queries = seen.sum(dim=(0, 2)).tolist()
+    tops, sinks = _tops(sums, axes), _sinks(sums, uniform, axes, sink_share)
+    largest = _largest(sums, visible, axes)
     made = []
-    for (place, head), means, even, sink, n_queries, (score, cell), sinks, largest in of_all:
-        positional, repeated = _explained(means, n_queries, n_cells)
+    for number, (place, head) in enumerate(heads):
+        positional, repeated = _explained(means[number], n_queries[number], n_cells)
         of_head = HeadStatistics(
             layer=place.layer,
             attention=place.attention,
             head=head,
             positional=positional,
-            **means | {"learned_sink": sink},
-            max_score=score,
-            max_score_at=None if score is None else cell,
-            sinks=sinks,
-            largest=largest,
-            uniform=Averages(**even),
+            **means[number],
+            **tops[number],
+            sinks=sinks[number],
+            largest=largest[number],
+            uniform=Averages(**of_uniform[number]),
         )
         made.append(with_kind(of_head, repeated))
     return made
@@ -517,6 +508,8 @@ def _averages(
         **{name: sums[name].sum(dim=0) / n for name in _COPIES},
         **{where_possible(name): sums[name].sum(dim=0) / n_copies[name] for name in _COPIES},
     }
+    if "sink_mass" in sums:
+        rows["learned_sink"] = _mean(sums["sink_mass"].double(), seen)
     matched = (sums["matched"].sum(dim=0) / n[:, None]).expand(len(offsets), -1)
     within = folded.cumsum(dim=1)
     windows = {}
@@ -567,15 +560,17 @@ def _cell(axes: Axes, batch: int, query: int, key: int) -> tuple[int, int, int]:
     return batch, query - axes.queries.first(batch), key - axes.keys.first(batch)
 
 
-def _tops(sums: PassResults, axes: Axes) -> Iterator[tuple[float | None, Any]]:
-    """The largest score of each head, and its cell."""
+def _tops(sums: PassResults, axes: Axes) -> list[dict[str, Any]]:
+    """The largest score of each head, and its cell, as fields of `HeadStatistics`."""
     queries = sums["top_query"]
     scores = sums["top_score"].take_along_dim(queries[..., None], dim=-1).squeeze(-1)
     best = scores.nan_to_num(nan=-torch.inf).argmax(dim=0, keepdim=True)
-    of_best = (best, queries, sums["top_key"], scores)
-    rows = (each.expand_as(scores).gather(0, best)[0].tolist() for each in of_best[1:])
-    for batch, query, key, score in zip(best[0].tolist(), *rows, strict=True):
-        yield finite(score), _cell(axes, batch, query, key)
+    of_best = (each.gather(0, best)[0].tolist() for each in (queries, sums["top_key"], scores))
+    tops = []
+    for batch, query, key, score in zip(best[0].tolist(), *of_best, strict=True):
+        at = _cell(axes, batch, query, key) if isfinite(score) else None
+        tops.append({"max_score": finite(score), "max_score_at": at})
+    return tops
 
 
 def _sinks(
@@ -607,7 +602,7 @@ def _sinks(
     return [tuple(sorted(some, key=lambda sink: -sink.share)[:MAX_SINKS]) for some in sinks]
 
 
-def _largest(sums: PassResults, visible: PerQuery, axes: Axes) -> Iterator[tuple[StrongCell, ...]]:
+def _largest(sums: PassResults, visible: PerQuery, axes: Axes) -> list[tuple[StrongCell, ...]]:
     """The cells of each head with the greatest weight relative to their query's uniform row."""
     queries, share = sums["best_query"], sums["best_weight"]
     size = share * visible.take_along_dim(queries, dim=-1)[..., None]
@@ -617,12 +612,14 @@ def _largest(sums: PassResults, visible: PerQuery, axes: Axes) -> Iterator[tuple
     of_heads = [each.expand_as(size).movedim(0, 1).flatten(1) for each in numbers]
     order = of_heads[-1].argsort(dim=1, descending=True, stable=True)[:, :MAX_LARGEST]
     rows = (each.take_along_dim(order, dim=1).tolist() for each in of_heads)
-    for of_head in zip(*rows, strict=True):
-        yield tuple(
+    return [
+        tuple(
             StrongCell(*_cell(axes, batch, query, key), share, size)
             for batch, query, key, share, size in zip(*of_head, strict=True)
             if size > 0
         )
+        for of_head in zip(*rows, strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------------------- arrays
