@@ -124,12 +124,12 @@ class _Attention:
 
         if queries.ndim == keys.ndim == 1:
             return of_some(self.visible(queries, keys), heads)
-        return torch.stack(
-            [
-                each_head(partial(planes, b), of_text(queries, b), of_text(keys, b))
-                for b in range(len(self.like))
-            ]
-        )
+        texts = [
+            each_head(partial(planes, b), of_text(queries, b), of_text(keys, b))
+            for b in range(len(self.like))
+        ]
+        # the copy of a single one would be a kernel more
+        return torch.stack(texts) if len(texts) > 1 else texts[0][None]
 
     def _visible_in(self, full: Matrices) -> Bool[Tensor, "batch _head query key"]:
         """Where the mask allows cells of a matrix of all queries and keys."""
