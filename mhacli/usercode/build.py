@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.devices import choose_device
 from mhacli.errors import MhaError, UsageError, first_names
@@ -41,10 +40,9 @@ from .door import (
     for_user,
     on_behalf,
     ours,
-    plainly,
 )
 from .faults import is_user_file, shown_path, user_code_error
-from .foreign import attention_within, change_tensors, uncompiled
+from .foreign import FunctionMode, change_tensors, uncompiled
 from .names import source_of
 from .process import Stage, no_stage
 from .roles import ROWS, role_of, role_of_last, signature, signature_of
@@ -84,6 +82,11 @@ class Built:
         return self.call if isinstance(self.call, nn.Module) else None
 
     @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules in it by name, itself first; none if it is no module."""
+        return {} if self.module is None else dict(self.module.named_modules())
+
+    @property
     def weight_shapes(self) -> list[torch.Size]:
         """The shapes of the weights of at least two axes that it holds, or a module in it."""
         weights = list[Tensor]()
@@ -92,7 +95,6 @@ class Built:
                 weights += part.parameters()
             elif isinstance(part, Tensor):
                 weights.append(part)
-        is_lazy = nn.parameter.is_lazy
         return [each.shape for each in weights if not is_lazy(each) and each.ndim > 1]
 
     @property
@@ -110,8 +112,8 @@ class Built:
     @property
     def n_ids(self) -> int:
         """The fewest ids that an embedding in it knows; 0 without one."""
-        parts = [] if self.module is None else [*self.module.modules()]
-        sizes = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+        tables = (part for part in self.parts.values() if isinstance(part, nn.Embedding))
+        sizes = [table.num_embeddings for table in tables]
         return min((size for size in sizes if size > 1), default=0)
 
     def refusal(self, message: str, hint: str | None = None) -> MhaError:
@@ -183,6 +185,11 @@ def _applied(thing: Any) -> Any:
 
     vars(apply)["__signature__"] = of_apply
     return apply
+
+
+def is_of_torch(part: object) -> bool:
+    """Whether its class is one of torch's."""
+    return type(part).__module__.startswith("torch.")
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
@@ -1035,15 +1042,11 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-class WithoutDropout(TorchFunctionMode):
+class WithoutDropout(FunctionMode):
     """Lets torch's functions of dropout return their input."""
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a function returns where nothing is dropped."""
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            return on_behalf(attention_within, self, *args, **kwargs)
         if "dropout" in getattr(func, "__name__", "") and (args or "input" in kwargs):
             tensor = args[0] if args else kwargs["input"]
             if func is torch.native_dropout:

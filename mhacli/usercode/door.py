@@ -95,26 +95,27 @@ Log = list[Attempt] | AttemptLog
 
 
 def those_that_work(
-    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log | None = None
 ) -> Iterator[T]:
-    """What the attempts give that neither fail nor give None. The log gets the candidates that
-    failed, in order.
+    """What the attempts give that neither fail nor give None. The log, if there is one, gets the
+    candidates that failed, in order.
     """
     for candidate in candidates:
         try:
             found = attempt(candidate)
         except NO_ANSWER as failure:
-            log.append(Attempt(candidate, failure))
+            if log is not None:
+                log.append(Attempt(candidate, failure))
         else:
             if found is not None:
                 yield found
 
 
 def first_that_works(
-    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log
+    candidates: Iterable[C], attempt: Callable[[C], T | None], log: Log | None = None
 ) -> T | None:
-    """What the first attempt gives that neither fails nor gives None; None without one. The log
-    gets the candidates before it that failed, in order.
+    """What the first attempt gives that neither fails nor gives None; None without one. The log, if
+    there is one, gets the candidates before it that failed, in order.
     """
     return next(those_that_work(candidates, attempt, log), None)
 

@@ -220,7 +220,7 @@ def _at_each_length(
     """
     if not names:
         return {}
-    longer = those_that_work(_LONG_LENGTHS, partial(arguments_of_example, template), [])
+    longer = those_that_work(_LONG_LENGTHS, partial(arguments_of_example, template))
     most = [calls.made, *longer][-1]
     arguments = {}
     for name in names:
@@ -317,7 +317,7 @@ def working_example(template: UserAttention, widths: Sequence[int]) -> str | Non
         return text
 
     calls = _arguments_to_try(built, len(needed), widths)
-    return first_that_works(itertools.islice(calls, _MOST_EXAMPLES), working, [])
+    return first_that_works(itertools.islice(calls, _MOST_EXAMPLES), working)
 
 
 def _arguments_to_try(

@@ -137,7 +137,7 @@ def _call_that_works(
     if found is None:  # one answer for a text, or a few
         single = [each.candidate for each in tried if len(each.candidate.slots) == 1]
         pooled = [replace(each, output=("", OF_TEXTS)) for each in single]
-        found = first_that_works(pooled, with_output, [])
+        found = first_that_works(pooled, with_output)
     return found
 
 
@@ -161,7 +161,7 @@ def _values_that_work(built: Built, request: TargetRequest, names: Sequence[str]
         return as_typed("--call-arg", given)
 
     values = itertools.islice(itertools.product(_WORDS, repeat=len(names)), _MOST_CALLS)
-    return first_that_works(values, typed, [])
+    return first_that_works(values, typed)
 
 
 def _of_kernels(tried: Sequence[Attempt]) -> Iterator[UserAttention]:

@@ -23,23 +23,16 @@ from traceback import walk_stack
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import MhaError
 
 from .build import as_float64
-from .door import on_behalf, ours, plainly
+from .door import on_behalf
 from .faults import SourceLine, source_line
-from .foreign import (
-    attention_within,
-    is_transformed,
-    tensors_in,
-    without_compiling,
-)
+from .foreign import FunctionMode, is_transformed, tensors_in, without_compiling
 from .masks import MaskForm
 from .projections import read_name
 from .user_attention import UserAttention
@@ -128,7 +121,7 @@ def reached(
         operations += [n for n in dict.fromkeys(neighbours(operation)) if n not in operations]
 
 
-class Watcher(TorchFunctionMode):
+class Watcher(FunctionMode):
     """Records the torch operations that are called, in order, without those that return their
     input.
 
@@ -145,14 +138,8 @@ class Watcher(TorchFunctionMode):
         self.makers: MutableMapping[Tensor, Operation] = WeakTensorKeyDictionary()
         self.holders: dict[int, list[Operation]] = {}
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not
-        recorded.
-        """
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            return on_behalf(attention_within, self, *args, **kwargs)
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls and records the function, without the calls inside of it."""
         name, inputs, arguments = _called(func, args, kwargs)
         is_in_place = writes_into_input(name) or kwargs.get("inplace") is True
         overwritten = kwargs.get("out", inputs[0] if is_in_place and inputs else None)

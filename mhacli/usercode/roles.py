@@ -250,7 +250,7 @@ def signature_of(call: Callable[..., Any], *roles: str) -> tuple[CallParameter, 
 def signature(thing: Callable[..., Any]) -> inspect.Signature:
     """The signature, annotations resolved if possible; that of any arguments if there is none."""
     found = first_that_works(  # annotations are code of the user
-        (True, False), lambda resolve: call_user(inspect.signature, thing, eval_str=resolve), []
+        (True, False), lambda resolve: call_user(inspect.signature, thing, eval_str=resolve)
     )
     return found or inspect.signature(lambda *args, **kwargs: None)
 

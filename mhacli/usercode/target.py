@@ -198,8 +198,7 @@ def find_target(target: str) -> Any:
             raise
         problem = f"{location} has no {name}"
     else:
-        is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
-        if not (callable(thing) or hasattr(thing, "forward") or is_mask):
+        if not may_be_examined(thing):
             problem = (
                 f"{name} of {location} is a value of type {type(thing).__name__}, not a class or"
                 " function"
@@ -211,6 +210,12 @@ def find_target(target: str) -> Any:
             problem, hint=first_names(beside, _MOST_LISTED) or None, code="no-target", path=path
         )
     return thing
+
+
+def may_be_examined(thing: object) -> bool:
+    """Whether an object can be called, or is a mask: a tensor, or that of FlexAttention."""
+    names = ("forward", "mask_mod", "is_floating_point")
+    return callable(thing) or any(hasattr(thing, name) for name in names)
 
 
 def source_file(thing: Any) -> str | None:

@@ -323,9 +323,8 @@ def _of_found(
     if memory is not None:
         decoder = None
     source = None if decoder is None else parameters[0].name
-    module = found.built.module
     n_ids = _n_ids(found) if table is None else table.num_embeddings
-    stated = stated_pads(module, table)
+    stated = stated_pads(found.built, table)
     attention = with_independent_rows(found)
     masks = _likeliest(_forms_of_padding(attention, decoder, means))
     own = _NONE_KNOWN if masks else own_padding(attention, stated, source)
@@ -349,7 +348,7 @@ def _of_found(
         own_padding=own,
         masks=masks,
         positions=named.get("positions") if decoder is None else None,
-        first_position=_first_position(module),
+        first_position=_first_position(found.built),
         cached=next(steps, None),
     )
 
@@ -407,9 +406,9 @@ def _n_ids(attention: UserAttention) -> int:
     return bisect_left(range(_MOST_IDS), True, key=is_too_large)
 
 
-def _first_position(module: nn.Module | None) -> int:
+def _first_position(built: Built) -> int:
     """The number of the first position: that behind the row of padding of a table."""
-    for name, part in [] if module is None else module.named_modules():
+    for name, part in built.parts.items():
         row = getattr(part, "padding_idx", None)
         if name.endswith("position_embeddings") and row is not None:
             return int(row) + 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.stages import Inputs
 from mhacli.models.layer_names import config_of, is_attention
-from mhacli.usercode.build import WithoutDropout
+from mhacli.usercode.build import WithoutDropout, is_of_torch
 from mhacli.usercode.door import NO_ANSWER, UserRaised, ours
 from mhacli.usercode.faults import SourceLine, source_line
 from mhacli.usercode.graph import user_line
@@ -302,11 +302,6 @@ def _described(
 def lacks_batch_first(module: nn.Module) -> bool:
     """Whether it is a layer of torch that reads `[length, batch, width]`."""
     return is_of_torch(module) and getattr(module, "batch_first", True) is False
-
-
-def is_of_torch(module: nn.Module) -> bool:
-    """Whether it is a class of torch."""
-    return type(module).__module__.startswith("torch.")
 
 
 def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.mistakes import scales_of_mistakes
 from mhacli.attention.stages import Inputs, Pairing, ReferenceLayer, do_broadcast, require
-from mhacli.usercode.build import Built, as_float64
+from mhacli.usercode.build import Built, as_float64, is_of_torch
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.graph import HIDDEN, KERNEL, Operation, RecordedCall
@@ -161,7 +161,7 @@ def _with_queries(
     }
     own = {name: rows for name, rows in own.items() if call.producers_of(rows(call.inputs))}
     for path, part in module.named_modules():
-        is_of_user = not type(part).__module__.startswith("torch.") and not is_norm(part)
+        is_of_user = not is_of_torch(part) and not is_norm(part)
         for name, each in part.named_parameters(path, recurse=False):
             if each.numel() % n == 0 and (is_of_user or isinstance(part, nn.Embedding)):
                 own[name] = partial(_repeated, each.reshape(n, -1))
@@ -234,17 +234,11 @@ def counts_of(built: Built, role: str) -> list[int]:
     modules are not heads, as the groups of a norm are not.
     """
     named = list(built.arguments.items())
-    for module in [] if built.module is None else built.module.modules():
-        if isinstance(module, nn.MultiheadAttention) or not type(module).__module__.startswith(
-            "torch."
-        ):
-            named += vars(module).items()
-    counts = [
-        value
-        for _, value in numbers_of(named, role)
-        if isinstance(value, int) and 0 < value <= 1024
-    ]
-    return list(dict.fromkeys(counts))
+    for part in built.parts.values():
+        if isinstance(part, nn.MultiheadAttention) or not is_of_torch(part):
+            named += vars(part).items()
+    numbers = dict.fromkeys(value for _, value in numbers_of(named, role))
+    return [number for number in numbers if isinstance(number, int) and 0 < number <= 1024]
 
 
 def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, float]]:
@@ -793,12 +787,9 @@ def _summed(probed: ProbedAttention, call: RecordedCall, out: Tensor) -> AfterAt
 
 def _norms_in(probed: ProbedAttention) -> list[Norm]:
     """The norms of a module, as functions of rows `[batch, length, width]`."""
-    parts = (
-        []
-        if probed.module is None or probed.subject.is_function
-        else [*probed.module.modules()][1:]
-    )
-    return [_of_rows(part) for part in parts if is_norm(part)]
+    if probed.module is None or probed.subject.is_function:
+        return []
+    return [_of_rows(part) for part in [*probed.module.modules()][1:] if is_norm(part)]
 
 
 def _made_rows(call: RecordedCall, shape: Sequence[int]) -> list[Tensor]:

@@ -433,9 +433,7 @@ def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool
         len({source for each in call.operations for source in each.sources if not source.name})
         for call in (recorded_case(subject, case), result.call)
     )
-    parts: list[Any] = [subject.built.call]
-    if subject.built.module is not None:
-        parts += subject.built.module.modules()
+    parts: list[Any] = [subject.built.call, *subject.built.parts.values()]
     return n_read <= n_plain and any(
         is_switched_off(called_function(part), name, subject.untried)
         for part in parts

@@ -25,7 +25,13 @@ from mhacli.models.capture import Call, captured
 from mhacli.models.layer_names import config_of
 from mhacli.settings import ModelSettings
 from mhacli.usercode.accepted import random_inputs
-from mhacli.usercode.build import Built, arguments_of, load_built, with_zeros_drawn
+from mhacli.usercode.build import (
+    Built,
+    arguments_of,
+    is_of_torch,
+    load_built,
+    with_zeros_drawn,
+)
 from mhacli.usercode.copies import copied
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
@@ -525,7 +531,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     attention that hides them does, else what is `claimed`.
     """
     passes, module = tester.passes, tester.passes.module
-    modules = dict(module.named_modules()) if module is not None else {}
+    modules = passes.model.attention.built.parts
     found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
     text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
 
@@ -644,10 +650,9 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
     found, inner = dict[type, dict[str, nn.Module]](), ""
-    modules = [] if passes.module is None else [*passes.module.named_modules()][1:]
-    for name, part in reversed(modules):  # parts before what holds them
-        is_of_user = not type(part).__module__.startswith("torch.")
-        if is_of_user and _n_parameters(part) and not inner.startswith(f"{name}."):
+    parts = [*passes.model.attention.built.parts.items()]
+    for name, part in reversed(parts[1:]):  # parts before what holds them
+        if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
             found.setdefault(type(part), {})[name], inner = part, name
     calls = passes.run_pass(passes.text)[0].parts() if found else {}
     for cls, every in reversed(found.items()):

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from mhacli.attention.stages import Inputs
 from mhacli.errors import first_names
-from mhacli.usercode.door import Attempt, first_that_works
+from mhacli.usercode.door import first_that_works
 from mhacli.usercode.steps import StepConvention
 from mhacli.usercode.user_attention import UserAttention
 
@@ -81,7 +81,7 @@ class OwnGradients:
 
         ends = product((3, 1), dict.fromkeys([_LENGTH, own]))
         attempts = (partial(of_steps, length - n, length) for n, length in ends)
-        measured = first_that_works(attempts, lambda attempt: attempt(), list[Attempt]())
+        measured = first_that_works(attempts, lambda attempt: attempt())
         self.take(measured or (), "behind a cache")
 
     def leave(self, tensors: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
         run = partial(subject, inputs, seed=0)
         return derivatives(run, subject.computing, wanted, probed.request.seed)
 
-    measured = first_that_works(lengths, of_length, list[Attempt]())
+    measured = first_that_works(lengths, of_length)
     if measured:
         found.take(measured, "at every tried call")
         known = [each.tensor for each in measured if each.limit < torch.inf]

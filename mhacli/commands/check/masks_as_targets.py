@@ -152,7 +152,7 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     if n := _n_of_function(made):
         kind, heads = "mask_mod" if n == 4 else "score_mod", request.n_heads
         sizes = [(b, heads or h) for b, h in _TEXTS_AND_HEADS]
-        cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length), [])
+        cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length))
         cells = _of_function(made, 1, 1, length, length) if cells is None else cells
         last = ", ".join(
             f"{name} = 0 to {n - 1}" for name, n in zip("bh", cells.shape, strict=False)

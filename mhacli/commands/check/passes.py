@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError
@@ -29,9 +28,8 @@ from mhacli.usercode.door import (
     first_that_works,
     for_user,
     on_behalf,
-    ours,
-    plainly,
 )
+from mhacli.usercode.foreign import FunctionMode
 from mhacli.usercode.text_model import NO_ROWS, NotedSteps, PartCalls, PartRows, TextModel
 from mhacli.usercode.user_attention import NO_CONTEXT
 
@@ -127,13 +125,13 @@ def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 _Context = Callable[[], AbstractContextManager[Any]]
 
 
-class _KnownRows(TorchFunctionMode):
+class _KnownRows(FunctionMode):
     """Raises where a position or id is beyond its table: behind such a call a GPU computes nothing
     more.
     """
 
-    @ours(instead=plainly)
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function returns that reads a table."""
         if (
             func is torch.nn.functional.embedding
             and len(args) > 1
@@ -141,7 +139,7 @@ class _KnownRows(TorchFunctionMode):
             and int(args[0].max()) >= len(args[1])
         ):
             raise for_user(IndexError("index out of range"))
-        return on_behalf(func, *args, **(kwargs or {}))
+        return on_behalf(func, *args, **kwargs)
 
 
 class Passes:
@@ -212,7 +210,7 @@ class Passes:
         """The error for a length that cannot be read: it names the longest that can, if one can."""
 
         def fails(length: int) -> bool:
-            return first_that_works([length], read, list[Attempt]()) is None
+            return first_that_works([length], read) is None
 
         longest = bisect_left(range(1, requested), True, key=fails)
         failure, name = tried.failure, self.model.attention.built.name

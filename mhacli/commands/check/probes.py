@@ -23,7 +23,7 @@ from mhacli.attention.taps import largest_difference
 from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.accepted import random_inputs
 from mhacli.usercode.axes import ROW_AXES
-from mhacli.usercode.build import as_float64, cast, cast_copy
+from mhacli.usercode.build import as_float64, cast, cast_copy, is_of_torch
 from mhacli.usercode.copies import copied, deep_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, call_user
 from mhacli.usercode.graph import KERNEL, Operation, RecordedCall, recorded
@@ -156,7 +156,7 @@ def within_block(subject: UserAttention) -> UserAttention:
             part, out = next(iter(behind.items()))
             parent = module.get_submodule(part.rpartition(".")[0])
             axes = ROW_AXES if subject.has_own_queries and out.ndim == 3 else subject.output[1]
-            if parent is module or type(parent).__module__.startswith("torch."):
+            if parent is module or is_of_torch(parent):
                 inner = replace(subject, is_inside=True, part=part, output=("[1]", axes))
                 inner.with_call(alone.built.call)(random_inputs(inner))
                 return inner

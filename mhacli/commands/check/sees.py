@@ -528,9 +528,9 @@ def _reached(text: Text, statement: Statement) -> tuple[Text, Reach]:
 
 def _unseen(text: Text, shown: Sequence[Shown]) -> list[str]:
     """The names of the attentions of a model that show no weights, as kernels do not."""
-    module, names = text.subject.built.module, {name for name, _, _ in shown}
-    found = list[str]()
-    for name, part in [] if module is None else reversed([*module.named_modules()][1:]):
+    names, found = {name for name, _, _ in shown}, list[str]()
+    parts = [*text.subject.built.parts.items()]
+    for name, part in reversed(parts[1:]):
         is_known = any(
             f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.")
             for other in (*names, *found)
