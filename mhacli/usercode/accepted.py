@@ -123,7 +123,8 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
 
     def by_head(call: tuple[CallSizes, AxisNames]) -> UserAttention | None:
         candidate = with_output(replace(attention, sizes=call[0], axes=call[1]))
-        inputs, drawer = random_inputs(candidate), candidate.drawer(1)
+        inputs = random_inputs(candidate)
+        drawer = candidate.drawer(1)
         out = candidate(inputs, seed=0)
         alone = candidate(inputs.map(lambda rows: rows[:, -1:]), seed=0)
         same, last = (candidate(drawer.replaced(inputs, n - 1), seed=0) for n in inputs.lengths[1:])
@@ -155,7 +156,8 @@ def hides(attention: UserAttention, form: MaskForm | None) -> bool:
     if k_len < 2:
         raise Unreadable("a text of one token has no key to hide")
     hidden = k_len - 1 if form is None or form.kind == "lengths" else 1
-    inputs, keep = attention.drawer(0).replaced(alike, hidden), torch.arange(k_len) != hidden
+    inputs = attention.drawer(0).replaced(alike, hidden)
+    keep = torch.arange(k_len) != hidden
     if form is not None and form.is_padding:
         inputs = inputs._replace(real=keep.expand(batch, k_len))
     elif form is not None:

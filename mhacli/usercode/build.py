@@ -254,7 +254,8 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
         definition = thing
         if not inspect.isclass(thing):
             definition = instance if inspect.isroutine(instance) else type(instance)
-        built, reasons = _built(instance, definition, request), arguments.reasons()
+        built = _built(instance, definition, request)
+        reasons = arguments.reasons()
         shown = _shown_arguments(thing, values, {*given, *reasons})
         return replace(
             built,
@@ -548,7 +549,8 @@ class NoGuess(MhaError):
         message = f"{target} needs a value for {names}, which mha cannot guess from the name"
         hint = "name a function without arguments that builds it"
         super().__init__(message, hint=hint, code="argument")
-        self.target, self.words = target, words
+        self.target = target
+        self.words = words
 
     def with_values(self, request: TargetRequest, takes: Callable[[Built], object]) -> MhaError:
         """The error with values in its hint, with which the code is built and not refused by
@@ -585,7 +587,8 @@ def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
 
 def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
     """What may be typed for an argument, the likeliest first by how the code uses it."""
-    source, called = source_of(thing), _called(name, source_of(thing))
+    source = source_of(thing)
+    called = _called(name, source_of(thing))
     words = [*_SIZES, *_TENSORS, "nn.LayerNorm", "nn.LayerNorm(64)", "nn.GELU()"]
     if annotation is Tensor:
         words.sort(key=lambda word: word not in _TENSORS)
@@ -606,10 +609,12 @@ def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
 
 def _called(name: str, source: str) -> set[str]:
     """What the code calls of an argument and of the attributes that keep it."""
-    nodes, kept = [*ast.walk(ast.parse(source))], {name}
+    nodes = [*ast.walk(ast.parse(source))]
+    kept = {name}
     for node in nodes:
         if isinstance(node, ast.Assign):
-            to, value = node.targets[0], node.value
+            to = node.targets[0]
+            value = node.value
             pairs = [(to, value)]
             if isinstance(to, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = [*zip(to.elts, value.elts, strict=False)]
@@ -622,7 +627,8 @@ def _parts_beside(thing: Any, name: str) -> tuple[list[type[nn.Module]], list[ty
     an argument does, and the rest.
     """
     words = [word[:4] for word in name.replace("attn", "attention").split("_") if len(word) > 2]
-    named, rest = list[type[nn.Module]](), list[type[nn.Module]]()
+    named = list[type[nn.Module]]()
+    rest = list[type[nn.Module]]()
     for cls in names_beside(thing).values():
         is_part = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls is not thing
         if is_part and cls.__module__ == thing.__module__:
@@ -921,7 +927,8 @@ def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """What only the main part of a script sets, as it is given or as its lines without calls have
     it. The module has it from now on.
     """
-    module, found = inspect.getmodule(thing), dict[str, Any]()
+    module = inspect.getmodule(thing)
+    found = dict[str, Any]()
     names = _set_by_main(module)
     if module is None or not names:
         return {}

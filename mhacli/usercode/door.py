@@ -132,7 +132,8 @@ class UserCall:
         """Raises the fault, if there is one: what users can mend, and missing memory, as it is, and
         any other as `InternalError`.
         """
-        fault, self.fault = self.fault, None
+        fault = self.fault
+        self.fault = None
         try:
             if fault is None:
                 return
@@ -153,7 +154,8 @@ def call_user(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     Raises `UserRaised` for what it raises, except for an interrupt, and `InternalError` for the
     first fault of mha inside the call; what mha refuses there is raised as `MhaError`.
     """
-    call, raised = UserCall(), None
+    call = UserCall()
+    raised = None
     _running.append(call)
     try:
         result = function(*args, **kwargs)
@@ -246,7 +248,8 @@ def ours(instead: Callable[..., Any] | None = None) -> Callable[[Callable[P, T]]
                 except Exception as fault:
                     if call is None:
                         raise
-                    call.fault, raised = fault, None
+                    call.fault = fault
+                    raised = None
                 if raised is not None:
                     try:
                         raise raised

@@ -49,7 +49,8 @@ def arguments_of_example(template: UserAttention, length: int) -> dict[str, Any]
     """The arguments of the call that an example makes, by name. Raises `MhaError` if it makes
     none.
     """
-    built, made = template.built, list[dict[str, Any]]()
+    built = template.built
+    made = list[dict[str, Any]]()
 
     def note(arguments: dict[str, Any]) -> dict[str, Any]:
         made.append(arguments)
@@ -133,7 +134,8 @@ def attention_of_example(
     another kind are the same at each length. A second one that no name explains `may_be_context`:
     then it is longer than the first, which only a context may be. Raises `MhaError` without any.
     """
-    built, calls = template.built, _ShownCalls(template, length)
+    built = template.built
+    calls = _ShownCalls(template, length)
     slots = _slots_shown(template, calls)
     guessed = _guessed_context(template, calls, slots) if may_be_context else ()
     slots += guessed
@@ -141,7 +143,8 @@ def attention_of_example(
     rows = queries = parts.get("q", calls.made[slots[0].name])
     longer = calls.longer[slots[0].name]
     if template.ids is not None:
-        rows, longer = rows[..., None], longer[..., None]
+        rows = rows[..., None]
+        longer = longer[..., None]
     is_function = len(parts) == 3 and not built.weight_shapes
     is_second = built.module is not None and vars(built.module).get("batch_first", True) is False
     axes = _axes(rows.shape, longer.shape, is_function=is_function, is_second=is_second)
@@ -181,7 +184,9 @@ def _slots_shown(template: UserAttention, calls: _ShownCalls) -> tuple[CallParam
     """The parameters to which an example gives its vectors or its token ids. Raises `MhaError` if
     there is none.
     """
-    built, vectors, ids = template.built, calls.vectors, calls.ids
+    built = template.built
+    vectors = calls.vectors
+    ids = calls.ids
     if template.ids is not None:
         names = [slot.name for slot in template.slots if slot.name in ids] or ids[:1]
         roles = dict.fromkeys(names, "x")

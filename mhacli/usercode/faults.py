@@ -122,7 +122,8 @@ def user_code_error(
     """The error for an exception in user code. `subject` names the failure, such as `my.py could
     not be imported`.
     """
-    line, text = source_line_of(fault, file), exception_text(fault)
+    line = source_line_of(fault, file)
+    text = exception_text(fault)
     if re.search(_NO_CUDA, text):
         subject += ": it needs a CUDA device, which this machine does not have"
         code = "no-device"

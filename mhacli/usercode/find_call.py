@@ -112,7 +112,8 @@ def plain_call(built: Built, request: TargetRequest) -> UserAttention:
 
 def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     """The first call that gives an output."""
-    template, tried = plain_call(built, request), list[Attempt]()
+    template = plain_call(built, request)
+    tried = list[Attempt]()
     found = _call_that_works(template, request, tried)
     if found is None:
         raise _kernel_error(built, tried[0]) or _call_error(template, request, tried)

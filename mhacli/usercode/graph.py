@@ -107,7 +107,8 @@ class Operation:
 
     def transposes(self) -> bool:
         """Whether it swaps the last two axes."""
-        before, after = (self.sources or (self,))[0].output, self.output
+        before = (self.sources or (self,))[0].output
+        after = self.output
         return before.ndim > 1 and is_same_view(after, before.mT)
 
 
@@ -427,7 +428,8 @@ def _name_outside(call: RecordedCall, names: Mapping[int, str]) -> None:
     """Names the tensors from outside: those with a name by their address, an input, also in another
     order, by its own, and one with the shape of a mask where keys are hidden as the mask.
     """
-    given, inputs = {**call.given}, call.inputs
+    given = {**call.given}
+    inputs = call.inputs
     hides_keys = inputs.allowed is not None or inputs.real is not None
     sources = [source for operation in call.operations for source in operation.sources]
     for leaf in dict.fromkeys(source for source in sources if not source.name):
@@ -502,7 +504,8 @@ def _name_after(call: RecordedCall) -> None:
     others, such as `z.transpose`.
     """
     ends = [call.operations.index(attention["z"]) for attention in call.attentions]
-    site, start = "z", max(ends, default=len(call.operations)) + 1
+    site = "z"
+    start = max(ends, default=len(call.operations)) + 1
     for operation in call.operations[start:]:
         if operation.projects and site == "z":
             operation.site = site = "out"

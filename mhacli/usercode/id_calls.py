@@ -79,7 +79,8 @@ def _starts(
 
 def _beside_memories(attention: UserAttention) -> Iterator[UserAttention]:
     """Token ids and, beside them, vectors for each text, a memory, in either order of arguments."""
-    call, widths = attention.built.call, [shape[1] for shape in attention.built.weight_shapes]
+    call = attention.built.call
+    widths = [shape[1] for shape in attention.built.weight_shapes]
     needed = [p for p in signature_of(call, *ROWS, "unknown") if p.required]
     if attention.example is not None or len(needed) != 2:
         return
@@ -112,7 +113,8 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     """
     alike = [attention]
     if attention.example is not None:
-        alike, others = [*attentions_of_example(attention, _EXAMPLE_LENGTH)], ()
+        alike = [*attentions_of_example(attention, _EXAMPLE_LENGTH)]
+        others = ()
     usual = usual_arguments(
         [p for p in others if p.required], LayerSizes(), "batched", causal=False
     )
@@ -121,7 +123,8 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
         for p in others
         if p.name in usual and p.role == "starts"
     }
-    log, with_outputs = attention.built.tried, list[UserAttention]()
+    log = attention.built.tried
+    with_outputs = list[UserAttention]()
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:
         found = with_output(candidate)
@@ -174,7 +177,8 @@ def _required_masks(others: Sequence[CallParameter]) -> Iterator[dict[str, Any]]
     rest = [p.name for p in needed if p not in named]
     rest.sort(key=lambda name: name not in _OF_DECODER)
     for of_padding in dict.fromkeys([(), named, needed]):
-        open_masks, causal_masks = [dict[str, Any]()], [dict[str, Any]()]
+        open_masks = [dict[str, Any]()]
+        causal_masks = [dict[str, Any]()]
         if of_padding:
             open_masks = [
                 {

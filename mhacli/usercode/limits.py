@@ -25,8 +25,10 @@ class TimedStage:
     """
 
     def __init__(self, stage: Stage, max_time_s: float) -> None:
-        self._stage, self._max_time_s = stage, max_time_s
-        self._is_calling, self._started_s = False, -1.0
+        self._stage = stage
+        self._max_time_s = max_time_s
+        self._is_calling = False
+        self._started_s = -1.0
 
     def __call__(self, text: str, **how: Any) -> None:
         """Reports the stage that begins."""

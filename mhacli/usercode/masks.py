@@ -78,7 +78,9 @@ _KINDS: tuple[tuple[MaskKind, MaskMeaning], ...] = (
 
 def forms_of(parameter: CallParameter) -> list[MaskForm]:
     """The forms in which a mask, and then padding, may be given, the likeliest first."""
-    name, role, default = parameter.name, parameter.role, parameter.default
+    name = parameter.name
+    role = parameter.role
+    default = parameter.default
     if role == "lengths":
         return [MaskForm(name, ("batch",), "lengths", is_padding=True)]
     return [

@@ -95,7 +95,8 @@ def own_padding(attention: UserAttention, stated: Sequence[int], source: str | N
     for the end of a text, or for a mask, by `==`: so only 0 is looked for as padding, unless the
     source names padding.
     """
-    comparisons, inputs = _Comparisons(), attention.drawer(0).inputs(with_context=False)
+    comparisons = _Comparisons()
+    inputs = attention.drawer(0).inputs(with_context=False)
     with suppress(*NO_ANSWER):  # compiled code refuses to be watched
         attention(inputs, seed=0, within=comparisons)
     others = {*_named(attention.built, _SPECIAL)}

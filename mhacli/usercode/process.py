@@ -166,10 +166,14 @@ def _result_of(
     printed = bytearray()
     printing = threading.Thread(target=_keep_end, args=(prints, printed), daemon=True)
     printing.start()
-    stage, dump, kind = _LOADING, b"", ""
+    stage = _LOADING
+    dump = b""
+    kind = ""
     content: Any = None
-    limit_s, notes = max(time_limit_s, FIRST_LIMIT_S), dict[str, Any]()
-    deadline_s, received = time.monotonic() + limit_s + _GRACE_S, bytearray()
+    limit_s = max(time_limit_s, FIRST_LIMIT_S)
+    notes = dict[str, Any]()
+    deadline_s = time.monotonic() + limit_s + _GRACE_S
+    received = bytearray()
     try:
         while not kind and (line := _next_line(messages.fileno(), received, deadline_s)):
             if not line.startswith(b'["'):  # of a stack dump
@@ -190,7 +194,8 @@ def _result_of(
                 case _:
                     raise ValueError
     except TimeoutError:
-        kind, content = "ended", -signal.SIGALRM
+        kind = "ended"
+        content = -signal.SIGALRM
     except (ValueError, TypeError, RecursionError):
         kind = "foreign"
     finally:
@@ -221,7 +226,8 @@ def _next_line(pipe: int, received: bytearray, deadline_s: float) -> bytes:
     """The next line from a pipe, empty at its end; `received` keeps what came after it. Raises
     `TimeoutError` if nothing comes before the deadline, and `ValueError` for a line without end.
     """
-    poll, searched = select.poll(), 0
+    poll = select.poll()
+    searched = 0
     poll.register(pipe, select.POLLIN)
     while (end := received.find(b"\n", searched)) < 0:
         searched = len(received)
@@ -308,9 +314,11 @@ def _early_end(
 ) -> EndedEarly:
     """The error for a child that ended without a result."""
     message = f"{stage} ended the process with exit status {exit_status}"
-    code, advice = "crashed", ""
+    code = "crashed"
+    advice = ""
     if exit_status == -signal.SIGALRM and time_limit_s < math.inf:
-        message, code = f"{stage} took longer than {time_limit_s:g} seconds", "too-slow"
+        message = f"{stage} took longer than {time_limit_s:g} seconds"
+        code = "too-slow"
         advice = "--time-limit SECONDS allows more"
     elif exit_status < 0:
         message = (
@@ -377,7 +385,9 @@ def _serve(
     warnings.simplefilter("ignore")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    begun, began_s, limit_s = _LOADING, 0.0, time_limit_s
+    begun = _LOADING
+    began_s = 0.0
+    limit_s = time_limit_s
     is_called = False  # since the last import or constructor
 
     def send(kind: str, content: object) -> None:
@@ -391,10 +401,12 @@ def _serve(
             call_s = time.monotonic() - began_s
             if not is_called:  # which may have imported something
                 call_s = min(call_s, time_limit_s)
-            limit_s, is_called = max(limit_s, _TIMES_A_CALL * call_s), True
+            limit_s = max(limit_s, _TIMES_A_CALL * call_s)
+            is_called = True
         if text.startswith(("importing", "building")):
             is_called = False
-        begun, began_s = text, time.monotonic()
+        begun = text
+        began_s = time.monotonic()
         allowed_s = limit_s if limited else _TIMES_OWN * limit_s
         if not (limited and is_called):
             allowed_s = max(allowed_s, FIRST_LIMIT_S)

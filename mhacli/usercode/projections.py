@@ -295,7 +295,8 @@ def _pieces(
     n_heads = widths.n_heads
     counts = [widths.n_kv_heads or n_heads]
     if widths.n_kv_heads is None and len(letters) == 3:
-        n_more, d_in = len(rows) - widths.d_in, widths.d_in
+        n_more = len(rows) - widths.d_in
+        d_in = widths.d_in
         implied = [n for n in range(1, n_heads) if n_more * n_heads == 2 * n * d_in]
         counts = [*(n for n in implied if n_heads % n == 0), n_heads]
     for n_kv_heads in counts:
@@ -431,7 +432,8 @@ def _letters_of(step: str) -> str:
     """
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", step).lower()
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
-    whole, words = plain.replace("_", ""), re.findall("[a-z]+", plain)
+    whole = plain.replace("_", "")
+    words = re.findall("[a-z]+", plain)
     if whole in ("inproj", "inprojection"):
         return "qkv"
     if _ROLE.fullmatch(whole):

@@ -104,7 +104,8 @@ def _parsed(location: str) -> ast.Module:
 
 def main_part(location: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The statements of a script below `if __name__ == "__main__":`, and the others."""
-    of_main, others = list[ast.stmt](), list[ast.stmt]()
+    of_main = list[ast.stmt]()
+    others = list[ast.stmt]()
     for node in _parsed(location).body:
         if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             of_main += node.body
@@ -117,7 +118,8 @@ def imports_triton(file: str) -> bool:
     """Whether a file imports triton, or another file of its folder that does. They are parsed, not
     run.
     """
-    files, names = [Path(file)], set[str]()
+    files = [Path(file)]
+    names = set[str]()
     for path in files:
         for node in ast.walk(_parsed(str(path))):
             if isinstance(node, ast.Import | ast.ImportFrom):

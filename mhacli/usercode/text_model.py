@@ -212,7 +212,8 @@ class NotedSteps:
     """A context for each of some steps, that notes what the parts of a model read and give."""
 
     def __init__(self, model: TextModel, ends: Sequence[int]) -> None:
-        self.model, self.lengths = model, [end - start for start, end in pairwise((0, *ends))]
+        self.model = model
+        self.lengths = [end - start for start, end in pairwise((0, *ends))]
         self.noted = list[PartCalls]()
 
     def __enter__(self) -> None:
@@ -285,7 +286,8 @@ def text_model_of_ids(
     is stated. With an `end`, each text ends with this id, and one that makes the text of its
     decoder itself is read as any other.
     """
-    template, n_ids = plain_call(built, request), built.n_ids
+    template = plain_call(built, request)
+    n_ids = built.n_ids
     if not has_table and template.device.type == "cpu":
         n_ids = _FEWEST_IDS  # elsewhere a wrong id ends the process
     parameters = [p for p in signature_of(built.call) if p.name not in template.others]

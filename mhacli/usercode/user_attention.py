@@ -62,12 +62,14 @@ class InputDrawer:
     """
 
     def __init__(self, attention: UserAttention, seed: int) -> None:
-        self.attention, self.sizes = attention, attention.sizes
+        self.attention = attention
+        self.sizes = attention.sizes
         self.generator = torch.Generator().manual_seed(seed)
 
     def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
         """Token vectors of the query width, or of the context width, or token ids of width 1."""
-        batch, ids = batch or self.sizes.batch, self.attention.ids
+        batch = batch or self.sizes.batch
+        ids = self.attention.ids
         if ids is not None:
             chosen = torch.randint(len(ids), (batch, length, 1), generator=self.generator)
             rows = ids[chosen.to(ids.device)]
@@ -97,7 +99,8 @@ class InputDrawer:
         queries = self.rows(q_len, batch=batch)
         if not with_context and not is_function and self.sizes.d_in == self.sizes.d_context:
             return Inputs(queries)
-        keys, values = self.rows(k_len, context=True, batch=batch), None
+        keys = self.rows(k_len, context=True, batch=batch)
+        values = None
         if is_function or (with_context and self.attention.n_rows > 2):
             values = self.rows(k_len, context=True, batch=batch)
         return Inputs(queries, keys, values)
@@ -135,7 +138,8 @@ class InputDrawer:
         first position included.
         """
         batch, _, k_len = inputs.lengths
-        places, row = torch.arange(k_len), torch.arange(batch)[:, None]
+        places = torch.arange(k_len)
+        row = torch.arange(batch)[:, None]
         if not on_the_right:
             return ((places + row) % 3 != 1) | (places == k_len - 1)
         lengths = (k_len - 1 - row * max(1, k_len // 3)).clamp(min=1)
@@ -430,7 +434,8 @@ class UserAttention:
     @property
     def example_text(self) -> str:
         """The call as an `--example`."""
-        first, rows = signature_of(self.built.call)[0].name, list[str]()
+        first = signature_of(self.built.call)[0].name
+        rows = list[str]()
         for slot in filter(attrgetter("name"), self.slots):
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
             words = {"batch": 2, "head": self.sizes.n_heads, "width": width}
@@ -447,9 +452,11 @@ class UserAttention:
     def described(self) -> str:
         """The call as one line of Python, with a comment on layouts."""
         call, (path, axes) = self.built.call, self.output
-        usual, of_result = self.canonical, self.axes
+        usual = self.canonical
+        of_result = self.axes
         if self.ids is not None:
-            usual, of_result = OF_IDS, (*self.axes, "width")
+            usual = OF_IDS
+            of_result = (*self.axes, "width")
         notes = []
         if self.axes != usual:
             notes.append(f"rows [{axis_words(self.axes)}]")
@@ -517,7 +524,8 @@ class _RowsInside:
         is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
         if not is_of_part or output.is_nested or output.ndim != 3:
             return
-        axes, lengths = self.attention.axes, [*output.shape]
+        axes = self.attention.axes
+        lengths = [*output.shape]
         batch = lengths.pop(axes.index("batch"))
         if batch == self.sizes.batch and not {1, self.sizes.q_len} & {*lengths}:
             self.outputs.clear()

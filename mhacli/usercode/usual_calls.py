@@ -111,7 +111,8 @@ def _own_tables(
         function = names[name]
         n_sizes = sum(p.required for p in signature_of(function)) if callable(function) else 0
         code = f"{name}({', '.join((str(width), 'T')[:n_sizes])})"
-        made, texts = None, [f"{code}[{n}][:T]" for n in range(len(needing))]
+        made = None
+        texts = [f"{code}[{n}][:T]" for n in range(len(needing))]
         if n_sizes in (1, 2):
             with suppress(*NO_ANSWER):
                 made = _evaluated(names, code, CallSizes(1, 1, 1))
@@ -162,13 +163,15 @@ class _StatedSizes:
     """
 
     def __init__(self, template: UserAttention, slots: Sequence[CallParameter]) -> None:
-        self.built, parameters = template.built, signature_of(template.built.call)
+        self.built = template.built
+        parameters = signature_of(template.built.call)
         defaults = {p.name: p.default for p in parameters}
         stored = {} if self.built.module is None else vars(self.built.module)
         held = {**stored, **self.built.arguments, **defaults, **template.others}
         self.numbers = {name: number for name, number in held.items() if isinstance(number, int)}
         self.weights = self.built.weight_shapes
-        self.d_model, self.d_head = self._stated("d_model"), self._stated("d_head")
+        self.d_model = self._stated("d_model")
+        self.d_head = self._stated("d_head")
         self.n_heads = self._stated("n_heads") or _HEADS
         if not self._stated("n_heads") and self.d_model and self.d_head:
             self.n_heads = self.d_model // self.d_head
@@ -371,7 +374,8 @@ def _rotation(name: str, d_head: int, shape: PositionShape, sizes: CallSizes) ->
     angle = torch.outer(q_idx.double(), frequencies)
     turns = torch.polar(torch.ones_like(angle), angle)
     whole = torch.cat([turns, turns], -1)
-    pair, of_pairs = (whole[None].real, whole[None].imag), torch.view_as_real(turns)
+    pair = (whole[None].real, whole[None].imag)
+    of_pairs = torch.view_as_real(turns)
     further = [of_pairs, (whole.real, whole.imag)]
     lower = name.lower()
     if "cos" in lower:

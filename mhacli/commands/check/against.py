@@ -117,7 +117,8 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     input fits both.
     """
     assert request.against is not None
-    target, other = request.target_request.target, request.against.target
+    target = request.target_request.target
+    other = request.against.target
     try:
         first = find_modes(load_built(request.target_request, stage), request.target_request)[-1]
         second = _other(request.against, first, stage)
@@ -166,7 +167,8 @@ def _outputs(compared: Comparison, other: str, dtype: str) -> OutputComparison |
     if not compared.gaps:
         return None
     worst = max(compared.gaps, key=lambda gap: gap.difference / gap.case.tolerance)
-    n, largest = len(compared.gaps), finite(worst.difference)
+    n = len(compared.gaps)
+    largest = finite(worst.difference)
     return OutputComparison(other, dtype, n, largest, worst.case.tolerance)
 
 
@@ -189,7 +191,8 @@ def _compared(pairs: Iterable[tuple[Pair, Choice]], seed: int) -> Comparison:
     """
     first = None
     for pair, weights in pairs:
-        inputs, gaps = _shared_inputs(*pair, seed), list[Gap]()
+        inputs = _shared_inputs(*pair, seed)
+        gaps = list[Gap]()
         try:
             for each in inputs:
                 gaps += each.gaps(pair)
@@ -344,10 +347,12 @@ class SharedInput(NamedTuple):
         for form, other in itertools.product(self.forms, self.others):
             with suppress(*NO_ANSWER):  # the form does not fit these sizes
                 case = make_case(self.name, first, self.inputs, form)
-                ours, theirs = case.output, as_float64(second(self.inputs, mask=other))
+                ours = case.output
+                theirs = as_float64(second(self.inputs, mask=other))
                 if ours.shape == theirs.shape:
                     counted = counted_rows(case.inputs, ours)
-                    ours, theirs = ours[counted], theirs[counted]
+                    ours = ours[counted]
+                    theirs = theirs[counted]
                 gaps.append(Gap(case, other, largest_difference(ours, theirs)))
         if not gaps and None in self.forms:
             raise MhaError(
@@ -393,7 +398,8 @@ def _departure(gap: Gap, pair: Pair, seed: int) -> FirstDifference | None:
         )
     except (OutOfTime, *NO_ANSWER):
         return None
-    same, sites = list[str](), [site for site in _SITES if site in first and site in second]
+    same = list[str]()
+    sites = [site for site in _SITES if site in first and site in second]
     for site in sites:
         width = first[site][1][0].shape[-1] if site == "concat" else 1  # heads stand in columns
         a, b = (

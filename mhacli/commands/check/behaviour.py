@@ -225,7 +225,8 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     """A behaviour that fails and its finding: where passes differ with the first position, and with
     the first part whose outputs differ while its inputs agree.
     """
-    code, message = CODES[behaviour.name], behaviour.reason
+    code = CODES[behaviour.name]
+    message = behaviour.reason
     if not observed.differences:
         seen = (
             "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
@@ -253,7 +254,10 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
         later = passes.changed(passes.middle, passes.length, 1)
         differences = (passes.difference(later).first(passes.middle),)
         part, attention = _first_parts(passes, *differences)
-    label, line, fix, module = None, SourceLine(), "", passes.module
+    label = None
+    line = SourceLine()
+    fix = ""
+    module = passes.module
     if module is not None:
         label, line = _described(passes, module, part)
     if module is not None and label is not None:
@@ -280,7 +284,8 @@ def _described(
     parts = [module.get_submodule(name) for name in (*around, "")]
     cls = next((type(each) for each in parts if not is_of_torch(each)), type(parts[0]))
     label = None if part is None else f"{part or 'the model'} ({type(parts[0]).__name__})"
-    lines, file = list[SourceLine](), source_file(cls)
+    lines = list[SourceLine]()
+    file = source_file(cls)
 
     @ours()
     def note(*_: object) -> None:
@@ -308,7 +313,8 @@ def _all_parts(passes: Passes, differences: Sequence[PassDifference]) -> tuple[s
     """Each part whose outputs differ while its inputs agree, also where those before it give what
     they give in the other pass. The last one is "", the whole model, where others may be left.
     """
-    found, other_pass = list[str](), lru_cache(operator.call)
+    found = list[str]()
+    other_pass = lru_cache(operator.call)
     with suppress(OutOfTime, *NO_ANSWER):
         for difference in differences:
             theirs = other_pass(difference.parts[1])
@@ -330,7 +336,8 @@ def _first_parts(
     and the first attention whose outputs differ. `theirs` is what parts compute in the other pass,
     if that is known; `pinned` ones give the same here.
     """
-    n, module = len(difference.by_token), passes.module
+    n = len(difference.by_token)
+    module = passes.module
     run_ours, run_theirs = difference.parts
     theirs = run_theirs() if theirs is None else theirs
     ours = run_ours(
@@ -410,7 +417,8 @@ def _passes_to_be_finite(passes: Passes) -> list[PassOutput]:
 
 def _notes_on_large_and_masked(passes: Passes) -> list[str]:
     """What gives numbers that are not finite: large vectors, and masks that hide everything."""
-    model, notes = passes.model, list[str]()
+    model = passes.model
+    notes = list[str]()
     if not model.n_ids:
         large = passes.run_pass(passes.text * _LARGE)[0].output
         if not large.isfinite().all():
@@ -440,7 +448,8 @@ _LEAK = "an output depends on later tokens"
 
 def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether outputs before a cut stay when everything after it changes."""
-    omitted, attention = partial(not_tried, passes), passes.model.attention
+    omitted = partial(not_tried, passes)
+    attention = passes.model.attention
     if attention.is_pooled:
         reason = "its output is of a whole text, not of each token"
         return omitted(reason, is_bidirectional=True)
@@ -448,7 +457,9 @@ def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return omitted("tokens may see later ones", is_bidirectional=True)
     if not passes.cuts:
         return omitted("needs a text of two tokens or more")
-    differences, reached, moves = list[PassDifference](), dict[int, float](), False
+    differences = list[PassDifference]()
+    reached = dict[int, float]()
+    moves = False
     for number, cut in enumerate(passes.cuts):
         moved = passes.difference(passes.changed(cut, passes.length, cut, alike=number % 2 == 0))
         moves = moves or bool((moved.by_token[cut:] > passes.tolerance).any())
@@ -600,7 +611,8 @@ def cache(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return not_tried(passes, "only where no output depends on a later token")
     length = max(1, passes.length * 7 // 8)  # a position too far must be one that the model has
     n_steps = min(_STEPS, length - 1)
-    n, chunk = length - n_steps, _CHUNK if n_steps > 2 * _CHUNK else 1
+    n = length - n_steps
+    chunk = _CHUNK if n_steps > 2 * _CHUNK else 1
     difference = difference_of(
         passes.run_steps((*range(n, length - chunk + 1), length)), passes.first_pass
     )

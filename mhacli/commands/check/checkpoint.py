@@ -58,7 +58,8 @@ def checkpoint_behaviour(
     finite; all else is asked in float32, where rounding is no excuse, if memory allows. Raises
     `MhaError` where it reads none, or its pass raises.
     """
-    model, notes = loaded.model, list[str]()
+    model = loaded.model
+    notes = list[str]()
     text_model = replace(_text_model(loaded, stage, notes), pad=loaded.pad_id)
     read = list[Tensor]()
     if texts and loaded.tokenizer is None:
@@ -76,7 +77,8 @@ def checkpoint_behaviour(
         **tests_stated(request),
     }
     tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
-    dtype, n_bytes = loaded.dtype, 4 * sum(parameter.numel() for parameter in model.parameters())
+    dtype = loaded.dtype
+    n_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
         call_user(model.float)
@@ -94,12 +96,14 @@ def _text_model(loaded: Loaded, stage: Stage, notes: list[str]) -> TextModel:
     """A checkpoint as a function of texts. Where it refuses those of ordinary ids, its config gets
     an id of padding, if it has none, or they end with its end token. Raises `MhaError`.
     """
-    model, config = loaded.model, loaded.text_config
+    model = loaded.model
+    config = loaded.text_config
     target = TargetRequest(loaded.source, device=str(device_of(model)))
     of_ids = partial(
         text_model_of_ids, Built(loaded.source, type(model), model, stage=stage), target
     )
-    found, end = of_ids() or of_ids(has_table=False), getattr(config, "eos_token_id", None)
+    found = of_ids() or of_ids(has_table=False)
+    end = getattr(config, "eos_token_id", None)
     if found is None and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = loaded.pad_id
         notes.append(f"config.pad_token_id is not set: {loaded.pad_id} was taken")
@@ -158,7 +162,8 @@ def _texts(loaded: Loaded, texts: Sequence[str], notes: list[str]) -> list[Tenso
     if texts is not TEXTS and any(n_more for _, n_more in begun):
         notes.append(f"texts are cut to their first {limit} tokens")
     require_ids([row for row, _ in begun], n_vocabulary_of(loaded.config), loaded.source)
-    longest, lengths = max(rows, key=len), {len(ids) for ids in rows}
+    longest = max(rows, key=len)
+    lengths = {len(ids) for ids in rows}
     n = len(longest)
     if len(rows) < 3 or len(lengths) < 2:
         rows += [longest[:cut] for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
@@ -187,7 +192,8 @@ _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditio
 
 def eager(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether the default implementation of attention gives what eager attention gives."""
-    model, within = passes.module, partial(eager_in_place, passes.module)
+    model = passes.module
+    within = partial(eager_in_place, passes.module)
     name = entry_of(model).implementation
     if name == "eager":
         return not_tried(passes, "eager is what runs by default")
@@ -277,10 +283,8 @@ def _inside(model: nn.Module, layers: Sequence[InspectedLayer]) -> tuple[Attenti
     """
     names: dict[tuple[str, str], dict[str, None]] = {}
     for layer in layers:
-        kind, reason = (
-            type(model.get_submodule(layer.name)).__name__,
-            next(iter(layer.unverified), ""),
-        )
+        kind = type(model.get_submodule(layer.name)).__name__
+        reason = next(iter(layer.unverified), "")
         names.setdefault((kind, reason), {})[layer.name] = None
     return tuple(
         AttentionInside(kind, tuple(named), "unknown" if reason else "right", reason)
@@ -302,7 +306,8 @@ def doubled_beginning(
     """
     if tokenizer is None:
         return not_tried(passes, "there is no tokenizer")
-    encoded, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
+    encoded = tokenizer.sequence(_WORD).ids
+    bare = tokenizer.sequence(_WORD, special=False).ids
     first = tokenizer.bos_id
     if first is None and encoded[1 : 1 + len(bare)] == bare:
         first = encoded[0]  # what the tokenizer puts before a text, such as [CLS]

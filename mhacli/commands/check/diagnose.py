@@ -86,7 +86,8 @@ class Trial:
         """How many tensors it has in common with the call, and whether the line of the last mistake
         reads like it.
         """
-        sites, last = self.sites_with(*mistakes), mistakes[-1]
+        sites = self.sites_with(*mistakes)
+        last = mistakes[-1]
         source = sites.line_of(last.site).source
         return sites.n_produced, any(re.search(pattern, source) for pattern in last.at)
 
@@ -173,13 +174,15 @@ class Diagnosis:
         """Whether the layer with its mistakes and some more gives the output of a case, whether it
         hides scores by −∞ or by −10⁹; `changes` are other fields of it.
         """
-        layer, known = replace(self.layer, **changes), (*self.mistakes, *more)
+        layer = replace(self.layer, **changes)
+        known = (*self.mistakes, *more)
         hiding: list[tuple[Mistake, ...]] = [known, *((*known, each) for each in sentinels(-1e9))]
         return any(error_of(layer, mistakes, [case]) <= 1.0 for mistakes in hiding)
 
     def trial(self, candidate: Candidate, cases: list[InputCase], call: RecordedCall) -> Trial:
         """A trial with the mistakes of the catalogue that cannot be design choices."""
-        probed, reading = self.probed, candidate.reading
+        probed = self.probed
+        reading = candidate.reading
         is_named = all(choice.name != "unnamed" for choice in candidate.choices)
         known = {
             "causal": probed.expects_causal,
@@ -234,7 +237,8 @@ class Diagnosis:
         returns whether some do: one, else one more after each that shares the most tensors with the
         call.
         """
-        leads, n_shared = [self.mistakes], 0
+        leads = [self.mistakes]
+        n_shared = 0
         for n_left in reversed(range(n_more)):
             if any(self.accept(trial, trial.with_one_more(lead)) for lead in leads):
                 return True
@@ -259,7 +263,8 @@ def error_of(
 
     Padded queries and those without visible keys have no right output and are left out.
     """
-    stages, worst = stages_with(mistakes), 0.0
+    stages = stages_with(mistakes)
+    worst = 0.0
     may_be_nan = any(mistake.may_be_nan for mistake in mistakes)
     for case in cases:
         try:
@@ -292,7 +297,8 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
         if result.candidate is not None:
             _explain_masks(result)
         result.untried = ["cache"]
-        stage, name = probed.subject.built.stage, probed.request.target_request.target
+        stage = probed.subject.built.stage
+        name = probed.request.target_request.target
         stage(f"giving {name} a text step by step", limited=False)
         _explain_steps(result)
         result.untried = []
@@ -303,7 +309,8 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 
 def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
-    probed, subject = result.probed, result.probed.subject
+    probed = result.probed
+    subject = result.probed.subject
     inputs = unmasked_inputs(subject, probed.request.seed)
     result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
     result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
@@ -316,7 +323,8 @@ def _explain_unmasked(result: Diagnosis) -> None:
 
 def _explain_masks(result: Diagnosis) -> None:
     """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
-    subject, seed = result.probed.subject, result.probed.request.seed
+    subject = result.probed.subject
+    seed = result.probed.request.seed
     by_name = _forms_to_try(result.probed)
     result.untried = [*by_name, _LARGE_SCORES, "cache"]
     for name, forms in by_name.items():
@@ -339,7 +347,8 @@ def _forms_to_try(probed: ProbedAttention) -> dict[str, list[MaskForm]]:
     """The forms of each mask and padding by the name of its argument, those of the stated meaning
     of True.
     """
-    subject, means = probed.subject, probed.request.mask_means
+    subject = probed.subject
+    means = probed.request.mask_means
     masks = [form for form in subject.mask_forms if call_role(form.parameter) != "bias"]
     by_name: dict[str, list[MaskForm]] = {}
     for form in (*(masks or subject.mask_forms), *subject.padding_forms):
@@ -357,7 +366,9 @@ def _explain_core(result: Diagnosis) -> None:
     that contradict a statement; then one with several mistakes. Few are tried where no token
     attends to another, which few mistakes explain.
     """
-    probed, call, ranked = result.probed, result.call, list[Trial]()
+    probed = result.probed
+    call = result.call
+    ranked = list[Trial]()
     attends = probed.visible != "itself only"
     most = _LAYERS_FOR_ONE if attends else _PLAIN
     for _, group in groupby(
@@ -390,7 +401,8 @@ def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
 
 def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
-    subject, candidate = result.probed.subject, result.candidate
+    subject = result.probed.subject
+    candidate = result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
@@ -476,7 +488,8 @@ def _explain_steps(result: Diagnosis) -> None:
         return
     names = steps.convention.names
     ok, reason = _judged(steps, result)
-    result.steps, reason = steps, f"{reason} ({', '.join(names)})"
+    result.steps = steps
+    reason = f"{reason} ({', '.join(names)})"
     result.cache = Behaviour(name="cache", ok=ok, reason=reason, largest=finite(steps.largest))
 
 
@@ -485,7 +498,8 @@ def _judged(steps: Steps, diagnosis: Diagnosis) -> tuple[bool | None, str]:
     joins the diagnosis if it is known. If steps of one token do not differ, later ones of several
     tokens that are masked as torch masks a first call, or not understood, are left to the caller.
     """
-    single, same = "token by token, after a prefill", "the same as in one call"
+    single = "token by token, after a prefill"
+    same = "the same as in one call"
     if not steps.differing:
         if any(map(is_chunked, steps.cases)):
             return True, f"{single}, in chunks: {same}"

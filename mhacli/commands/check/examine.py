@@ -240,7 +240,8 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
     """
     is_stated = stated_causal(request) is not None or subject.example is not None
     for switch in signature_of(subject.built.call, "causal"):
-        name, default = switch.name, switch.default
+        name = switch.name
+        default = switch.default
         is_known = "causal" in name.lower() and isinstance(default, bool)
         kept = is_stated or subject.mode == "cross" or name in (*subject.others, *subject.unread)
         if is_known and not kept:
@@ -390,9 +391,11 @@ def _joined(report: Examination, tester: BehaviourTester) -> Examination:
     reason = report.reason
     packing = tester.results["packing"]
     if tester.omitted and verdict == "right":
-        verdict, reason = "unknown", f"{tester.over}: not tried: {', '.join(tester.omitted)}"
+        verdict = "unknown"
+        reason = f"{tester.over}: not tried: {', '.join(tester.omitted)}"
     elif tester.intent.packed and packing.ok is None and verdict == "right":
-        verdict, reason = "unknown", f"packing: {packing.reason}"
+        verdict = "unknown"
+        reason = f"packing: {packing.reason}"
     return replace(
         report,
         verdict=verdict,
@@ -440,7 +443,8 @@ def _compared(subject: UserAttention, request: CheckRequest) -> ModeReport:
     if over_measuring is not None:
         untried = (*untried, "parameters without effect")
     beyond = _further(diagnosis, findings)
-    findings, over_measuring = tuple(beyond.findings), over_measuring or beyond.over
+    findings = tuple(beyond.findings)
+    over_measuring = over_measuring or beyond.over
     if beyond.over is not None:
         untried = (*untried, GRID)
     passed = (*diagnosis.passed, *subject.unread)
@@ -530,9 +534,11 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     and name, None if the model itself does. Where nothing states if tokens may see later ones, an
     attention that hides them does, else what is `claimed`.
     """
-    passes, module = tester.passes, tester.passes.module
+    passes = tester.passes
+    module = tester.passes.module
     modules = passes.model.attention.built.parts
-    found, hide_later = dict[type, dict[str, nn.Module]](), list[bool]()
+    found = dict[type, dict[str, nn.Module]]()
+    hide_later = list[bool]()
     text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
 
     def take(call: Call) -> None:
@@ -551,7 +557,8 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
         with suppress(OutOfTime, *NO_ANSWER), captured(module, take, anywhere=True):
             passes.run_pass(text)
     if tester.intent.is_causal is None:
-        hides_somewhere, hides_everywhere = any(hide_later), all(hide_later)
+        hides_somewhere = any(hide_later)
+        hides_everywhere = all(hide_later)
         # attentions that hide later tokens beside others that do not are those of a decoder: the
         # others see them by mistake, or read a memory of the same length
         is_decoder = hides_somewhere and not hides_everywhere
@@ -579,7 +586,8 @@ def _compare_inside(
     """Compares each class of attention inside a model with the reference; their mistakes come
     before those of behaviour.
     """
-    stage, reports = tester.passes.model.attention.built.stage, list[ClassReport]()
+    stage = tester.passes.model.attention.built.stage
+    reports = list[ClassReport]()
     try:
         if parts == {}:
             reports = [*_unseen(tester.passes, request, stage)]
@@ -611,7 +619,8 @@ def _of_class(
         if report.inside.verdict == "unknown":
             names = (*report.inside.names, *(name for group in groups for name in group))
             inside = AttentionInside(cls.__name__, names, "unknown", report.inside.reason)
-            report, groups = report._replace(inside=inside), []
+            report = report._replace(inside=inside)
+            groups = []
         yield report
 
 
@@ -649,7 +658,8 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     """The reports on the innermost modules of the user's classes in which a token changes the
     output of another: kernels and compiled code show no attention weights. Raises `OutOfTime`.
     """
-    found, inner = dict[type, dict[str, nn.Module]](), ""
+    found = dict[type, dict[str, nn.Module]]()
+    inner = ""
     parts = [*passes.model.attention.built.parts.items()]
     for name, part in reversed(parts[1:]):  # parts before what holds them
         if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
@@ -716,10 +726,13 @@ def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
 
 def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
     """The design choices of the diagnosed layer, and those that the probes show."""
-    probed, candidate, form = diagnosis.probed, diagnosis.candidate, diagnosis.mask_form
+    probed = diagnosis.probed
+    candidate = diagnosis.candidate
+    form = diagnosis.mask_form
     choices = list[Choice]()
     if candidate is not None:
-        layer, weights = candidate.layer, candidate.layer.weights
+        layer = candidate.layer
+        weights = candidate.layer.weights
         choices += candidate.choices
         if weights is not None:
             named = zip(("q", "k", "v", "the output"), weights, strict=True)
@@ -759,7 +772,8 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
     """The report without a verdict, with the reason and with suggestions: it is no attention, its
     weights cannot be read, or a site differs.
     """
-    probed, likeliest = diagnosis.probed, diagnosis.candidate or diagnosis.likeliest
+    probed = diagnosis.probed
+    likeliest = diagnosis.candidate or diagnosis.likeliest
     request = probed.request
     if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))

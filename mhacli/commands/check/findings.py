@@ -60,7 +60,8 @@ def findings_of(diagnosis: Diagnosis) -> Findings:
         *_tried([*_proven(diagnosis)], partial(_is_mended, diagnosis)),
     ]
     codes = {finding.code for finding in proven}
-    measured, over = list[Finding](), None
+    measured = list[Finding]()
+    over = None
     for measure in _MEASURES:
         try:
             measured += measure(diagnosis, sites)
@@ -85,7 +86,8 @@ def _tried(proposals: Sequence[Proposal], holds: Callable[[], bool]) -> list[Fin
     """The findings with the first code for all of them together with which a comparison `holds`,
     else with words: where none does, and where none can be tried, as in a constructor.
     """
-    found, outcome = [proposal.finding for proposal in proposals], None
+    found = [proposal.finding for proposal in proposals]
+    outcome = None
     for attempt in range(_ATTEMPTS):
         try:
             file = found[0].file or ""
@@ -113,7 +115,8 @@ def _is_mended(diagnosis: Diagnosis, measured: str = "") -> bool:
     or, where the code of a mistake that was `measured` is given, shows that no more, and else
     gives what it gave.
     """
-    probed, expected = diagnosis.probed, replace(diagnosis, proofs={})
+    probed = diagnosis.probed
+    expected = replace(diagnosis, proofs={})
     if measured:
         again = probe(replace(probed.subject, is_without_dropout=False), probed.request)
         if measured not in probed.evidence:  # what is kept now changes the outputs
@@ -122,7 +125,8 @@ def _is_mended(diagnosis: Diagnosis, measured: str = "") -> bool:
             return not again.evidence
         expected = diagnosis
     for case in diagnosis.cases:
-        output, ends = case.output, case.inputs.ends
+        output = case.output
+        ends = case.inputs.ends
         if ends and diagnosis.steps is not None:
             convention = diagnosis.steps.convention
             output = convention(case.inputs.queries.to(convention.attention.dtype), ends)
@@ -143,7 +147,8 @@ def _proof(error: float, cases: Sequence[InputCase]) -> tuple[str, dict[str, Any
     """The numbers of a proof in words, and as fields of its finding; `error` is relative to the
     tolerance.
     """
-    tolerance, where = max(case.tolerance for case in cases), ", ".join(case.name for case in cases)
+    tolerance = max(case.tolerance for case in cases)
+    where = ", ".join(case.name for case in cases)
     words = (
         f"largest difference {shown(error * tolerance, 'error')}, tolerance"
         f" {shown(tolerance, 'error')} ({where})"
@@ -173,7 +178,8 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
 
 def _line_of(mistake: Mistake, trial: Trial, sites: LayerSites, built: Built) -> SourceLine:
     """The line of a proven mistake."""
-    form, at = trial.cases[0].form, mistake.at
+    form = trial.cases[0].form
+    at = mistake.at
     if form is not None and mistake.stage in ("mask_rule", "padding_rule"):
         at = (*at, rf"(masked_fill|where\().*\b{form.parameter}\b")
     line = sites.line_for(at, mistake.site, built)
@@ -209,7 +215,8 @@ def _with_result_kept(line: SourceLine) -> str | None:
     """A line that fills or adds to scores but does not keep the result, with it kept; None for any
     other.
     """
-    function, dropped = function_around(line), re.match(DROPPED, line.source)
+    function = function_around(line)
+    dropped = re.match(DROPPED, line.source)
     if function is None or dropped is None:
         return None
     alone = {each.lineno for each in ast.walk(function) if isinstance(each, ast.Expr)}
@@ -223,11 +230,15 @@ def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding
     """
     if diagnosis.candidate is None:
         return
-    request, layer, case = diagnosis.probed.request, diagnosis.layer, diagnosis.cases[0]
+    request = diagnosis.probed.request
+    layer = diagnosis.layer
+    case = diagnosis.cases[0]
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
     for option in diagnosis.candidate.contradicts(request):
         if option == "heads":
-            line, actual, claim = sites.line_of("q"), str(layer.n_heads), str(request.n_heads)
+            line = sites.line_of("q")
+            actual = str(layer.n_heads)
+            claim = str(request.n_heads)
             what = f"{actual} heads"
         else:
             scale = (
@@ -236,11 +247,9 @@ def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding
                 else layer.scale
             )
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
-            line, what, claim = (
-                sites.line_of("scaled"),
-                f"scores times {actual}",
-                f"{request.scale:.4g}",
-            )
+            line = sites.line_of("scaled")
+            what = f"scores times {actual}"
+            claim = f"{request.scale:.4g}"
         message = f"the code has {what}, and --{option} says {claim}"
         fix = f"write it for --{option} {claim}, or state --{option} {actual}"
         evidence = f"matches exactly with {what}: {numbers}"
@@ -260,8 +269,10 @@ def _head_sizes(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """A finding for heads of another width or number than the arguments give; none where they give
     a width.
     """
-    layer, subject = diagnosis.layer, diagnosis.probed.subject
-    arguments, width = subject.built.arguments, subject.sizes.d_in
+    layer = diagnosis.layer
+    subject = diagnosis.probed.subject
+    arguments = subject.built.arguments
+    width = subject.sizes.d_in
     n_heads = diagnosis.probed.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
@@ -288,11 +299,9 @@ def _rates_of_another_width(diagnosis: Diagnosis, sites: LayerSites) -> Iterator
     """A finding for rotary angles whose exponents are divided by d_model, or by half or twice the
     width, as the base shows; not where it may be a base that the code has as a number.
     """
-    rates, weights, built = (
-        diagnosis.layer.rates,
-        diagnosis.layer.weights,
-        diagnosis.probed.subject.built,
-    )
+    rates = diagnosis.layer.rates
+    weights = diagnosis.layer.weights
+    built = diagnosis.probed.subject.built
     base = None if rates is None else base_of(rates)
     if rates is None or weights is None or base is None:
         return
@@ -346,7 +355,8 @@ def _user_names(
     """Maps names in corrected expressions to the user's names in the function around a line, or to
     what they stand for.
     """
-    function, layer = function_around(line), diagnosis.layer
+    function = function_around(line)
+    layer = diagnosis.layer
     if function is None:
         return {}
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
@@ -367,11 +377,9 @@ def _user_names(
     for name, text in _SIZES.items():
         if text.partition(".")[0] in names:
             names.setdefault(name, in_user_names(text, names))
-    form, means, made = (
-        case.form,
-        "keep",
-        re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source),
-    )
+    form = case.form
+    means = "keep"
+    made = re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source)
     ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
     if form is not None and form.parameter in (argument.arg for argument in function.args.args):
         names["mask"], means = (
@@ -404,7 +412,8 @@ _IN_TRAINING = (
 
 def _likeliest(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """The mistake that gives the weighted values of a layer whose output nothing explains."""
-    mistake, candidate = diagnosis.likeliest_mistake, diagnosis.likeliest
+    mistake = diagnosis.likeliest_mistake
+    candidate = diagnosis.likeliest
     if mistake is not None and candidate is not None:
         likely = sites_in(diagnosis.call, candidate.layer, (mistake,))
         line = likely.line_for(mistake.at, mistake.site, diagnosis.probed.subject.built)

@@ -44,7 +44,8 @@ class OwnGradients:
         if module is None or any(map(parametrize.is_parametrized, module.modules())):
             return  # a spectral norm goes on with its estimate
         plain = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
-        usual, drawn = plain(inputs, seed=0), list[bool]()
+        usual = plain(inputs, seed=0)
+        drawn = list[bool]()
         first, second = (
             plain(inputs, seed=0, training=True, within=_noting_draws(drawn)) for _ in range(2)
         )
@@ -67,7 +68,8 @@ class OwnGradients:
         the cache holds counts as given: many caches keep no gradients.
         """
         attention = replace(convention.attention, has_graph=True)
-        own, convention = attention.sizes.q_len, replace(convention, attention=attention)
+        own = attention.sizes.q_len
+        convention = replace(convention, attention=attention)
 
         def of_steps(start: int, length: int) -> list[Derivative]:
             rows = attention.drawer(seed).rows(length).to(attention.dtype)

@@ -158,7 +158,8 @@ def shapes_of(subject: UserAttention, layer: ReferenceLayer, longest: int | None
     """The shapes in which a subject is called, up to the stated or the usual longest: those that
     its arguments leave open, as far as their work fits into the budget.
     """
-    sizes, is_slow = subject.sizes, subject.built.is_interpreted
+    sizes = subject.sizes
+    is_slow = subject.built.is_interpreted
     most, usual = _INTERPRETED if subject.is_function else _INTERPRETED_LAYER
     longest = longest or (usual if is_slow else LONGEST)
     if not subject.is_resizable:
@@ -187,7 +188,8 @@ def _in_its_widths(shape: Shape, subject: UserAttention, layer: ReferenceLayer) 
     if "head" not in subject.axes:
         shape = shape._replace(n_heads=1, n_kv_heads=1)
     if is_fixed or any(each is not None for each in (layer.scale, layer.pairing, layer.bias)):
-        n, d = subject.sizes.n_heads, subject.sizes.d_in
+        n = subject.sizes.n_heads
+        d = subject.sizes.d_in
         shape = shape._replace(n_heads=n, n_kv_heads=n, d_head=d, d_v=d)
     return shape
 
@@ -205,7 +207,8 @@ def within_budget(shapes: Iterable[Shape], layer: ReferenceLayer, budget: float)
 
 def _work(shape: Shape, layer: ReferenceLayer) -> float:
     """The multiplications of the plain formula, forward and backward."""
-    n_heads, d_head = shape.n_heads or layer.n_heads, shape.d_head or layer.d_head or 1
+    n_heads = shape.n_heads or layer.n_heads
+    d_head = shape.d_head or layer.d_head or 1
     projections = (each for each in layer.weights or () if each is not None)
     n_projected = sum(each.weight.numel() for each in projections)
     products = 2 * n_heads * shape.q_len * d_head * shape.k_len
@@ -265,7 +268,8 @@ def inputs_of(cell: Cell, subject: UserAttention, seed: int) -> Inputs:
     """Random inputs of a call in float64, rounded to its dtype; under a mask each query sees its
     own key, and the first key of each text is real.
     """
-    drawer, form = subject.drawer(seed), cell.variant.form
+    drawer = subject.drawer(seed)
+    form = cell.variant.form
     if subject.is_function:
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (

@@ -124,7 +124,8 @@ def _arguments(thing: Any, request: CheckRequest, length: int) -> Iterator[dict[
     given = {
         name: parse_value(text, thing) for name, text in target.arguments + target.call_arguments
     }
-    values, names = dict(given), list[str]()
+    values = dict(given)
+    names = list[str]()
     for each in signature(thing).parameters.values():
         is_open = each.default is each.empty and each.name not in given
         if not is_open or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
@@ -150,7 +151,8 @@ def _read(made: Any, request: CheckRequest, length: int) -> MaskCells:
     if _is_block_mask(made):
         return _of_blocks(made)
     if n := _n_of_function(made):
-        kind, heads = "mask_mod" if n == 4 else "score_mod", request.n_heads
+        kind = "mask_mod" if n == 4 else "score_mod"
+        heads = request.n_heads
         sizes = [(b, heads or h) for b, h in _TEXTS_AND_HEADS]
         cells = first_that_works(sizes, lambda each: _of_function(made, *each, length, length))
         cells = _of_function(made, 1, 1, length, length) if cells is None else cells
@@ -238,12 +240,14 @@ def _compared_by_text(stated: Tensor, measured: Tensor) -> list[Compared]:
 
 def _report(found: MaskCells, request: CheckRequest, statement: Statement | None) -> Examination:
     """The report on a mask: beside what is stated, or drawn."""
-    cells, choices = found.cells, list[Choice]()
+    cells = found.cells
+    choices = list[Choice]()
     *_, q_len, k_len = cells.shape
     size = f"{q_len} × {k_len} cells"
     if statement is None:
         compared = _compared_by_text(cells[..., :0, :], cells)
-        words, findings = f"{size}; nothing is stated", found.findings
+        words = f"{size}; nothing is stated"
+        findings = found.findings
     else:
         stated = statement.cells(q_len, k_len, n_heads=cells.shape[1]).expand_as(cells)
         compared = _compared_by_text(stated, cells)
@@ -253,7 +257,8 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
             compared = turned
             choices.append(Choice("mask-means-hide", "True hides a cell"))
         seeing = seeing_of(compared, "")
-        words, findings = f"{size}: {seeing.words}", (*found.findings, *seeing.findings)
+        words = f"{size}: {seeing.words}"
+        findings = (*found.findings, *seeing.findings)
     verdict: Verdict = "wrong" if findings else "consistent" if statement is None else "right"
     return Examination(
         verdict=verdict,

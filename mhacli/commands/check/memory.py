@@ -38,7 +38,8 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     decoder = _decoder(passes)
     if decoder is None:
         return not_tried(passes, "it takes none")
-    n_tokens, refusal = _MEMORY, ""
+    n_tokens = _MEMORY
+    refusal = ""
     try:
         output = decoder.run(decoder.memories(n_tokens, 0))
         rows = output.shape[1]
@@ -55,8 +56,10 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         return _wrong(
             passes, f"a text of {_LENGTH} tokens has as many outputs as its memory, {rows}"
         )
-    own, other = decoder.memories(n_tokens, 0), decoder.memories(n_tokens, 1)
-    before, after = decoder.run(own), decoder.run(torch.cat([other[:1], own[1:]]))
+    own = decoder.memories(n_tokens, 0)
+    other = decoder.memories(n_tokens, 1)
+    before = decoder.run(own)
+    after = decoder.run(torch.cat([other[:1], own[1:]]))
     moved, kept = (relative_distance(after[n], before[n]).max().item() for n in (0, 1))
     if kept > passes.tolerance:
         return _wrong(passes, "the outputs of a text follow the memory of another text", kept)
@@ -79,7 +82,8 @@ def _wrong(passes: Passes, reason: str, largest: float = 0.0) -> Observed:
 
 def _decoder(passes: Passes) -> _Decoder | None:
     """The model as a function of memories; None if it takes none."""
-    model, attention = passes.model, passes.model.attention
+    model = passes.model
+    attention = passes.model.attention
     texts = [model.draw(passes.seed + n, _LENGTH) for n in range(2)]
     source = model.source if attention.example is None else None
     source = model.memory or source
@@ -123,7 +127,8 @@ def _rows_are_of_memory(decoder: _Decoder) -> bool:
     """Whether an attention has a query for each token of the memory and a key for each of the text,
     before the call raises.
     """
-    watcher, scores = Watcher(None), (_MEMORY, _LENGTH)
+    watcher = Watcher(None)
+    scores = (_MEMORY, _LENGTH)
     with suppress(*NO_ANSWER), watcher:
         decoder.run(decoder.memories(_MEMORY, 0))
     return any(

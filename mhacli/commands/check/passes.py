@@ -115,7 +115,8 @@ def relative_distance(ours: Tensor, theirs: Tensor) -> Tensor:
     """The distance of what is computed for each token of the shorter text, relative to its usual
     size.
     """
-    n, size = min(len(ours), len(theirs)), theirs.norm(dim=-1).square().mean().sqrt()
+    n = min(len(ours), len(theirs))
+    size = theirs.norm(dim=-1).square().mean().sqrt()
     parts = zip(ours[:n].split(_ROWS), theirs[:n].split(_ROWS), strict=True)
     distances: Tensor = torch.cat([(a - b).norm(dim=-1) for a, b in parts])
     distances /= size.clamp(min=torch.finfo(torch.float32).tiny)
@@ -158,13 +159,17 @@ class Passes:
         requested: int | None = None,
     ) -> None:
         """Reads the longest text. Raises `UserRaised` or `MhaError` if none works."""
-        self.model, self.seed, self.n_passes = model, seed, 0
+        self.model = model
+        self.seed = seed
+        self.n_passes = 0
         self.module: nn.Module | None = model.attention.built.module
         if texts:
-            self.texts, self.first_pass = texts, self.run_pass(texts[0])[0]
+            self.texts = texts
+            self.first_pass = self.run_pass(texts[0])[0]
         else:
             self._read_longest(requested)
-        self.text, self.length = self.texts[0], len(self.texts[0])
+        self.text = self.texts[0]
+        self.length = len(self.texts[0])
         self.cuts = sorted({cut for cut in (*CUTS, self.length - 1) if 0 < cut < self.length})
         self.middle = min(self.cuts, key=lambda cut: abs(cut - self.length // 2), default=0)
         dtype = self.first_pass.output.dtype if self.module is None else dtype_of(self.module)
@@ -213,7 +218,8 @@ class Passes:
             return first_that_works([length], read) is None
 
         longest = bisect_left(range(1, requested), True, key=fails)
-        failure, name = tried.failure, self.model.attention.built.name
+        failure = tried.failure
+        name = self.model.attention.built.name
         if not longest:
             return failure
         return MhaError(
@@ -278,7 +284,8 @@ class Passes:
         """The text with other tokens from `start` to `end`. If all are `alike`, what is computed of
         the whole text, such as a selection, moves further.
         """
-        tokens, other = self.text.clone(), self.model.draw(self.seed + seed, self.length)
+        tokens = self.text.clone()
+        other = self.model.draw(self.seed + seed, self.length)
         other = other[:1].expand_as(other) if alike else other
         if self.model.n_ids:
             other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)

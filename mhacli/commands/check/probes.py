@@ -80,7 +80,8 @@ class ProbedAttention:
         """Whether no token is meant to see a later one: by the option, an argument, or its name.
         For cross-attention only an argument counts, because the context has its own positions.
         """
-        subject, request = self.subject, self.request
+        subject = self.subject
+        request = self.request
         if request.sees is not None and not request.causal:
             return False
         switches = signature_of(subject.built.call, "causal")
@@ -100,7 +101,8 @@ class ProbedAttention:
         if (seen := self.influence) is None:
             return ""
         # the first or the last query may see no key, and then sees all
-        ones, inner = torch.ones_like(seen), slice(1, -1)
+        ones = torch.ones_like(seen)
+        inner = slice(1, -1)
         kinds = (
             name
             for name, (shape, _) in _KINDS.items()
@@ -124,12 +126,14 @@ def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
     """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied,
     or has none.
     """
-    module, has_dropout = subject.built.module, False
+    module = subject.built.module
+    has_dropout = False
     twin = copied(module)
     for part in twin.modules() if twin is not None and twin is not module else ():
         for name, value in vars(part).items():
             if type(value) in (int, float) and 0 <= value < 1 and role_of(name) == "dropout":
-                has_dropout, vars(part)[name] = True, p
+                has_dropout = True
+                vars(part)[name] = p
     return (
         replace(subject.with_call(twin), is_without_dropout=False)
         if has_dropout and twin is not None
@@ -170,7 +174,8 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     called = subject.with_call(
         copied(subject.built.call)
     )  # so that the subject keeps nothing of the calls
-    probed, seed = ProbedAttention(called, request), request.seed
+    probed = ProbedAttention(called, request)
+    seed = request.seed
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         called(subject.drawer(seed).inputs(with_context=False), seed=0)
         for measure in (repeat_calls, replace_tokens, average_training):
@@ -232,7 +237,8 @@ def differing(before: Tensor, after: Tensor) -> Bool[Tensor, "..."]:
     """Which numbers of an output differ by more than rounding, relative to the largest; all of them
     if it has another shape.
     """
-    a, b = as_float64(before), as_float64(after)
+    a = as_float64(before)
+    b = as_float64(after)
     if a.shape != b.shape:
         return torch.ones_like(a, dtype=torch.bool)
     size = a.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() or 1.0
@@ -245,11 +251,14 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     with more dropout if there is any.
     """
     inputs, other = (drawer.inputs(with_context=False) for _ in range(2))
-    subject, twin = probed.subject, with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
+    subject = probed.subject
+    twin = with_dropout(probed.subject, RAISED_DROPOUT) or probed.subject
     unused = replace(subject.with_call(copied(subject.built.call)), is_copied=True)
     first = twin(inputs)
     try:
-        second, _, third = twin(inputs), twin(other), twin(inputs)
+        second = twin(inputs)
+        _ = twin(other)
+        third = twin(inputs)
         if not (differing(first, second) | differing(first, third)).any():
             return
         if not differing(twin(inputs, seed=0), twin(inputs, seed=0)).any():
@@ -300,10 +309,8 @@ def replace_tokens(probed: ProbedAttention, drawer: InputDrawer) -> None:
     """
     random, small = (drawer.inputs(with_context=False) for _ in range(2))
     small = small.map(lambda rows: _SMALL_SCALE * rows[..., :1, :].expand_as(rows))
-    by_random, by_equal = (
-        _by_token(probed, random, drawer),
-        _by_token(probed, small, drawer, factor=_SMALL_SCALE),
-    )
+    by_random = _by_token(probed, random, drawer)
+    by_equal = _by_token(probed, small, drawer, factor=_SMALL_SCALE)
     if random.keys is None:
         by_random.fill_diagonal_(False)  # the token may act through its query only
     probed.influence = by_random | by_equal
@@ -325,7 +332,8 @@ def _by_token(
     probed: ProbedAttention, base: Inputs, drawer: InputDrawer, *, factor: float = 1.0
 ) -> Tensor:
     """Whether another token at key changes each output, `[query, key]`."""
-    before, n_keys = probed.subject(base, seed=0), base.queries.shape[-2]
+    before = probed.subject(base, seed=0)
+    n_keys = base.queries.shape[-2]
     if before.shape[-2] != n_keys:
         raise Unreadable(f"texts of {n_keys} tokens have {before.shape[-2]} outputs")
     replaced = [drawer.replaced(base, key, factor=factor) for key in range(n_keys)]
@@ -357,7 +365,8 @@ def average_training(probed: ProbedAttention, drawer: InputDrawer) -> None:
     out = training_out.unflatten(0, (_N_COPIES, -1))
     centred = eval_out - eval_out.mean((0, 1), keepdim=True)
     slopes = 1 + (centred * (out - eval_out)).flatten(1).sum(dim=1) / centred.square().sum()
-    slope, error = slopes.mean().item(), slopes.std().item() / _N_COPIES**0.5
+    slope = slopes.mean().item()
+    error = slopes.std().item() / _N_COPIES**0.5
     if (
         2 * _SIGMAS * error < RAISED_DROPOUT
         and abs(slope - (1 - RAISED_DROPOUT)) <= _SIGMAS * error
@@ -406,7 +415,8 @@ def counted_rows(inputs: Inputs, out: Tensor, keep: Tensor | None = None) -> Boo
     queries, and those that may `keep` no key, have no right output. Raises `NotPossible` if the
     cells to keep are of another shape.
     """
-    counted, real = torch.ones(out.shape[:-1], dtype=torch.bool), inputs.real
+    counted = torch.ones(out.shape[:-1], dtype=torch.bool)
+    real = inputs.real
     if real is not None and real.shape == (len(out), out.shape[-2]):
         counted &= real if out.ndim == 3 else real[:, None]
     if keep is not None:
@@ -488,11 +498,9 @@ def masked_cases(
     """One case for each form of a mask, or of padding, that fits these sizes."""
     drawer = subject.drawer(seed)
     inputs = drawer.inputs(with_context=subject.takes_context, batch=batch)
-    allowed, holes, right = (
-        drawer.allowed(inputs),
-        drawer.real(inputs, on_the_right=False),
-        drawer.real(inputs),
-    )
+    allowed = drawer.allowed(inputs)
+    holes = drawer.real(inputs, on_the_right=False)
+    right = drawer.real(inputs)
     for form in forms:
         masked = inputs._replace(allowed=form.repeated(allowed))
         if form.is_padding:
@@ -541,7 +549,8 @@ def unparametrized(module: nn.Module) -> nn.Module:
     """
     copied_module = deep_copy(module)
     for part in copied_module.modules():
-        kind, names = type(part), [*getattr(part, "parametrizations", ())]
+        kind = type(part)
+        names = [*getattr(part, "parametrizations", ())]
         if names:  # their property is one of the class, which the original has too
             part.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         for name in names:
@@ -557,7 +566,8 @@ def unparametrized(module: nn.Module) -> nn.Module:
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
     """A copy with random weights, scaled for queries and keys of unit size, and non-zero biases."""
-    copied_module, generator = unparametrized(module), torch.Generator().manual_seed(seed + 1)
+    copied_module = unparametrized(module)
+    generator = torch.Generator().manual_seed(seed + 1)
     for parameter in copied_module.parameters():
         is_set = parameter.numel() == 1 and bool(
             parameter != 0
@@ -585,10 +595,12 @@ def operations_that_differ(probed: ProbedAttention, code: str) -> list[Operation
     """
     subject = replace(probed.subject, is_without_dropout=False)
     twin = with_dropout(subject, RAISED_DROPOUT) or subject.with_call(copied(subject.built.call))
-    seed, training = int(code == "dropout-in-eval"), code == "dropout-not-rescaled"
+    seed = int(code == "dropout-in-eval")
+    training = code == "dropout-not-rescaled"
     with suppress(OutOfTime, *NO_ANSWER):
         inputs = twin.drawer(probed.request.seed).inputs(with_context=False)
-        first, second = recorded(twin, inputs, 0), recorded(twin, inputs, seed, training=training)
+        first = recorded(twin, inputs, 0)
+        second = recorded(twin, inputs, seed, training=training)
         return [
             one
             for one, other in zip(first.operations, second.operations, strict=False)
@@ -624,7 +636,8 @@ def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[s
     inputs = [
         drawer.inputs(with_context=with_context) for with_context in {False, subject.takes_context}
     ]
-    after, unused = [subject(each, seed=0) for each in inputs], list[str]()
+    after = [subject(each, seed=0) for each in inputs]
+    unused = list[str]()
     for name, parameter in module.named_parameters():
         letters, number = read_name(name)
         is_meant = letters in ("q", "k") if n_axes == 1 else letters and number is None

@@ -181,7 +181,8 @@ class CheckRequest:
                 hint="add FILE.py:NAME, the name of code, or --model DIR",
             )
         device = "cpu" if self.device == "auto" else self.device
-        arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
+        arguments = pairs(self.arg, "arg")
+        calls = pairs(self.call_arg, "call-arg")
         return TargetRequest(
             self.target, arguments, calls, self.causal, device, self.seed, self.example
         )
@@ -234,7 +235,8 @@ class CheckRequest:
         """
         if self.other is None:
             return None
-        given, arguments = self.other_call_arg, pairs(self.other_arg, "against-arg")
+        given = self.other_call_arg
+        arguments = pairs(self.other_arg, "against-arg")
         calls = (
             self.target_request.call_arguments
             if given is None
@@ -460,7 +462,8 @@ class Compared(Struct, frozen=True):
     def words(self, other: str) -> str:
         """What was compared with another implementation, in a sentence."""
         what = "outputs and gradients" if self.backward.compared else "outputs"
-        n, why = len(self.shapes), self.backward.reason
+        n = len(self.shapes)
+        why = self.backward.reason
         return (
             f"{what} are those of {other} with the same weights, up to {max(self.lengths)} tokens,"
             f" {', '.join(self.dtypes)} ({n} shape{'s' * (n != 1)})"
@@ -629,7 +632,8 @@ class Examination(Shown):
         held = "; ".join([held, *packing])
         if self.verdict == "consistent":
             return f"{held}; {self.attention_inside}"
-        other, covered = self.against or "the reference", ""
+        other = self.against or "the reference"
+        covered = ""
         if self.compared is not None and self.compared.attention:
             covered = self.compared.words(other)
         if self.comparison is None:
@@ -710,7 +714,8 @@ class Examinations(Shown):
     @property
     def summary(self) -> str:
         """How many have which verdict."""
-        n, counts = len(self.reports), Counter(report.answer for report in self.reports)
+        n = len(self.reports)
+        counts = Counter(report.answer for report in self.reports)
         each = "; ".join(f"{count} {answer}" for answer, count in counts.items())
         return f"{n} target{'' if n == 1 else 's'}: {each}"
 
@@ -718,7 +723,9 @@ class Examinations(Shown):
         """The rows of `--csv`: the verdict on each target, then the rows of its report."""
         rows = list[dict[str, Any]]()
         for report in self.reports:
-            name, ok, message = report.verdict, report.ok, report.summary
+            name = report.verdict
+            ok = report.ok
+            message = report.summary
             verdict = {"of": "verdict", "name": name, "ok": ok, "message": message}
             rows += [{"target": report.target} | row for row in (verdict, *report.rows())]
         return rows

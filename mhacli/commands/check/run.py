@@ -207,7 +207,8 @@ def _named(thing: object) -> Iterator[str | None]:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             from mhacli.usercode.copies import copied, unchanged
 
-            original, thing = thing, copied(thing)
+            original = thing
+            thing = copied(thing)
             after.enter_context(unchanged(original if thing is original else None))
         yield after.enter_context(naming(thing))
 

@@ -35,7 +35,8 @@ def tests_stated(request: CheckRequest) -> dict[str, Test]:
         return {}
 
     def test(passes: Passes, intent: Intent, answers: Answers) -> Observed:
-        model, longest = passes.model, min(passes.length, request.length or statement.length)
+        model = passes.model
+        longest = min(passes.length, request.length or statement.length)
         if model.attention.is_pooled:
             return not_tried(passes, "its output is of a whole text, not of each token")
         found = seeing_in(

@@ -117,10 +117,8 @@ def _accepted(accepted: Sequence[Accepted]) -> Iterator[Line]:
 def _building(examination: Examination) -> Iterator[Line]:
     """The construction, the call, and the design choices."""
     if examination.arguments:
-        name, words = (
-            examination.target.rpartition(":")[2],
-            [f"{of.name}={of.value}" for of in examination.arguments],
-        )
+        name = examination.target.rpartition(":")[2]
+        words = [f"{of.name}={of.value}" for of in examination.arguments]
         yield "built", _text(f"{name}({', '.join(words)})")
     guessed = [of for of in examination.arguments if of.origin == "guessed"]
     if guessed:
@@ -150,12 +148,14 @@ def _answers(examination: Examination, *, is_verbose: bool) -> Iterator[Line]:
     if omitted and not is_verbose:
         answers.append(("behaves", None, "not tried", ", ".join(omitted), None))
     answers += [("probes", one.ok, one.name, one.message, None) for one in examination.probes]
-    before, length = "", None
+    before = ""
+    length = None
     for label, ok, name, text, tried in answers:
         sign, style = _SIGNS[ok]
         lengths = "" if tried is None or tried.length == length else f" ({tried.length} tokens)"
         yield "" if label == before else label, _text(f"{sign} {name}: {text}{lengths}", style)
-        before, length = label, length if tried is None else tried.length
+        before = label
+        length = length if tried is None else tried.length
 
 
 def _measured(examination: Examination) -> Iterator[Line]:
@@ -190,7 +190,8 @@ def _cells(examination: Examination) -> Iterator[Line]:
 
 def _comparison(examination: Examination, comparison: OutputComparison, other: str) -> str:
     """The largest difference from the other, in words."""
-    inputs, error = count_of(comparison.n_inputs, "input"), comparison.max_abs_difference
+    inputs = count_of(comparison.n_inputs, "input")
+    error = comparison.max_abs_difference
     if any(finding.proven for finding in examination.findings):
         other += " with these mistakes"
     largest = "not finite" if error is None else shown(error, "error")
