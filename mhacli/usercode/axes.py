@@ -94,7 +94,7 @@ def output_in(
         if tensor.is_floating_point() and fits(tensor.shape, axes, sizes)
     ]
     best = min(found, key=lambda each: each[0], default=None)
-    return best and best[1:]
+    return None if best is None else best[1:]
 
 
 def fits(shape: Sequence[int], axes: AxisNames, sizes: CallSizes) -> bool:

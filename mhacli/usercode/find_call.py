@@ -261,11 +261,6 @@ def _kernel_error(built: Built, attempt: Attempt) -> MhaError | None:
     return None
 
 
-def _as_context(attention: UserAttention, message: str) -> str:
-    """What a call raises that reads an unknown argument as a context; empty for other calls."""
-    return "" if attention.is_named else f"; as a context: {message}"
-
-
 def _n_operations(tried: Attempt) -> int:
     """How many operations a call runs before it fails."""
     watcher = Watcher(None)
@@ -319,7 +314,8 @@ def _call_error(
             f"{built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from"
             " the name"
         )
-        needed += _as_context(attention, message)
+        if not attention.is_named:  # the call read an unknown argument as a context
+            needed += f"; as a context: {message}"
         if works is None:
             given = _values_that_work(built, request, unknown)
             hint = " or ".join(filter(None, (given, "a whole call with --example")))

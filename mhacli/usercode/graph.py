@@ -204,7 +204,7 @@ def address_of(tensor: Tensor) -> int:
 
 def user_line(file: str | None) -> SourceLine:
     """The innermost running line of the user's file; empty in the code of a library."""
-    user_file = file and _real(file)
+    user_file = None if file is None else _real(file)
     frames = (
         (_real(frame.f_code.co_filename), number) for frame, number in walk_stack(sys._getframe(2))
     )

@@ -102,11 +102,6 @@ def _for_each_text(source: Tensor, sizes: CallSizes) -> Tensor:
     return source.expand([sizes.batch if size == 1 else size for size in source.shape])
 
 
-def _starts_of_rows(sizes: CallSizes) -> Tensor:
-    """Where the texts of a batch start, and the last one ends, if they stand one behind another."""
-    return torch.arange(sizes.batch + 1, dtype=torch.int32) * sizes.q_len
-
-
 def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> UserAttention | None:
     """The first call that gives an output, with a causal mask, if it needs one, of the first of
     several meanings that hides the last token; else of the first that gives an output.
@@ -118,11 +113,9 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     usual = usual_arguments(
         [p for p in others if p.required], LayerSizes(), "batched", causal=False
     )
-    usual |= {
-        p.name: MadeForSizes(_starts_of_rows)
-        for p in others
-        if p.name in usual and p.role == "starts"
-    }
+    # where texts start, and the last one ends, if they stand one behind another
+    starts = MadeForSizes(lambda call: torch.arange(call.batch + 1, dtype=torch.int32) * call.q_len)
+    usual |= {p.name: starts for p in others if p.name in usual and p.role == "starts"}
     log = attention.built.tried
     with_outputs = list[UserAttention]()
 

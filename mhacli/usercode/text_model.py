@@ -152,7 +152,7 @@ class TextModel:
             return each[row][places].detach().clone()
 
         def keep(name: str, _part: nn.Module, inputs: Any, output: Any) -> None:
-            n_earlier = sum(1 for earlier, _ in noted if earlier == name)
+            n_earlier = len([earlier for earlier, _ in noted if earlier == name])
             floats = tree_map_only(
                 Tensor, lambda ids: ids if ids.is_floating_point() else ids.double(), inputs
             )

@@ -109,7 +109,8 @@ def _own_tables(
     names = getattr(inspect.getmodule(built.thing), "__dict__", {}) if needing else {}
     for name in filter(_OF_TABLES.search, names):
         function = names[name]
-        n_sizes = sum(p.required for p in signature_of(function)) if callable(function) else 0
+        parameters = signature_of(function) if callable(function) else ()
+        n_sizes = len([p for p in parameters if p.required])
         code = f"{name}({', '.join((str(width), 'T')[:n_sizes])})"
         made = None
         texts = [f"{code}[{n}][:T]" for n in range(len(needing))]
@@ -176,7 +177,7 @@ class _StatedSizes:
         if not self._stated("n_heads") and self.d_model and self.d_head:
             self.n_heads = self.d_model // self.d_head
         projects = self.weights or any(p.role in ("weight", "n_heads") for p in parameters)
-        n_starts = sum(p.required and p.role == "starts" for p in parameters)
+        n_starts = len([p for p in parameters if p.required and p.role == "starts"])
         self.has_texts = n_starts > 0
         self.is_pair = len(slots) > 1 and n_starts != 1
         self.is_guessed = not replace(template, slots=tuple(slots)).is_named

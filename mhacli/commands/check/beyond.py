@@ -34,7 +34,7 @@ from mhacli.usercode.roles import signature_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
-from .candidates import FROM_FIRST_KEY
+from .candidates import FROM_FIRST_KEY, DesignChoice, own_pattern
 from .derivatives import derivatives, gradients_of
 from .diagnose import Diagnosis
 from .gradients import MOST_NAMED, OwnGradients, leaves_of
@@ -177,6 +177,11 @@ class Comparison:
             self.layer = replace(
                 candidate.design, weights=Projections(q, k, v, candidate.reading.out)
             )
+
+    def adopt(self, design: DesignChoice, found: Beyond) -> None:
+        """Compares with another design of the layer from now on, and adds its choices."""
+        self.layer = replace(self.layer, **design.changes)
+        found.choices += design.choices
 
     def parameters(self, dtype: torch.dtype) -> dict[str, nn.Parameter]:
         """The trainable parameters of the reference, by the names of the user's module; in 16 bits
@@ -498,7 +503,8 @@ def _run(
     if length := comparison.length:
         shapes = [shape._replace(q_len=length, k_len=length) for shape in shapes[:1]]
     results += run(shapes, subject.dtype)
-    if _takes_pattern(comparison, results, found):
+    if (rule := _rule_shown(comparison, results)) is not None:
+        comparison.adopt(rule, found)
         shapes = shapes_of(subject, comparison.layer, longest)
         results[:] = run(shapes, subject.dtype)
     refused = {each.cell.shape for each in results if each.refusal}
@@ -510,7 +516,8 @@ def _run(
             results += run([shape], subject.dtype)
             if shape in shorter and not results[-1].refusal:  # its positions end there
                 break
-        if _takes_pattern(comparison, results, found):
+        if (rule := _rule_shown(comparison, results)) is not None:
+            comparison.adopt(rule, found)
             results[:] = run([*dict.fromkeys(each.cell.shape for each in results)], subject.dtype)
     agreeing = dict.fromkeys(each.cell.shape for each in results if not each.refusal)
     shapes = within_budget(agreeing, comparison.layer, BUDGET_NARROWER)
@@ -538,25 +545,22 @@ def _in_narrower(
     return own
 
 
-def _takes_pattern(comparison: Comparison, results: Sequence[CellResult], found: Beyond) -> bool:
-    """Whether outputs differ only because tokens see a window or their chunk, or a causal mask
-    starts at the first key, which the first calls are too short to show.
+def _rule_shown(comparison: Comparison, results: Sequence[CellResult]) -> DesignChoice | None:
+    """The design by which outputs differ alone, because tokens see a window or their chunk, or a
+    causal mask starts at the first key, which the first calls are too short to show; None for none.
     """
     plain = [each for each in results if each.cell.variant == PLAIN]
     shapes = [each.cell.shape for each in plain if each.differs]
     layer = comparison.layer
     is_from_last = layer.causal and not layer.top_left and comparison.probed.subject.is_function
     if shapes and is_from_last and all(shape.q_len < shape.k_len for shape in shapes):
-        comparison.layer = replace(layer, top_left=True)  # the first calls may have equal lengths
-        found.choices.append(FROM_FIRST_KEY)
-        return True
+        # the first calls may have equal lengths
+        return DesignChoice({"top_left": True}, (FROM_FIRST_KEY,))
     square = [shape.q_len for shape in shapes if shape.q_len == shape.k_len]
     seen = influence_in(comparison.probed, min(square)) if square else None
     if seen is None or (pattern := pattern_of(seen)).is_of_length:
-        return False
-    comparison.layer = replace(comparison.layer, causal=False, visible_cells=pattern.cells)
-    found.choices.append(Choice("own-pattern", pattern.words))
-    return True
+        return None
+    return own_pattern(pattern)
 
 
 def _findings(comparison: Comparison, results: Sequence[CellResult]) -> Iterator[Finding]:

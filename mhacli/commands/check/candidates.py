@@ -37,7 +37,7 @@ from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
-from .patterns import pattern_of
+from .patterns import Pattern, pattern_of
 from .probes import (
     TOLERANCE,
     InputCase,
@@ -83,11 +83,9 @@ class Candidate:
     @cached_property
     def layer(self) -> ReferenceLayer:
         """The design with its weights."""
-        return (
-            self.design
-            if self.reading is None
-            else replace(self.design, weights=self.reading.weights)
-        )
+        if self.reading is None:
+            return self.design
+        return replace(self.design, weights=self.reading.weights)
 
     def with_designs(self, *options: DesignChoice) -> Candidate:
         """The same with further designs."""
@@ -222,11 +220,9 @@ def readings_of(
     parts = parts_of(module, tensors)
     sizes = subject.sizes
     width = max((max(part.weight.shape) for part in parts), default=1)
-    counts = (
-        [*named, 1, *(width // n for n in named)]
-        if named
-        else [n for n in range(1, 65) if width % n == 0]
-    )
+    counts = [*named, 1, *(width // n for n in named)]
+    if not named:
+        counts = [n for n in range(1, 65) if width % n == 0]
     for n_heads in dict.fromkeys(n for n in (stated, *counts) if n):
         n_kv_heads = next((n for n in n_kv if n_heads % n == 0), None)
         yield from projection_readings(
@@ -293,7 +289,12 @@ def causality(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignCho
     pattern = pattern_of(influence)
     is_window = probed.visible == "causal" and not pattern.is_of_length
     if is_window or probed.visible in ("other", "itself only"):
-        yield _chosen("own-pattern", pattern.words, causal=False, visible_cells=pattern.cells)
+        yield own_pattern(pattern)
+
+
+def own_pattern(pattern: Pattern) -> DesignChoice:
+    """The design of a layer that hides cells by a pattern of its own."""
+    return _chosen("own-pattern", pattern.words, causal=False, visible_cells=pattern.cells)
 
 
 def softcaps(probed: ProbedAttention, call: RecordedCall) -> Iterator[DesignChoice]:
@@ -415,10 +416,9 @@ def score_biases(probed: ProbedAttention, call: RecordedCall) -> Iterator[Design
         inputs = subject.drawer(seed).inputs(
             with_context=with_context, q_len=q_len, k_len=k_len, batch=batch
         )
-        biases = [
-            *score_biases_in(recorded_case(subject, make_case("other lengths", subject, inputs)))
-        ]
-        return sum((each.values for each in biases), torch.zeros(())) if biases else None
+        other = recorded_case(subject, make_case("other lengths", subject, inputs))
+        biases = [each.values for each in score_biases_in(other)]
+        return sum(biases, torch.zeros(())) if biases else None
 
     def bias(inputs: Inputs) -> Tensor | None:
         return at_lengths(inputs.keys is not None, *inputs.lengths)
@@ -444,9 +444,9 @@ def score_biases_in(call: RecordedCall) -> Iterator[ScoreBias]:
         if bias is None or bias[bias >= HIDDEN].unique().numel() <= 2:
             continue
         visible = bias[0, 0, -1] >= HIDDEN
-        factor = next(filter(None, map(_factor_of, op.readers)), 1.0) * (
-            -1 if op.name.startswith("sub") else 1
-        )
+        factor = next(filter(None, map(_factor_of, op.readers)), 1.0)
+        if op.name.startswith("sub"):
+            factor = -factor
         bias = bias.masked_fill(bias < HIDDEN, 0.0) * factor
         if torch.equal(bias, bias[:1].expand_as(bias)):
             yield _bias_of_all_sequences(bias[:1], visible, op, source)
@@ -638,9 +638,10 @@ def norm_of(call: RecordedCall, role: str) -> Norm | None:
     for operation, tensor in call.vectors(role):
         scale *= min(_factor_of(operation) or 1.0, 1.0) if tensor.shape[-1] > 1 else 1.0
         rows.append((tensor if tensor.ndim == 4 else tensor[:, None]) / scale)
-    for x, y in [
-        (x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]) if x.shape == y.shape
-    ]:
+    pairs = ((x, y) for n, x in enumerate(rows) for y in reversed(rows[n + 1 :]))
+    for x, y in pairs:
+        if x.shape != y.shape:
+            continue
         fits = [_fitted(x, y, function, eps) for function, eps in product(_NORMS, _EPS)]
         gaps = [float((norm(x) - y).abs().max()) for norm in fits]
         least = min(gaps)

@@ -182,8 +182,10 @@ TEXTS = (
     "Read it again.",
 )
 """The default texts: sentences of several lengths, with numbers and punctuation."""
-MOST_TOKENS, MOST_OF_OURS = 512, 48
-"""The most tokens read of a text: of the user's, and of the default ones."""
+MOST_TOKENS = 512
+"""The most tokens read of a text of the user's."""
+MOST_OF_OURS = 48
+"""The most tokens read of a default text."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)\b")
 
 

@@ -222,11 +222,9 @@ class Diagnosis:
         matching = [match for match in errors if match[0] <= 1.0]
         if not matching:
             return False
-        error, mistakes = (
-            max(matching, key=lambda match: trial.likelihood(match[1]))
-            if matching[1:]
-            else matching[0]
-        )
+        error, mistakes = matching[0]
+        if matching[1:]:
+            error, mistakes = max(matching, key=lambda match: trial.likelihood(match[1]))
         self.candidate = trial.candidate
         self.proofs |= {new: Proof(error, trial) for new in mistakes if new not in self.proofs}
         self.cases += [case for case in trial.cases if case not in self.cases]
@@ -417,7 +415,10 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         result.cases.append(obeyed)
         result.choices.append(Choice("mask-form", obeyed.name))
         return
-    replacing = next((case for case in cases if _replaces_causality(result, case)), None)
+    # a mask of queries may hide all that is hidden, in a layer that is else causal
+    of_queries = [case for case in cases if case.form is not None and "query" in case.form.axes]
+    explained = (case for case in of_queries if result.explains(case, causal=False))
+    replacing = next(explained, None) if result.layer.causal else None
     if replacing is not None:
         what = f"a mask that is given takes the place of its own causal mask ({replacing.name})"
         result.choices.append(Choice("mask-replaces-causal", what))
@@ -451,12 +452,6 @@ def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool
         for part in parts
         for name in {parameter, *(each.name for each in signature_of(part, "mask"))}
     )
-
-
-def _replaces_causality(result: Diagnosis, case: InputCase) -> bool:
-    """Whether a mask of queries hides all that is hidden, in a layer that is else causal."""
-    is_of_queries = case.form is not None and "query" in case.form.axes
-    return result.layer.causal and is_of_queries and result.explains(case, causal=False)
 
 
 def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:

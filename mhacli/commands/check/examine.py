@@ -257,7 +257,9 @@ def _n_parameters(module: nn.Module | None) -> int:
 
 def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     """The report on a model by its behaviour, and by the comparison of what is inside."""
-    verdict: Verdict = "wrong" if tester.findings else "consistent" if tester.holds else "unknown"
+    verdict: Verdict = "consistent" if tester.holds else "unknown"
+    if tester.findings:
+        verdict = "wrong"
     is_compared = tester.inside and all(each.verdict == "right" for each in tester.inside)
     if verdict == "consistent" and is_compared and not tester.omitted:
         verdict = "right"

@@ -19,12 +19,15 @@ LONGEST = 257
 """The tokens of the longest call: one more than tiles of 256."""
 SHORTER = (255, 63)
 """The longest calls of code that has fewer positions: no multiples of a tile either."""
-_INTERPRETED, _INTERPRETED_LAYER = (8, 130), (4, 65)
-"""The most calls of a function and of a class in Triton's interpreter, which is slow, and the
-tokens of the longest."""
-BUDGET, BUDGET_NARROWER = 2e9, 1.5e8
-"""Multiplications of the plain formula, forward and backward, of all calls in the first dtype, and
-in each narrower one."""
+_INTERPRETED = (8, 130)
+"""The most calls of a function in Triton's interpreter, which is slow, and the tokens of the
+longest."""
+_INTERPRETED_LAYER = (4, 65)
+"""The same of a class."""
+BUDGET = 2e9
+"""Multiplications of the plain formula, forward and backward, of all calls in the first dtype."""
+BUDGET_NARROWER = 1.5e8
+"""The same in each narrower one."""
 SHARP = 10.0
 """Inputs times this make scores a hundred times as large."""
 _SHARP_FROM = 60

@@ -72,7 +72,7 @@ class LayerSites:
     @cached_property
     def n_produced(self) -> int:
         """The number of sites that the call produces."""
-        return sum(bool(self.producers(site)) for site in SITES)
+        return len([*filter(self.producers, SITES)])
 
     def _producer(self, site: str) -> Operation | None:
         """The first operation on a line of user code that produces a site: where heads are split or

@@ -28,7 +28,10 @@ _DRAWN = 16
 """The length of a mask that is drawn, where nothing is stated."""
 _SHORTER = (32, 16, 8, 4)
 """The lengths at which a mask is tried that is made of fewer tokens, such as documents."""
-_N_HEADS, _WIDTH, _ID = 4, 16, 7
+_N_HEADS = 4
+_WIDTH = 16
+_ID = 7
+"""The heads, the width of a vector and the id of a token that a function is given."""
 _TEXTS_AND_HEADS = (*product((3, 2, 1), (16, 8, 4, 2)), (1, 1))
 """The texts and heads of a function of FlexAttention, the first that it takes."""
 _USUAL: Mapping[str, Any] = {"device": "cpu", "dtype": torch.float32}
@@ -38,7 +41,9 @@ _LENGTH = re.compile(r"_*(t|n|l|s|size|sz|tq|tk|.*(len|length|seq|tokens|size_?[
 """The names of lengths."""
 _TEXT = re.compile(r"_*(x|ids|.*(src|tgt|trg|seq|_ids|tok|inp|text|hidden|emb).*)")
 """The names of a text."""
-_BATCH, _HEAD = re.compile(r"_*(b|bs|bsz|batch\w*|b_idx|n)"), re.compile(r"_*(h|nh|head\w*|h_idx)")
+_BATCH = re.compile(r"_*(b|bs|bsz|batch\w*|b_idx|n)")
+_HEAD = re.compile(r"_*(h|nh|head\w*|h_idx)")
+"""The names of the number of a text, and of a head."""
 
 
 class MaskCells(NamedTuple):
@@ -259,7 +264,9 @@ def _report(found: MaskCells, request: CheckRequest, statement: Statement | None
         seeing = seeing_of(compared, "")
         words = f"{size}: {seeing.words}"
         findings = (*found.findings, *seeing.findings)
-    verdict: Verdict = "wrong" if findings else "consistent" if statement is None else "right"
+    verdict: Verdict = "consistent" if statement is None else "right"
+    if findings:
+        verdict = "wrong"
     return Examination(
         verdict=verdict,
         target=request.target_request.target,

@@ -17,8 +17,10 @@ from mhacli.usercode.limits import OutOfTime
 from .observed import Answers, Intent, Observed, not_tried, reason_of, seen
 from .passes import Passes, relative_distance
 
-_LENGTH, _MEMORY = 13, 11
-"""The tokens of the texts, and of what stands beside them: numbers that are no width."""
+_LENGTH = 13
+"""The tokens of the texts, a number that is no width."""
+_MEMORY = 11
+"""The tokens of what stands beside them, another such number."""
 
 
 class _Decoder(NamedTuple):

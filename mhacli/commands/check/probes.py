@@ -37,7 +37,10 @@ from .result import CheckRequest, ProbeResult
 
 RAISED_DROPOUT = 0.5
 """The dropout of copies, large enough to show in one call."""
-_N_COPIES, _SIGMAS = 200, 5.0
+_N_COPIES = 200
+"""Copies of the input whose outputs in training mode are averaged."""
+_SIGMAS = 5.0
+"""Standard errors within which the slope of an output must be that of one of two readings."""
 _SMALL_SCALE = 0.1
 """The scale of inputs with small scores and nearly equal weights, so that every visible key has an
 influence."""
@@ -115,11 +118,8 @@ class ProbedAttention:
         """What was measured without the reference."""
         if self.influence is None:
             return ()
-        return (
-            ProbeResult(
-                "visible keys", _KINDS[self.visible][1], self.influence.double().mean().item()
-            ),
-        )
+        words = _KINDS[self.visible][1]
+        return (ProbeResult("visible keys", words, self.influence.double().mean().item()),)
 
 
 def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
@@ -134,11 +134,9 @@ def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
             if type(value) in (int, float) and 0 <= value < 1 and role_of(name) == "dropout":
                 has_dropout = True
                 vars(part)[name] = p
-    return (
-        replace(subject.with_call(twin), is_without_dropout=False)
-        if has_dropout and twin is not None
-        else None
-    )
+    if twin is None or not has_dropout:
+        return None
+    return replace(subject.with_call(twin), is_without_dropout=False)
 
 
 def within_block(subject: UserAttention) -> UserAttention:
@@ -199,9 +197,10 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
     return replace(probed, subject=subject, module=cast_copy(module, torch.float64, "cpu"))
 
 
-_MOVED, _ROUGH = 1e-5, 4.0
-"""How far inputs move, relative to their size, and how many times further outputs of code move that
-rounds to 16 bits inside."""
+_MOVED = 1e-5
+"""How far inputs move, relative to their size."""
+_ROUGH = 4.0
+"""How many times further outputs of code move that rounds to 16 bits inside."""
 _TEXTS = 16
 """Texts in which enough numbers jump."""
 
@@ -578,9 +577,7 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
         if bool((parameter.detach() == 1).all()):  # an untrained gain of a norm, or a temperature
             numbers = (1 + numbers * 0.2).abs()
         else:
-            numbers = numbers * (
-                0.5 if parameter.ndim < 2 else 1.2 * sorted(parameter.shape)[-1] ** -0.5
-            )
+            numbers *= 0.5 if parameter.ndim < 2 else 1.2 * max(parameter.shape) ** -0.5
         parameter.data.copy_(numbers)
     return copied_module
 

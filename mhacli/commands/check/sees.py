@@ -46,9 +46,13 @@ _N_DRAWS = 2
 """How often each token is replaced: where attention is sharp, another one reaches few outputs."""
 _SMALL = 0.1
 """The size of equal tokens, whose scores are small."""
-_MOST_GROUPS, _MOST_KEPT = 6, 32
-"""The most groups of wrong cells in a sentence, and the most matrices in a document."""
-_MOST_HEADS, _MOST_LAYERS = 64, 64
+_MOST_GROUPS = 6
+"""The most groups of wrong cells in a sentence."""
+_MOST_KEPT = 32
+"""The most matrices in a document."""
+_MOST_HEADS = 64
+_MOST_LAYERS = 64
+"""The most heads and layers that a statement may tell apart."""
 _LONGEST_DRAWN = 512
 """The longest text whose matrices are kept."""
 
@@ -80,10 +84,6 @@ class Statement:
     def has_documents(self) -> bool:
         """Whether it tells documents apart."""
         return self.condition is not None and SEES.rows in names_in(self.condition.body)
-
-    def with_documents(self, documents: Documents) -> "Statement":
-        """The same for a row of several documents."""
-        return replace(self, documents=documents)
 
     def cells(self, q_len: int, k_len: int, *, n_heads: int = 1, layer: int = 0) -> Cells:
         """The cells that are stated for a layer; the queries are the last of the keys. Raises
@@ -373,7 +373,9 @@ class Compared:
         stated, measured = (e.expand(n_heads, -1, -1) for e in (self.stated, self.measured))
         is_alike = all(torch.equal(each, each[:1].expand_as(each)) for each in (stated, measured))
         is_long = measured.shape[-1] > _LONGEST_DRAWN
-        for head in range(0 if is_long else 1 if is_alike else n_heads):
+        if is_long:
+            return
+        for head in range(1 if is_alike else n_heads):
             yield SeenCells(
                 self.layer, None if is_alike else head, _rows(stated[head]), _rows(measured[head])
             )

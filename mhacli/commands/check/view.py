@@ -27,8 +27,12 @@ from .result import (
     place,
 )
 
-_LABEL, _MOST_PRINTED = 9, 3
-_MOST_CELLS, _MOST_MASKS = 32, 4
+_LABEL = 9
+"""The width of the labels."""
+_MOST_PRINTED = 3
+_MOST_CELLS = 32
+_MOST_MASKS = 4
+"""The most printed lines, cells of a side, and masks that are shown."""
 _ANSWERS = {
     "right": ("✓ right", "bold green"),
     "consistent": ("✓ consistent", "bold green"),
