@@ -107,7 +107,7 @@ def with_independent_rows(attention: UserAttention) -> UserAttention:
         )
         return candidate if is_same else None
 
-    return first_that_works((attention, second), with_rows, built.tried) or attention
+    return first_that_works((attention, second), with_rows, built.tried.note) or attention
 
 
 def with_own_heads(attention: UserAttention) -> UserAttention:
@@ -133,7 +133,7 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
         is_own = alone.shape == out[:, -1:].shape and _equals(alone, out[:, -1:])
         return candidate if is_own and reads_all else None
 
-    return first_that_works(calls, by_head, attention.built.tried) or attention
+    return first_that_works(calls, by_head, attention.built.tried.note) or attention
 
 
 # -------------------------------------------------------------------------------------------- masks
@@ -142,7 +142,7 @@ def with_own_heads(attention: UserAttention) -> UserAttention:
 def accepted_forms(attention: UserAttention, forms: Iterable[MaskForm]) -> Iterator[MaskForm]:
     """The forms that the call takes, each with whether it hides a key."""
     return those_that_work(
-        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried
+        forms, lambda form: form._replace(hides=hides(attention, form)), attention.built.tried.note
     )
 
 

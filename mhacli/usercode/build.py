@@ -33,7 +33,7 @@ from .copies import copied, deep_copy
 from .door import (
     NO_ANSWER,
     Attempt,
-    AttemptLog,
+    AttemptsInWords,
     UserRaised,
     call_user,
     first_that_works,
@@ -73,7 +73,7 @@ class Built:
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str | None = None
     stage: Stage = no_stage
-    tried: AttemptLog = dataclasses.field(default_factory=AttemptLog)
+    tried: AttemptsInWords = dataclasses.field(default_factory=AttemptsInWords)
     unset: tuple[str, ...] = ()
 
     @property
@@ -266,13 +266,14 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
             unset=unset,
         )
 
-    built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried)
+    built = first_that_works(_arguments_to_try(thing, request, given, tried), build, tried.append)
     if built is None:
         failure = tried[-1].failure
         if isinstance(failure, UserRaised):
             raise _build_error(thing, request, failure.fault) from failure.fault
         raise failure
-    built.tried.extend(tried)
+    for each in tried:
+        built.tried.note(each)
     return built
 
 
@@ -565,7 +566,7 @@ class NoGuess(MhaError):
         tried = list[Attempt]()
         values = [*itertools.islice(itertools.product(*self.words.values()), _MOST_VALUES**2)]
         values.sort(key=lambda each: len({*each}), reverse=True)  # a width is no number of heads
-        found = first_that_works(values[:_MOST_VALUES], typed, tried)
+        found = first_that_works(values[:_MOST_VALUES], typed, tried.append)
         if found is not None:
             hint = f"for example {found}; or {self.hint}"
             return MhaError(self.message, hint=hint, code=self.code)
@@ -734,6 +735,7 @@ _UNLIKE_CONFIGS: Final = (
     "pathlib",
     "omegaconf",
 )
+"""The modules whose classes are no configs."""
 
 
 class UnknownField(AttributeError, KeyError):
@@ -851,8 +853,9 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
             origin = "guessed"
         elif name in built.given:
             origin = "given"
-        is_part = isinstance(value, nn.Module)
-        shown = f"{type(value).__name__}(…)" if is_part else f"{value!r:.80}"
+        shown = f"{value!r:.80}"
+        if isinstance(value, nn.Module):
+            shown = f"{type(value).__name__}(…)"
         arguments.append(Argument(name, shown, origin, built.guesses.get(name, "")))
     return tuple(arguments)
 

@@ -12,7 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -73,25 +73,17 @@ class FailedAttempt:
     error: str
 
 
-@dataclass(frozen=True)
-class AttemptLog:
+class AttemptsInWords(list[FailedAttempt]):
     """Attempts that failed, in words: it holds nothing of the calls, such as their tensors."""
 
-    attempts: list[FailedAttempt] = field(default_factory=list)
-
-    def append(self, attempt: Attempt) -> None:
+    def note(self, attempt: Attempt) -> None:
         """Adds an attempt. A candidate describes itself, or is a text or a number."""
         what = getattr(attempt.candidate, "described", attempt.candidate)
-        self.attempts.append(FailedAttempt(str(what), str(attempt.failure)))
-
-    def extend(self, attempts: Iterable[Attempt]) -> None:
-        """Adds attempts in their order."""
-        for attempt in attempts:
-            self.append(attempt)
+        self.append(FailedAttempt(str(what), str(attempt.failure)))
 
 
-Log = list[Attempt] | AttemptLog
-"""Takes the attempts that failed."""
+Log = Callable[[Attempt], None]
+"""Takes an attempt that failed."""
 
 
 def those_that_work(
@@ -105,7 +97,7 @@ def those_that_work(
             found = attempt(candidate)
         except NO_ANSWER as failure:
             if log is not None:
-                log.append(Attempt(candidate, failure))
+                log(Attempt(candidate, failure))
         else:
             if found is not None:
                 yield found

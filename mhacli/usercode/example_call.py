@@ -210,7 +210,7 @@ def _guessed_context(
     n_axes = [calls.made[slot.name].ndim for slot in slots]
     unknown = [
         p
-        for p in signature_of(template.built.call, "unknown")
+        for p in template.parameters("unknown")
         if p.name in calls.vectors and [calls.made[p.name].ndim] == n_axes
     ]
     is_one = len(unknown) == 1 and unknown[0].name != slots[0].name and template.ids is None

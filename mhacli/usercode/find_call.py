@@ -80,7 +80,7 @@ def _in_float64(attention: UserAttention) -> UserAttention:
         out = replace(wide, is_copied=True)(random_inputs(wide), seed=0)
         return wide if out.dtype == dtype else None
 
-    return first_that_works([torch.float64], cast, attention.built.tried) or attention
+    return first_that_works([torch.float64], cast, attention.built.tried.note) or attention
 
 
 # ----------------------------------------------------------------------------------- the first call
@@ -117,7 +117,8 @@ def _first_call(built: Built, request: TargetRequest) -> UserAttention:
     found = _call_that_works(template, request, tried)
     if found is None:
         raise _kernel_error(built, tried[0]) or _call_error(template, request, tried)
-    built.tried.extend(tried)
+    for each in tried:
+        built.tried.note(each)
     return found
 
 
@@ -133,8 +134,8 @@ def _call_that_works(
             attention_of_example(template, length, may_be_context=may_be_context)
             for length, may_be_context in ways
         )
-    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried)
-    found = found or first_that_works(_of_kernels(tried), with_output, tried)
+    found = first_that_works(itertools.islice(candidates, _MOST_CALLS), with_output, tried.append)
+    found = found or first_that_works(_of_kernels(tried), with_output, tried.append)
     if found is None:  # one answer for a text, or a few
         single = [each.candidate for each in tried if len(each.candidate.slots) == 1]
         pooled = [replace(each, output=("", OF_TEXTS)) for each in single]
@@ -192,7 +193,7 @@ def _modes_of(attention: UserAttention) -> list[UserAttention]:
     sizes = attention.sizes._replace(k_len=attention.sizes.q_len, d_context=attention.sizes.d_in)
     queries = tuple(slot for slot in attention.slots if slot not in keys)
     alone = first_that_works(
-        [replace(attention, sizes=sizes, slots=queries)], with_output, attention.built.tried
+        [replace(attention, sizes=sizes, slots=queries)], with_output, attention.built.tried.note
     )
     if alone is None:  # it needs them
         return [crossed]
@@ -229,7 +230,7 @@ def _with_masks(attention: UserAttention) -> UserAttention:
     if attention.example is not None:
         given = arguments_of_example(attention, attention.sizes.q_len)
     found: list[MaskForm] = []
-    for parameter in signature_of(attention.built.call, *MASKS):
+    for parameter in attention.parameters(*MASKS):
         value = given.get(parameter.name)
         is_given = value is not None and not isinstance(value, MadeForSizes)
         if is_given == (attention.example is not None):
@@ -289,7 +290,7 @@ def _call_error(
         # it takes token ids, and how it fails for them tells more
         attention = replace(attention, axes=OF_IDS, ids=torch.arange(built.n_ids))
         of_ids = list[Attempt]()
-        first_that_works([attention], with_output, of_ids)
+        first_that_works([attention], with_output, of_ids.append)
         failure = of_ids[0].failure if of_ids else failure
     if isinstance(failure, UserRaised):
         error = user_code_error(

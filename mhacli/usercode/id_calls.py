@@ -54,7 +54,7 @@ def first_call_of_ids(
         longer = attention.sizes._replace(q_len=length, k_len=length)
         starts += [replace(each, sizes=longer) for each in starts[:1]]
     starts += _beside_memories(attention)
-    return first_that_works(starts, partial(_from_start, others=others), attention.built.tried)
+    return first_that_works(starts, partial(_from_start, others=others), attention.built.tried.note)
 
 
 def _starts(
@@ -116,7 +116,7 @@ def _from_start(attention: UserAttention, others: Sequence[CallParameter]) -> Us
     # where texts start, and the last one ends, if they stand one behind another
     starts = MadeForSizes(lambda call: torch.arange(call.batch + 1, dtype=torch.int32) * call.q_len)
     usual |= {p.name: starts for p in others if p.name in usual and p.role == "starts"}
-    log = attention.built.tried
+    log = attention.built.tried.note
     with_outputs = list[UserAttention]()
 
     def read(candidate: UserAttention) -> tuple[UserAttention, bool]:

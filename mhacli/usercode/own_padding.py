@@ -100,7 +100,7 @@ def own_padding(attention: UserAttention, stated: Sequence[int], source: str | N
     with suppress(*NO_ANSWER):  # compiled code refuses to be watched
         attention(inputs, seed=0, within=comparisons)
     others = {*_named(attention.built, _SPECIAL)}
-    code = "".join(source_of(cls) for cls in type(attention.built.module).__mro__)
+    code = "".join(source_of(cls) for cls in type(attention.module).__mro__)
     names_padding = re.search(r"== *[\w.]*pad|eq\([\w.]*pad", code, re.I)
 
     def pad_of(ids: Tensor) -> int | None:

@@ -181,6 +181,7 @@ _OF_NUMBERS = (
     "longest",
     "window",
 )
+"""The roles of parameters that take a number."""
 _OF_CACHES = {"past", "cache", "cached", "incremental", "prev", "present"}
 _OF_OTHER_MASKS = ("head", "q", "query", "drop", "dropout", "loss")
 _OF_TOKENS = "pad padding valid key k kv token input x context encoder memory seq"

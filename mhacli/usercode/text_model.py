@@ -159,7 +159,7 @@ class TextModel:
             call = name, n_earlier
             noted[call] = of_text(floats), of_text(output, pinned.get(call))
 
-        return watching(self.attention.built.module, keep)
+        return watching(self.attention.module, keep)
 
     def _of_whole_texts(self, result: Any, n_texts: int) -> Sequence[Tensor | None]:
         """What a model that returns nothing for each token gives for each text: rows of numbers, or
@@ -359,7 +359,7 @@ def _memory_of(attention: UserAttention) -> str | None:
     """The argument that takes vectors for each text, as many beside a longer text."""
     length = attention.sizes.q_len + 1
     longer = attention.sizes._replace(q_len=length, k_len=length)
-    masks = [p.name for p in signature_of(attention.built.call, *MASKS)]
+    masks = [p.name for p in attention.parameters(*MASKS)]
     for name, value in attention.others.items():
         if isinstance(value, MadeForSizes) and name not in masks:
             made = value.make(attention.sizes)
@@ -387,7 +387,7 @@ def _table_of(attention: UserAttention) -> nn.Embedding | None:
             read.append((part, inputs[0]))
 
     drawer = attention.drawer(0)
-    with watching(attention.built.module, note):
+    with watching(attention.module, note):
         for _ in range(2):
             attention(drawer.inputs(with_context=False), seed=0)
     pairs = zip(read, read[len(read) // 2 :], strict=False)
@@ -421,9 +421,9 @@ def _forms_of_padding(
     attention: UserAttention, decoder: str | None, means: str | None
 ) -> Iterator[MaskForm]:
     """The forms of masks of padding that the call takes. In transformers True keeps."""
-    if hasattr(getattr(attention.built.module, "config", None), "get_text_config"):
+    if hasattr(getattr(attention.module, "config", None), "get_text_config"):
         means = "keep"
-    for parameter in signature_of(attention.built.call, *MASKS):
+    for parameter in attention.parameters(*MASKS):
         given = attention.others.get(parameter.name)
         is_open = isinstance(given, MadeForSizes) and given.hides_nothing
         is_of_decoder = decoder is None or parameter.name[:3] == decoder[:3]

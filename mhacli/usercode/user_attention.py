@@ -196,6 +196,15 @@ class UserAttention:
     inner: torch.dtype | None = None
 
     @property
+    def module(self) -> nn.Module | None:
+        """What is called, if it is a module."""
+        return self.built.module
+
+    def parameters(self, *roles: str) -> tuple[CallParameter, ...]:
+        """The parameters of its call in order: all, or those with some roles."""
+        return signature_of(self.built.call, *roles)
+
+    @property
     def computed(self) -> torch.dtype:
         """The dtype in which its code computes."""
         return self.inner or self.dtype
@@ -233,7 +242,7 @@ class UserAttention:
     @property
     def is_named(self) -> bool:
         """Whether names say what its inputs are, so that a second one is a context."""
-        unknown = {p.name for p in signature_of(self.built.call, "unknown")}
+        unknown = {p.name for p in self.parameters("unknown")}
         return unknown.isdisjoint(slot.name for slot in self.slots)
 
     @property
@@ -254,7 +263,7 @@ class UserAttention:
     @property
     def causal_by(self) -> str | None:
         """The argument that makes it causal."""
-        names = [switch.name for switch in signature_of(self.built.call, "causal")]
+        names = [switch.name for switch in self.parameters("causal")]
         return next((name for name in names if self.others.get(name) is True), None)
 
     @property
@@ -281,7 +290,7 @@ class UserAttention:
     @property
     def _effective(self) -> list[CallParameter]:
         """The parameters whose values may change the output."""
-        return [p for p in signature_of(self.built.call) if p.role not in WITHOUT_EFFECT]
+        return [p for p in self.parameters() if p.role not in WITHOUT_EFFECT]
 
     @property
     def canonical(self) -> AxisNames:
@@ -327,7 +336,7 @@ class UserAttention:
             arguments |= {name: strided(arguments[name]) for name in names}
         call = copied(self.built.call) if self.is_copied else self.built.call
         inside = _RowsInside(self, sizes)
-        watched = self.built.module if self.is_inside else None
+        watched = self.module if self.is_inside else None
         with (
             _quietly(self.built, call, arguments, training=training, has_graph=self.has_graph),
             watching(watched, inside.note),
@@ -434,7 +443,7 @@ class UserAttention:
     @property
     def example_text(self) -> str:
         """The call as an `--example`."""
-        first = signature_of(self.built.call)[0].name
+        first = self.parameters()[0].name
         rows = list[str]()
         for slot in filter(attrgetter("name"), self.slots):
             width = self.sizes.d_in if slot.part == "q" else self.sizes.d_context
@@ -481,7 +490,7 @@ class UserAttention:
         texts = {
             p.name: getattr(self.others[p.name], "text", "")
             or _text_of(at_sizes(self.others[p.name], self.sizes), words)
-            for p in signature_of(self.built.call)
+            for p in self.parameters()
             if p.name in self.others
         }
         texts |= dict.fromkeys(masks, "…")
@@ -521,7 +530,7 @@ class _RowsInside:
             if name == self.attention.part and isinstance(output, Tensor):
                 self.outputs[:] = [output.clone()]
             return
-        is_of_part = isinstance(output, Tensor) and part is not self.attention.built.module
+        is_of_part = isinstance(output, Tensor) and part is not self.attention.module
         if not is_of_part or output.is_nested or output.ndim != 3:
             return
         axes = self.attention.axes

@@ -66,7 +66,7 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
     ones; `template` has what they have in common, such as the device. Raises `MhaError` if it takes
     none.
     """
-    free = [p for p in signature_of(template.built.call) if p.name not in template.others]
+    free = [p for p in template.parameters() if p.name not in template.others]
     has_places = any(p.required and p.role in ("rope", "positions", "offset") for p in free)
     shapes = SHAPES if has_places else ("batched",)
     for slots in _slots_to_try(template.built, free):
@@ -165,7 +165,7 @@ class _StatedSizes:
 
     def __init__(self, template: UserAttention, slots: Sequence[CallParameter]) -> None:
         self.built = template.built
-        parameters = signature_of(template.built.call)
+        parameters = template.parameters()
         defaults = {p.name: p.default for p in parameters}
         stored = {} if self.built.module is None else vars(self.built.module)
         held = {**stored, **self.built.arguments, **defaults, **template.others}

@@ -261,7 +261,7 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
     projections. What one of them has no cell for, such as a bias, becomes zero in both, and what it
     has one cell for becomes equal in both.
     """
-    first, second = (subject.built.module for subject in both)
+    first, second = (subject.module for subject in both)
     if first is None or second is None or not list(second.parameters()):
         yield both, Choice("weights", _NO_WEIGHTS)
         return
@@ -270,9 +270,7 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
         _cells(module, subject, request) for module, subject in zip(modules, both, strict=True)
     )
     for (_, cells), (words, other_cells) in itertools.product(*readings):
-        if {name: of.shape for name, of in cells.items()} != {
-            name: of.shape for name, of in other_cells.items()
-        }:
+        if _shapes(cells) != _shapes(other_cells):
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
         ours, theirs = (
@@ -295,6 +293,10 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
                 return
 
 
+def _shapes(cells: Cells) -> dict[str, torch.Size]:
+    return {name: each.shape for name, each in cells.items()}
+
+
 def _cells(
     module: nn.Module, subject: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[str, Cells]]:
@@ -315,11 +317,9 @@ def _cells(
         for name, projection in reading.weights._asdict().items():
             if projection is not None:
                 weight = projection.weight.detach()
-                bias = (
-                    weight.new_zeros(len(weight))
-                    if projection.bias is None
-                    else projection.bias.detach()
-                )
+                bias = weight.new_zeros(len(weight))
+                if projection.bias is not None:
+                    bias = projection.bias.detach()
                 cells[name] = torch.cat([weight, bias[:, None]], dim=1).long()
         yield f"weights are copied: {', '.join(reading.parts)}", cells
 

@@ -455,7 +455,7 @@ _LEAK = "an output depends on later tokens"
 def causality(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether outputs before a cut stay when everything after it changes."""
     omitted = partial(not_tried, passes)
-    attention = passes.model.attention
+    attention = passes.attention
     if attention.is_pooled:
         reason = "its output is of a whole text, not of each token"
         return omitted(reason, is_bidirectional=True)
@@ -583,10 +583,10 @@ def prefix(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """Whether a shorter text gives the start of a longer one's outputs."""
     if answers["causality"].ok is not True:
         return not_tried(passes, "only where no output depends on a later token")
-    if passes.model.has_source and passes.model.attention.example is not None:
+    if passes.model.has_source and passes.attention.example is not None:
         reason = "in the example the text of the encoder may change with the length"
         return not_tried(passes, reason)
-    if intent.packed and passes.model.attention.example is not None:
+    if intent.packed and passes.attention.example is not None:
         return not_tried(passes, "in the example documents may change with the length")
     n = max(1, passes.length // 3)
     agrees = "a shorter text gives the start of a longer one's"
@@ -636,7 +636,7 @@ def dtype(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     """How far bfloat16 changes outputs of a model in float32."""
     if passes.precision != "float32":
         return not_tried(passes, f"it computes in {passes.precision}")
-    if passes.model.attention.built.is_interpreted:
+    if passes.attention.built.is_interpreted:
         return not_tried(passes, "Triton's interpreter computes wrongly in bfloat16")
     text = passes.texts[-1]
     autocast = partial(torch.autocast, text.device.type, torch.bfloat16)

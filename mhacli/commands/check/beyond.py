@@ -30,7 +30,6 @@ from mhacli.text.numbers import shown
 from mhacli.usercode.build import as_float64, cast_copy
 from mhacli.usercode.door import NO_ANSWER, Unreadable, UserRaised, call_user
 from mhacli.usercode.limits import OutOfTime
-from mhacli.usercode.roles import signature_of
 from mhacli.usercode.target import Choice
 from mhacli.usercode.user_attention import UserAttention
 
@@ -245,7 +244,7 @@ class Comparison:
         """
         found = OwnGradients()
         subject = self.subject_in(first.cell.dtype)
-        module = subject.built.module
+        module = subject.module
         is_slow = subject.built.is_interpreted
         if module is None or is_slow or first.cell.computed != torch.float64:
             found.leave(first.unreached)
@@ -355,7 +354,7 @@ class Comparison:
     ) -> CellResult:
         """What the output and the gradients of a call show."""
         limits = _Limits(cell, truth)
-        module = subject.built.module
+        module = subject.module
         ours = torch.where(truth.counted[..., None], as_float64(out), truth.results["out"])
         wrong = limits.mismatch("out", ours)
         if wrong is not None or not out.requires_grad or self.probed.request.no_backward:
@@ -458,8 +457,8 @@ class _Limits:
 def compare_beyond(diagnosis: Diagnosis) -> Beyond:
     """What the grid shows of an attention that is right in its first calls."""
     found = Beyond()
-    request = diagnosis.probed.request
-    subject = diagnosis.probed.subject
+    request = diagnosis.request
+    subject = diagnosis.subject
     if subject.ids is not None:
         return found
     if subject.inner is not None:
@@ -677,6 +676,6 @@ def _passed(ran: Sequence[CellResult], subject: UserAttention) -> tuple[str, ...
     variants = [each.cell.variant for each in ran]
     given = [each.words for each in variants if each.form is not None or each.given]
     if subject.is_turned:
-        switches = [each.name for each in signature_of(subject.built.call, "causal")]
+        switches = [each.name for each in subject.parameters("causal")]
         given += [f"{name}={subject.others[name]}" for name in switches if name in subject.others]
     return tuple(dict.fromkeys(given))

@@ -29,6 +29,7 @@ from mhacli.usercode.masks import MaskForm, as_tokenizers_mean
 from mhacli.usercode.names import is_switched_off
 from mhacli.usercode.roles import call_role, called_function, signature_of
 from mhacli.usercode.target import Choice
+from mhacli.usercode.user_attention import UserAttention
 
 from .candidates import Candidate, candidates
 from .layer_sites import LayerSites, sites_in
@@ -43,7 +44,7 @@ from .probes import (
     recorded_case,
     unmasked_inputs,
 )
-from .result import Behaviour
+from .result import Behaviour, CheckRequest
 from .steps import Steps, is_chunked, read_in_steps
 
 _MOST_RANKED = 100
@@ -137,6 +138,16 @@ class Diagnosis:
     notes: list[str] = field(default_factory=list)
     over: OutOfTime | None = None
     untried: list[str] = field(default_factory=list)
+
+    @property
+    def subject(self) -> UserAttention:
+        """The attention that was probed."""
+        return self.probed.subject
+
+    @property
+    def request(self) -> CheckRequest:
+        """What was requested."""
+        return self.probed.request
 
     @property
     def layer(self) -> ReferenceLayer:
@@ -308,7 +319,7 @@ def diagnose(probed: ProbedAttention) -> Diagnosis:
 def _explain_unmasked(result: Diagnosis) -> None:
     """Puts into a diagnosis the layer that explains the outputs without masks."""
     probed = result.probed
-    subject = result.probed.subject
+    subject = result.subject
     inputs = unmasked_inputs(subject, probed.request.seed)
     result.untried = [REFERENCE, *_forms_to_try(probed), _LARGE_SCORES, "cache"]
     result.cases = [make_case(name, subject, each) for name, each in inputs.items()]
@@ -321,8 +332,8 @@ def _explain_unmasked(result: Diagnosis) -> None:
 
 def _explain_masks(result: Diagnosis) -> None:
     """Puts into the diagnosis of a layer what masks, padding and huge scores show."""
-    subject = result.probed.subject
-    seed = result.probed.request.seed
+    subject = result.subject
+    seed = result.request.seed
     by_name = _forms_to_try(result.probed)
     result.untried = [*by_name, _LARGE_SCORES, "cache"]
     for name, forms in by_name.items():
@@ -399,7 +410,7 @@ def _mistake_of_values(ranked: Sequence[Trial]) -> Mistake | None:
 
 def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     """Accepts the form of one mask that matches, else mistakes under the likeliest form."""
-    subject = result.probed.subject
+    subject = result.subject
     candidate = result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.output.isfinite().any()]
@@ -441,7 +452,7 @@ def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool
     """Whether no operation reads a mask, and the code, or that of a part that may be given it, says
     under which condition it would.
     """
-    subject = result.probed.subject
+    subject = result.subject
     n_read, n_plain = (
         len({source for each in call.operations for source in each.sources if not source.name})
         for call in (recorded_case(subject, case), result.call)
@@ -462,7 +473,7 @@ def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:
     case = cases[0]
     if result.candidate is None or result.explains(case):
         return
-    call = recorded_case(result.probed.subject, case)
+    call = recorded_case(result.subject, case)
     for number in call.numbers_below(_HIDES):
         if any(result.explains(case, mistake) for mistake in sentinels(number)):
             what = f"masked scores become {number:g}, which hides every score below {-number:g}"

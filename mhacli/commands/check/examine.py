@@ -37,7 +37,7 @@ from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.find_call import find_modes, require_call, with_own_queries
 from mhacli.usercode.limits import OutOfTime, TimedStage
 from mhacli.usercode.process import Stage
-from mhacli.usercode.roles import role_of, signature_of
+from mhacli.usercode.roles import role_of
 from mhacli.usercode.target import Choice, TargetRequest, naming, split_target, targets_beside
 from mhacli.usercode.text_model import text_model_of_ids, text_model_of_vectors
 from mhacli.usercode.user_attention import UserAttention
@@ -239,7 +239,7 @@ def _switched(subject: UserAttention, request: CheckRequest) -> Iterator[UserAtt
     meant.
     """
     is_stated = stated_causal(request) is not None or subject.example is not None
-    for switch in signature_of(subject.built.call, "causal"):
+    for switch in subject.parameters("causal"):
         name = switch.name
         default = switch.default
         is_known = "causal" in name.lower() and isinstance(default, bool)
@@ -270,7 +270,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
     return Examination(
         verdict=verdict,
         target=target,
-        called=tester.passes.model.attention.described,
+        called=tester.passes.attention.described,
         findings=tuple(tester.findings),
         reason=first_open if verdict == "unknown" else None,
         n_parameters=_n_parameters(tester.passes.module),
@@ -279,7 +279,7 @@ def _of_behaviour(tester: BehaviourTester, target: str) -> Examination:
         n_passes=tester.passes.n_passes,
         inside=tester.inside,
         compared=tester.compared or Compared.of_all(()),
-        attempts=tuple(tester.passes.model.attention.built.tried.attempts),
+        attempts=tuple(tester.passes.attention.built.tried),
         not_examined=tuple(tester.omitted),
     )
 
@@ -416,9 +416,9 @@ def _begun(subject: UserAttention, request: CheckRequest) -> Examination:
         called=subject.described,
         arguments=arguments_of(subject.built),
         reason="its output is of a whole text, not of each token",
-        n_parameters=_n_parameters(subject.built.module),
+        n_parameters=_n_parameters(subject.module),
         environment=_ENVIRONMENT,
-        attempts=tuple(subject.built.tried.attempts),
+        attempts=tuple(subject.built.tried),
     )
 
 
@@ -501,7 +501,7 @@ def _further(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Beyond:
         return Beyond([*findings])
     if diagnosis.is_right:
         return compare_beyond(diagnosis)
-    if diagnosis.probed.request.no_backward:
+    if diagnosis.request.no_backward:
         return Beyond()
     try:
         own = without_reference(diagnosis.probed)
@@ -538,7 +538,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
     """
     passes = tester.passes
     module = tester.passes.module
-    modules = passes.model.attention.built.parts
+    modules = passes.attention.built.parts
     found = dict[type, dict[str, nn.Module]]()
     hide_later = list[bool]()
     text = passes.texts[-1] if _n_parameters(module) > _SMALL else passes.text
@@ -549,7 +549,7 @@ def _ask(tester: BehaviourTester, *, claimed: bool | None = None) -> ModulesByCl
             name = name.rpartition(".")[0]
         found.setdefault(type(modules[name]), {})[name] = modules[name]
         *_, q_len, k_len = call.shape
-        is_of_text = passes.model.attention.is_pooled or q_len == len(text)
+        is_of_text = passes.attention.is_pooled or q_len == len(text)
         if q_len == k_len > 1 and is_of_text and call.unreadable is None:
             hide_later.append(not cells_of(call).expand(-1, -1, q_len, k_len).triu(1).any())
 
@@ -588,7 +588,7 @@ def _compare_inside(
     """Compares each class of attention inside a model with the reference; their mistakes come
     before those of behaviour.
     """
-    stage = tester.passes.model.attention.built.stage
+    stage = tester.passes.attention.built.stage
     reports = list[ClassReport]()
     try:
         if parts == {}:
@@ -662,7 +662,7 @@ def _unseen(passes: Passes, request: CheckRequest, stage: Stage) -> Iterator[Cla
     """
     found = dict[type, dict[str, nn.Module]]()
     inner = ""
-    parts = [*passes.model.attention.built.parts.items()]
+    parts = [*passes.attention.built.parts.items()]
     for name, part in reversed(parts[1:]):  # parts before what holds them
         if not is_of_torch(part) and _n_parameters(part) and not inner.startswith(f"{name}."):
             found.setdefault(type(part), {})[name], inner = part, name
@@ -745,28 +745,21 @@ def _choices(diagnosis: Diagnosis) -> tuple[Choice, ...]:
             if unbiased:
                 choices.append(Choice("no-bias", f"no bias: {unbiased}"))
             if layer.n_kv_heads != layer.n_heads:
-                choices.append(
-                    Choice("gqa", f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads")
-                )
+                words = f"{layer.n_heads} query heads share {layer.n_kv_heads} kv heads"
+                choices.append(Choice("gqa", words))
             if d_v != layer.d_head:
-                choices.append(
-                    Choice("d-v", f"values are {d_v} wide, queries and keys {layer.d_head}")
-                )
+                words = f"values are {d_v} wide, queries and keys {layer.d_head}"
+                choices.append(Choice("d-v", words))
         if layer.causal and not probed.expects_causal and not diagnosis.mistakes:
             choices.append(Choice("causal", "it hides later tokens by itself"))
     if probed.expects_causal and not probed.request.causal and not probed.subject.is_turned:
         causal_by = probed.subject.causal_by
         source = "its name" if causal_by is None else f"its argument {causal_by}"
         choices.append(Choice("meant-causal", f"it is meant to be causal, as {source} says"))
-    if (
-        probed.expects_causal
-        and probed.visible == "full"
-        and form is not None
-        and "query" in form.axes
-    ):
-        choices.append(
-            Choice("causal-by-mask", "it is causal only through the mask that it is given")
-        )
+    is_of_queries = form is not None and "query" in form.axes
+    if probed.expects_causal and probed.visible == "full" and is_of_queries:
+        words = "it is causal only through the mask that it is given"
+        choices.append(Choice("causal-by-mask", words))
     return tuple(dict.fromkeys([*choices, *diagnosis.choices]))
 
 
@@ -782,25 +775,23 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
         trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
         return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
-    departure = (
-        None if likeliest is None else sites_in(diagnosis.call, likeliest.layer).first_difference()
-    )
-    reading = None if diagnosis.likeliest is None else diagnosis.likeliest.reading
-    unused = () if reading is None else reading.unused
-    unclear = dict.fromkeys(unused if diagnosis.candidate is None else diagnosis.unexplained)
-    if likeliest is None and request.n_heads and probed.subject.sizes.d_in % request.n_heads:
-        reason = (
-            f"--heads {request.n_heads} does not divide the width {probed.subject.sizes.d_in} of"
-            " its input"
-        )
-    elif likeliest is None:
+    departure, unclear = None, diagnosis.unexplained
+    if likeliest is not None:
+        departure = sites_in(diagnosis.call, likeliest.layer).first_difference()
+        if diagnosis.candidate is None and likeliest.reading is not None:
+            unclear = [*likeliest.reading.unused]
+    width = probed.subject.sizes.d_in
+    reason = "no known mistake explains its output"
+    if likeliest is None:
         reason = _NO_PROJECTIONS
+        if request.n_heads and width % request.n_heads:
+            heads = f"--heads {request.n_heads}"
+            reason = f"{heads} does not divide the width {width} of its input"
     elif unclear:
-        reason = f"it is not clear what it does with {first_names(unclear, _MOST_PARTS)}"
+        names = first_names(dict.fromkeys(unclear), _MOST_PARTS)
+        reason = f"it is not clear what it does with {names}"
     elif departure is not None:
         reason = f"it is not clear how it computes {departure.site}"
-    else:
-        reason = "no known mistake explains its output"
     steps = (
         "--against TARGET compares it with code that you trust",
         "--heads, --scale, --rope, --mask-means and --causal state what its code does not show",
@@ -828,10 +819,9 @@ def combined(reports: Sequence[ModeReport]) -> Examination:
     for subject, report, _ in reports:
         for finding in report.findings:
             earlier = findings.get(finding.code, finding)
-            modes = (*earlier.modes, *([] if subject.mode is None else [subject.mode]))
-            findings[finding.code] = replace(
-                max(earlier, finding, key=lambda one: one.proven), modes=modes
-            )
+            modes = earlier.modes if subject.mode is None else (*earlier.modes, subject.mode)
+            likelier = max(earlier, finding, key=lambda one: one.proven)
+            findings[finding.code] = replace(likelier, modes=modes)
     return replace(
         worst,
         called="; ".join(dict.fromkeys([*(report.called for report in plain), worst.called])),

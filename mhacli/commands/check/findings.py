@@ -163,7 +163,7 @@ def _proven(diagnosis: Diagnosis) -> Iterator[Proposal]:
     for mistake, (error, trial) in diagnosis.proofs.items():
         numbers, fields = _proof(error, trial.cases)
         sites = sites_in(trial.call, diagnosis.layer, diagnosis.mistakes)
-        line = _line_of(mistake, trial, sites, diagnosis.probed.subject.built)
+        line = _line_of(mistake, trial, sites, diagnosis.subject.built)
         codes = tuple(other.code for other in diagnosis.mistakes if other is not mistake)
         evidence = f"matches exactly if {_sentence(mistake)}: {numbers}"
         if codes:
@@ -230,7 +230,7 @@ def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding
     """
     if diagnosis.candidate is None:
         return
-    request = diagnosis.probed.request
+    request = diagnosis.request
     layer = diagnosis.layer
     case = diagnosis.cases[0]
     numbers, proof = _proof(error_of(layer, diagnosis.mistakes, [case]), [case])
@@ -241,11 +241,9 @@ def _contradictions(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding
             claim = str(request.n_heads)
             what = f"{actual} heads"
         else:
-            scale = (
-                (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5
-                if layer.scale is None
-                else layer.scale
-            )
+            scale = layer.scale
+            if scale is None:
+                scale = (layer.d_head or case.inputs.queries.shape[-1]) ** -0.5
             actual = "a learned number" if isinstance(scale, Tensor) else f"{scale:.4g}"
             line = sites.line_of("scaled")
             what = f"scores times {actual}"
@@ -270,10 +268,10 @@ def _head_sizes(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     a width.
     """
     layer = diagnosis.layer
-    subject = diagnosis.probed.subject
+    subject = diagnosis.subject
     arguments = subject.built.arguments
     width = subject.sizes.d_in
-    n_heads = diagnosis.probed.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
+    n_heads = diagnosis.request.n_heads or next(iter(counts_of(subject.built, "n_heads")), 1)
     if n_heads == 1 or stated(arguments, "d_head") is not None or layer.weights is None:
         return
     joins_heads = layer.weights.out is not None
@@ -301,7 +299,7 @@ def _rates_of_another_width(diagnosis: Diagnosis, sites: LayerSites) -> Iterator
     """
     rates = diagnosis.layer.rates
     weights = diagnosis.layer.weights
-    built = diagnosis.probed.subject.built
+    built = diagnosis.subject.built
     base = None if rates is None else base_of(rates)
     if rates is None or weights is None or base is None:
         return
@@ -362,7 +360,7 @@ def _user_names(
     reading = None if diagnosis.candidate is None else diagnosis.candidate.reading
     sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head, "n_kv_heads": layer.n_kv_heads}
     parts = () if reading is None else reading.parts
-    names = names_within(function, diagnosis.probed.subject.built.module, parts=parts, sizes=sizes)
+    names = names_within(function, diagnosis.subject.module, parts=parts, sizes=sizes)
     right = sites_in(sites.call, layer)
     names |= dict(right.names_in(function)) | dict(sites.names_in(function))
     for site in ("scaled", "qk"):
@@ -416,7 +414,7 @@ def _likeliest(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     candidate = diagnosis.likeliest
     if mistake is not None and candidate is not None:
         likely = sites_in(diagnosis.call, candidate.layer, (mistake,))
-        line = likely.line_for(mistake.at, mistake.site, diagnosis.probed.subject.built)
+        line = likely.line_for(mistake.at, mistake.site, diagnosis.subject.built)
         evidence = (
             f"the weighted values match if {_sentence(mistake)}; what is done with them is not"
             " understood"
@@ -486,17 +484,17 @@ def _steps_that_differ(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Find
     if all(mistake.shown_by != "steps" for mistake in diagnosis.mistakes):
         message = "tokens that are read behind a cache give other outputs than in one call"
         evidence = f"{cache.reason}, up to {cache.largest or math.inf:.3g} off"
-        line = sites.line_for((), "", diagnosis.probed.subject.built)
+        line = sites.line_for((), "", diagnosis.subject.built)
         yield finding_of("cache-differs", evidence, line, message=message, fix="")
 
 
 def _unused_projections(diagnosis: Diagnosis, sites: LayerSites) -> Iterator[Finding]:
     """Projections without effect, where nothing else explains the output."""
-    if diagnosis.probed.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
+    if diagnosis.subject.mode is not None or diagnosis.is_right or diagnosis.mistakes:
         return
     if unused := parameters_without_effect(diagnosis.probed, n_axes=2):
         evidence = f"no output depends on {first_names(unused, 4)}"
-        line = sites.line_for((), "", diagnosis.probed.subject.built)
+        line = sites.line_for((), "", diagnosis.subject.built)
         yield finding_of("unused-parameters", evidence, line)
 
 

@@ -40,7 +40,7 @@ class OwnGradients:
         """Adds what training mode shows: without dropout the outputs of evaluation, and with it,
         where the same seed drops the same, gradients that fit the outputs.
         """
-        module = subject.built.module
+        module = subject.module
         if module is None or any(map(parametrize.is_parametrized, module.modules())):
             return  # a spectral norm goes on with its estimate
         plain = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
@@ -147,8 +147,8 @@ def without_reference(probed: ProbedAttention) -> OwnGradients:
     if is_left or subject.computed != torch.float64 or subject.ids is not None:
         return found
     parameters = {}
-    if probed.subject.built.module is not None and not subject.is_copied:
-        named = probed.subject.built.module.named_parameters()
+    if probed.subject.module is not None and not subject.is_copied:
+        named = probed.subject.module.named_parameters()
         parameters = {name: each for name, each in named if each.requires_grad}
     own = subject.sizes.q_len
     lengths = dict.fromkeys([_LENGTH, own] if subject.is_resizable else [own])

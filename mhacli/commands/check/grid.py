@@ -12,7 +12,7 @@ from torch import Tensor
 from mhacli.attention.core import dtype_name
 from mhacli.attention.stages import Inputs, ReferenceLayer
 from mhacli.usercode.masks import MaskForm
-from mhacli.usercode.roles import signature_of, stated
+from mhacli.usercode.roles import stated
 from mhacli.usercode.user_attention import UserAttention
 
 LONGEST = 257
@@ -235,7 +235,7 @@ def variants_of(subject: UserAttention, forms: Iterable[MaskForm]) -> list[Varia
     if subject.is_function and subject.example is None:
         variants += [
             Variant(f"{p.name}={_SCALE}", given=((p.name, _SCALE),), scale=_SCALE)
-            for p in signature_of(subject.built.call, "scale")
+            for p in subject.parameters("scale")
             if p.default is None and p.name not in subject.others
         ]
     return variants

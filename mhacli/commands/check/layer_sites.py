@@ -46,6 +46,7 @@ SITES = (
     "concat",
     "out",
 )
+"""The sites of a layer in the order in which they are computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,7 @@ class LayerSites:
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
-        for site in ("q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat"):
+        for site in SITES[SITES.index("q") : -1]:
             producer = self._producer(site)
             if producer is None or not is_within(producer.at, function):
                 continue

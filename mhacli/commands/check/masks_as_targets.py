@@ -94,7 +94,7 @@ def examine_mask(thing: Any, request: CheckRequest, stage: Stage) -> Examination
         n, values = call
         return _read(thing if values is None else call_user(thing, **values), request, n)
 
-    found = first_that_works(calls, at, tried)
+    found = first_that_works(calls, at, tried.append)
     if found is None:
         raise tried[0].failure if tried else Unreadable("it makes no mask")
     return _report(found, request, statement)

@@ -45,7 +45,7 @@ def memory(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     try:
         output = decoder.run(decoder.memories(n_tokens, 0))
         rows = output.shape[1]
-        if passes.model.attention.is_pooled:  # all it gives for a text, flat
+        if passes.attention.is_pooled:  # all it gives for a text, flat
             rows = n_tokens if output.shape[2] == n_tokens * passes.model.n_ids else _LENGTH
     except OutOfTime:
         raise
@@ -85,7 +85,7 @@ def _wrong(passes: Passes, reason: str, largest: float = 0.0) -> Observed:
 def _decoder(passes: Passes) -> _Decoder | None:
     """The model as a function of memories; None if it takes none."""
     model = passes.model
-    attention = passes.model.attention
+    attention = passes.attention
     texts = [model.draw(passes.seed + n, _LENGTH) for n in range(2)]
     source = model.source if attention.example is None else None
     source = model.memory or source
@@ -109,14 +109,14 @@ def _decoder(passes: Passes) -> _Decoder | None:
 
 def _of_source(passes: Passes, source: str, texts: list[Tensor], sources: Tensor) -> Tensor:
     """The outputs of texts beside what the encoder reads for each, or gives for it."""
-    is_first = passes.model.attention.axes[0] == "batch"
+    is_first = passes.attention.axes[0] == "batch"
     given = {source: sources if is_first else sources.transpose(0, 1)}
     return torch.stack([each.output for each in passes.run_pass(*texts, given=given)])
 
 
 def _sources(passes: Passes, source: str, length: int, seed: int) -> Tensor:
     """Ids for the encoder from those of the first call, or vectors, for two texts."""
-    attention = passes.model.attention
+    attention = passes.attention
     known: Tensor = at_sizes(attention.others[source], attention.sizes)
     generator = torch.Generator().manual_seed(passes.seed + seed)
     if known.is_floating_point():

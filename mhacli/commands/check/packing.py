@@ -85,7 +85,7 @@ def ways_of(model: TextModel, *, causal: bool, packed: bool) -> list[Way]:
         return []
     attention = model.attention
     named = dict[str, list[str]]()
-    for p in signature_of(attention.built.call):
+    for p in attention.parameters():
         if not (p.role in _WEAK and (p.name.startswith("cache") or p.name in attention.unread)):
             named.setdefault(p.role, []).append(p.name)
     places: Maker = partial(_places, model.first_position)
@@ -155,7 +155,7 @@ def _with_ones(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
 
 def _with_cache(model: TextModel, ways: Sequence[Way]) -> Iterator[Way]:
     """The ways with caching as it is by default, and without it."""
-    switches = signature_of(model.attention.built.call, "caching")
+    switches = model.attention.parameters("caching")
     switch = next((p for p in switches if not p.required and p.default is not False), None)
     if switch is None:
         yield from ways
@@ -203,7 +203,7 @@ def way_of_example(
     a known name tell documents apart only where it is stated that they are `packed`. Raises
     `Unreadable` if the example gives one document.
     """
-    roles = {p.name: p.role for p in signature_of(attention.built.call)}
+    roles = {p.name: p.role for p in attention.parameters()}
     telling = (*_TELLING, *(("unknown",) if packed else ()), *_WEAK)
     found = list[tuple[str, list[int]]]()
     for name, value in arguments_of_example(attention, length).items():
@@ -275,7 +275,7 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     as it is alone. What nobody promises or states is a note.
     """
     model = passes.model
-    attention = passes.model.attention
+    attention = passes.attention
     if attention.is_pooled:
         return not_tried(passes, "its output is of a whole text, not of each token")
     length = min(_LENGTH, passes.length) if attention.is_resizable else passes.length
@@ -289,7 +289,7 @@ def packing(passes: Passes, intent: Intent, answers: Answers) -> Observed:
         ways = [way]
     found = dict[tuple[str, WithMask, str], _Measured]()
     tried = list[Attempt]()
-    for each in those_that_work(ways, partial(_measured, passes, lengths, []), tried):
+    for each in those_that_work(ways, partial(_measured, passes, lengths, []), tried.append):
         key = (each.way.name, each.way.mask, each.way.cache)
         if key not in found or (each.fault() is None and found[key].fault() is not None):
             found[key] = each
@@ -304,7 +304,7 @@ def _untold(model: TextModel) -> str:
     """Why nothing tells documents apart."""
     if model.has_source:
         return "an encoder-decoder model"
-    weak = [each.name for each in signature_of(model.attention.built.call, *_WEAK)]
+    weak = [each.name for each in model.attention.parameters(*_WEAK)]
     if weak and not is_family(model):
         return f"{weak[0]} tells documents apart only with --packed"
     return "it takes no documents by a known name"
@@ -331,7 +331,7 @@ def _measured(
     parts = [_part(together, span) for span in spans]
     others = [_part(row, span) for row, span in zip(changed, spans, strict=True)]
     measured = _Measured(way, passes.tolerance, [*map(difference_of, others, parts)])
-    if passes.model.attention.example is not None or not measured.isolates:
+    if passes.attention.example is not None or not measured.isolates:
         return measured
     if way.mask == "block":  # it may replace one of the model's
         alone = [passes.run_pass(text[s], given=way.arguments([len(text[s])]))[0] for s in spans]

@@ -127,7 +127,7 @@ def _by_ids(passes: Passes, side: PaddingSide) -> Observed:
 
 def _beside_padded_source(passes: Passes, pad: int) -> PassDifference:
     """The text beside half of its source, with padding behind that and without."""
-    attention = passes.model.attention
+    attention = passes.attention
     source = passes.model.source
     assert source is not None
     dim = attention.axes.index("row")

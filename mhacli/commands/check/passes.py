@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError
@@ -56,7 +56,7 @@ _ROWS = 16
 
 def is_family(model: TextModel) -> bool:
     """Whether it is a model of transformers."""
-    return config_of(model.attention.built.module) is not None
+    return config_of(model.attention.module) is not None
 
 
 class PassOutput(NamedTuple):
@@ -162,7 +162,8 @@ class Passes:
         self.model = model
         self.seed = seed
         self.n_passes = 0
-        self.module: nn.Module | None = model.attention.built.module
+        self.attention = model.attention
+        self.module = model.attention.module
         if texts:
             self.texts = texts
             self.first_pass = self.run_pass(texts[0])[0]
@@ -189,7 +190,7 @@ class Passes:
         """Draws the texts, and reads the first, half as long again and again until one works where
         no length is requested.
         """
-        attention = self.model.attention
+        attention = self.attention
         if requested in (LENGTH, LENGTH + 1):  # the defaults, of a model and of an attention
             requested = None
         fixed = (requested or 0) if attention.is_resizable else attention.sizes.q_len
@@ -203,7 +204,7 @@ class Passes:
             return text, self.run_pass(text)[0]
 
         tried = list[Attempt]()  # beyond the model's positions its code may raise anything
-        found = first_that_works(lengths, read, tried)
+        found = first_that_works(lengths, read, tried.append)
         if found is None:
             raise self._too_long(fixed, read, tried[-1]) if requested else tried[-1].failure
         (text, self.first_pass), length = found, len(found[0])
@@ -219,7 +220,7 @@ class Passes:
 
         longest = bisect_left(range(1, requested), True, key=fails)
         failure = tried.failure
-        name = self.model.attention.built.name
+        name = self.attention.built.name
         if not longest:
             return failure
         return MhaError(
@@ -290,8 +291,8 @@ class Passes:
         if self.model.n_ids:
             other = torch.where(other == tokens, (other + 1) % self.model.n_ids, other)
         tokens[start:end] = other[start:end]
-        if self.model.attention.end is not None:
-            tokens[-1] = self.model.attention.end
+        if self.attention.end is not None:
+            tokens[-1] = self.attention.end
         return tokens
 
     @property

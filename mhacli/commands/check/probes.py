@@ -30,7 +30,7 @@ from mhacli.usercode.graph import KERNEL, Operation, RecordedCall, recorded
 from mhacli.usercode.limits import OutOfTime
 from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.projections import read_name
-from mhacli.usercode.roles import called_function, role_of, signature_of
+from mhacli.usercode.roles import called_function, role_of
 from mhacli.usercode.user_attention import Changed, InputDrawer, UserAttention
 
 from .result import CheckRequest, ProbeResult
@@ -58,6 +58,7 @@ _DENIALS = (
     "no",
     "without",
 )
+"""Words in the name of a class that say that it is causal, and those that deny it."""
 
 
 @dataclass
@@ -87,7 +88,7 @@ class ProbedAttention:
         request = self.request
         if request.sees is not None and not request.causal:
             return False
-        switches = signature_of(subject.built.call, "causal")
+        switches = subject.parameters("causal")
         is_off = any(not subject.others.get(each.name, each.default) for each in switches)
         if subject.causal_by is not None or subject.mode == "cross":
             return subject.causal_by is not None
@@ -126,7 +127,7 @@ def with_dropout(subject: UserAttention, p: float) -> UserAttention | None:
     """A copy with this dropout in its modules and numeric attributes; None if it cannot be copied,
     or has none.
     """
-    module = subject.built.module
+    module = subject.module
     has_dropout = False
     twin = copied(module)
     for part in twin.modules() if twin is not None and twin is not module else ():
@@ -145,7 +146,7 @@ def within_block(subject: UserAttention) -> UserAttention:
     """
     # so that the subject keeps nothing of the calls, such as the rows of a cache
     alone = subject.with_call(copied(subject.built.call))
-    module = alone.built.module
+    module = alone.module
     with suppress(*NO_ANSWER):
         call = recorded(alone, random_inputs(alone), 0)
         behind = {
@@ -183,7 +184,7 @@ def probe(subject: UserAttention, request: CheckRequest) -> ProbedAttention:
             subject = replace(subject, inner=dtype_inside(called, subject.drawer(seed)))
     if "dropout-in-eval" in probed.evidence:
         subject = replace(with_dropout(subject, 0.0) or subject, is_without_dropout=True)
-    if (module := subject.built.module) is None:
+    if (module := subject.module) is None:
         stored = {**getattr(subject.built.call, "__dict__", {}), **subject.others}
         tensors = {name: each for name, each in stored.items() if isinstance(each, Tensor)}
         floats = {
@@ -625,7 +626,7 @@ def parameters_without_effect(probed: ProbedAttention, *, n_axes: int) -> list[s
     """The projections of a module with random weights, or of one axis the gains of queries and
     keys, that change no output. Biases do not count, because a key bias never changes one.
     """
-    module = copied(probed.subject.built.module)
+    module = copied(probed.subject.module)
     if module is None:
         return []
     subject = replace(probed.subject.with_call(module), is_inside=False)

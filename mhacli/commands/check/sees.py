@@ -287,7 +287,7 @@ class Text:
     def shown(self) -> list[Shown]:
         """Each attention that shows its weights."""
         found = list[Shown]()
-        module = self.subject.built.module
+        module = self.subject.module
 
         def take(call: Call) -> None:
             lengths = call.shape[2:]

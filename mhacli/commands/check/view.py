@@ -126,10 +126,7 @@ def _building(examination: Examination) -> Iterator[Line]:
         yield "built", _text(f"{name}({', '.join(words)})")
     guessed = [of for of in examination.arguments if of.origin == "guessed"]
     if guessed:
-        lines = [
-            f"{of.name}={of.value} ({of.why})" if of.why else f"{of.name}={of.value}"
-            for of in guessed
-        ]
+        lines = [f"{of.name}={of.value}" + (f" ({of.why})" if of.why else "") for of in guessed]
         yield "guessed", _text("\n".join(lines), "yellow")
     if examination.called:
         yield "called", _text(examination.called)
