@@ -1025,10 +1025,12 @@ def _n_heads(
     n_groups = n_kv_heads or 1
     heads = [n for n in _HEADS if n % n_groups == 0 and (width or n) % n == 0] or [3 * n_groups]
 
-    def faults(n: int) -> tuple[bool, bool, bool, bool]:
+    def faults(n: int) -> tuple[bool, ...]:
         d = width // n if width else d_head or _D_HEAD
-        is_prime = all(n % divisor for divisor in range(2, n))
-        return d < 4 or n < 3, is_grouped and is_prime, n in (d, n_kv_heads), d % 2 != 0
+        is_small = d < 4 or n < 3
+        has_no_groups = is_grouped and all(n % divisor for divisor in range(2, n))
+        is_like_another = n in (d, n_kv_heads)
+        return is_small, has_no_groups, is_like_another, d % 2 != 0  # the worst first
 
     return min(heads, key=faults)
 

@@ -300,6 +300,12 @@ class RecordedCall:
                 yield operation, fixed[0]
 
     @property
+    def outside(self) -> list[Operation]:
+        """The tensors from outside that its operations read, each once."""
+        sources = (source for operation in self.operations for source in operation.sources)
+        return [*dict.fromkeys(source for source in sources if not source.name)]
+
+    @property
     def behind(self) -> Sequence[Operation]:
         """The operations after the first weighted values."""
         z = next(iter(self.attentions), {}).get("z")
@@ -431,8 +437,7 @@ def _name_outside(call: RecordedCall, names: Mapping[int, str]) -> None:
     given = {**call.given}
     inputs = call.inputs
     hides_keys = inputs.allowed is not None or inputs.real is not None
-    sources = [source for operation in call.operations for source in operation.sources]
-    for leaf in dict.fromkeys(source for source in sources if not source.name):
+    for leaf in call.outside:
         tensor = leaf.output
         equal = [name for name, rows in given.items() if _has_same_numbers(rows, tensor)]
         leaf.site = names.get(address_of(tensor)) or next(iter(equal), "a tensor")

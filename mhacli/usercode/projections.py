@@ -155,14 +155,12 @@ def _through_latents(
     d_ins = (widths.d_in, widths.d_context)
     linear = [part for part in parts if part.orientation == "out-in"]
     first = [part for part in linear if part.weight.shape[1] in d_ins]
-    makers = {
-        part.name: maker
-        for part in linear
-        for maker in first
-        if part.weight.shape[1] not in d_ins
-        and part.weight.shape[1] == len(maker.weight)
-        and {*part.letters} <= {*(maker.letters or "qkv")}
-    }
+    makers = dict[str, WeightMatrix]()
+    for part, maker in product(linear, first):
+        width = part.weight.shape[1]
+        makes_it = width not in d_ins and width == len(maker.weight)
+        if makes_it and {*part.letters} <= {*(maker.letters or "qkv")}:
+            makers[part.name] = maker
     names = [maker.name for maker in makers.values()]
     rest = [part for part in parts if part.name not in names]
     return [_with_maker(part, makers.get(part.name)) for part in rest], names

@@ -77,19 +77,26 @@ def checkpoint_behaviour(
         **tests_stated(request),
     }
     tester = BehaviourTester(passes, Intent(claim, packed=request.packed), more)
-    dtype = loaded.dtype
     n_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    is_narrow = dtype in NARROW and tester.results["finite"].ok is not False
+    is_narrow = loaded.dtype in NARROW and tester.results["finite"].ok is not False
     if is_narrow and memory.fits(n_bytes, free_bytes(device_of(model))):
-        call_user(model.float)
-        wide = Passes(text_model, request.seed, passes.texts, request.length)
-        wide.n_passes += passes.n_passes
-        tester = replace(tester, passes=wide)
-        moved = largest_of(map(difference_of, passes.single_passes, wide.single_passes))
-        reason = f"in {dtype}, its own, outputs change by up to {moved:.2g} of their size"
-        tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
+        tester = _widened(tester, loaded, request)
     tester.test(names)
     return tester, (*loaded.notes, *notes)
+
+
+def _widened(tester: BehaviourTester, loaded: Loaded, request: CheckRequest) -> BehaviourTester:
+    """The tester of a model that computes in float32 from now on, with how far its own dtype
+    changes outputs.
+    """
+    narrow = tester.passes
+    call_user(loaded.model.float)
+    wide = Passes(narrow.model, request.seed, narrow.texts, request.length)
+    wide.n_passes += narrow.n_passes
+    moved = largest_of(map(difference_of, narrow.single_passes, wide.single_passes))
+    reason = f"in {loaded.dtype}, its own, outputs change by up to {moved:.2g} of their size"
+    tester.results["dtype"] = seen(wide, None, reason, moved).named("dtype")
+    return replace(tester, passes=wide)
 
 
 def _text_model(loaded: Loaded, stage: Stage, notes: list[str]) -> TextModel:

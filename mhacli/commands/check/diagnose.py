@@ -453,16 +453,15 @@ def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool
     under which condition it would.
     """
     subject = result.subject
-    n_read, n_plain = (
-        len({source for each in call.operations for source in each.sources if not source.name})
-        for call in (recorded_case(subject, case), result.call)
-    )
+    if len(recorded_case(subject, case).outside) > len(result.call.outside):
+        return False
     parts: list[Any] = [subject.built.call, *subject.built.parts.values()]
-    return n_read <= n_plain and any(
-        is_switched_off(called_function(part), name, subject.untried)
-        for part in parts
-        for name in {parameter, *(each.name for each in signature_of(part, "mask"))}
-    )
+    for part in parts:
+        names = {parameter, *(each.name for each in signature_of(part, "mask"))}
+        function = called_function(part)
+        if any(is_switched_off(function, name, subject.untried) for name in names):
+            return True
+    return False
 
 
 def _explain_further(result: Diagnosis, cases: list[InputCase]) -> None:

@@ -113,13 +113,12 @@ class LayerSites:
         function.
         """
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
-        for part in (parts := (getattr(built.thing, "forward", None), built.thing)):
+        parts = (getattr(built.thing, "forward", None), built.thing)
+        for part in parts:
             with contextlib.suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
-                source += [
-                    SourceLine(source_file(part), number, line.strip())
-                    for number, line in enumerate(lines, first)
-                ]
+                file = source_file(part)
+                source += [SourceLine(file, n, line.strip()) for n, line in enumerate(lines, first)]
         texts = "".join(str(part.__doc__) for part in parts)
         code = [
             each
@@ -128,11 +127,9 @@ class LayerSites:
         ]
         producer = self._first_producer(site) if site else None
         leading = [] if producer is None else producer.upstream()
-        made = [
-            [op.at for op in ops if op.at.line is not None]
-            for ops in (leading, self.call.operations)
-        ]
-        for places in (*made, code):
+        # what leads to the site comes before the rest of the call, and that before code that no
+        # operation shows
+        for places in (_lines_of(leading), _lines_of(self.call.operations), code):
             for pattern, line in product(patterns, places):
                 if re.search(pattern, line.source.split("#")[0]):
                     return line
@@ -182,6 +179,10 @@ class LayerSites:
         shared = [op for site in sites for op in self.producers(site)]
         of_user = (op for op in later if op.at.line is not None and op not in shared)
         return next(of_user, producer).at
+
+
+def _lines_of(operations: Sequence[Operation]) -> list[SourceLine]:
+    return [operation.at for operation in operations if operation.at.line is not None]
 
 
 def sites_in(

@@ -320,14 +320,13 @@ def _measured(
     text = passes.text[:n]
     rows = [passes.text[:n]]
     for span in spans:
-        rows.append(passes.changed(0, passes.length, 1)[:n])
-        rows[-1][span] = text[span]
-    batches = [[row] for row in rows] if way.of_one_row else [rows]
-    together, *changed = [
-        output
-        for batch in batches
-        for output in passes.run_pass(*batch, given=way.arguments(lengths, len(batch)))
-    ]
+        row = passes.changed(0, passes.length, 1)[:n]
+        row[span] = text[span]
+        rows.append(row)
+    outputs = list[PassOutput]()
+    for batch in [[row] for row in rows] if way.of_one_row else [rows]:
+        outputs += passes.run_pass(*batch, given=way.arguments(lengths, len(batch)))
+    together, *changed = outputs
     parts = [_part(together, span) for span in spans]
     others = [_part(row, span) for row, span in zip(changed, spans, strict=True)]
     measured = _Measured(way, passes.tolerance, [*map(difference_of, others, parts)])

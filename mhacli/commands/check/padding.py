@@ -154,16 +154,17 @@ def content(passes: Passes, intent: Intent, answers: Answers) -> Observed:
     texts = [passes.text[:_SHORT], passes.texts[-1][: _SHORT // 4]]
     if len(texts[0]) == len(texts[1]) or not model.attention.is_resizable:
         return not_tried(passes, "needs texts of different lengths")
-    tried = [
-        [
-            # on the other side it may be read where padding stands
-            each if answers[f"{side}-padding"].ok else each._replace(whole=0.0)
-            for side in model.sides
-            for each in _refilled(passes, texts, mask=form, side=side)
-        ]
-        for form in model.masks
-    ]
-    differences = min(tried, key=largest_of)
+
+    def refilled(form: MaskForm) -> list[PassDifference]:
+        differences = list[PassDifference]()
+        for side in model.sides:
+            moved = _refilled(passes, texts, mask=form, side=side)
+            if not answers[f"{side}-padding"].ok:  # it may be read where padding stands
+                moved = [each._replace(whole=0.0) for each in moved]
+            differences += moved
+        return differences
+
+    differences = min(map(refilled, model.masks), key=largest_of)
     subject = f"what stands in places that {model.mask.parameter} marks as padding changes"
     observed = compared(passes, differences, f"{subject} no output", f"{subject} outputs")
     observed = replace(observed, tried=Tried(len(texts[0]), len(differences)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -149,12 +150,10 @@ def within_block(subject: UserAttention) -> UserAttention:
     module = alone.module
     with suppress(*NO_ANSWER):
         call = recorded(alone, random_inputs(alone), 0)
-        behind = {
-            name.rpartition(".")[0]: op.output
-            for op in call.behind
-            if op.projects
-            for name in op.weights()
-        }
+        behind = dict[str, Tensor]()
+        for operation in filter(attrgetter("projects"), call.behind):
+            for name in operation.weights():
+                behind[name.rpartition(".")[0]] = operation.output
         if module is not None and len(call.attentions) == 1 and len(behind) > 2:
             part, out = next(iter(behind.items()))
             parent = module.get_submodule(part.rpartition(".")[0])
