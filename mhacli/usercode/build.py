@@ -5,20 +5,20 @@ which are reported.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import enum
 import functools
 import inspect
-import itertools
 import os
 import random
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice, product
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +49,8 @@ from .roles import ROWS, role_of, role_of_last, signature, signature_of
 from .target import INTERPRET, TargetRequest, find_target, imports_triton, main_part, source_file
 
 T = TypeVar("T")
-_EMPTY: Final = inspect.Parameter.empty
-_MOST_LISTED: Final = 40
+_EMPTY = inspect.Parameter.empty
+_MOST_LISTED = 40
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _constructed(thing: Any, request: TargetRequest, given: Mapping[str, Any]) -
     return built
 
 
-@contextlib.contextmanager
+@contextmanager
 def _nan_where_unset() -> Iterator[None]:
     """A context in which memory that nothing sets, as of `torch.empty`, holds NaN, instead of what
     stood there before.
@@ -564,7 +564,7 @@ class NoGuess(MhaError):
             return as_typed("--arg", given)
 
         tried = list[Attempt]()
-        values = [*itertools.islice(itertools.product(*self.words.values()), _MOST_VALUES**2)]
+        values = [*islice(product(*self.words.values()), _MOST_VALUES**2)]
         values.sort(key=lambda each: len({*each}), reverse=True)  # a width is no number of heads
         found = first_that_works(values[:_MOST_VALUES], typed, tried.append)
         if found is not None:
@@ -576,9 +576,9 @@ class NoGuess(MhaError):
         return self if is_same else NoGuess(self.target, words).with_values(request, takes)
 
 
-_MOST_VALUES: Final = 60
-_SIZES: Final = ("64", "4", "0.1", "True", "relu", "(4, 4)")
-_TENSORS: Final = ("torch.ones(8)", "torch.ones(64)", "torch.ones(64, 64)")
+_MOST_VALUES = 60
+_SIZES = ("64", "4", "0.1", "True", "relu", "(4, 4)")
+_TENSORS = ("torch.ones(8)", "torch.ones(64)", "torch.ones(64, 64)")
 
 
 def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
@@ -664,21 +664,21 @@ def _part_for(
         for key, each in parameters_of(cls).items()
         if each.default is _EMPTY and (role := role_of(key)) in usual
     }
-    with contextlib.suppress(*NO_ANSWER):
+    with suppress(*NO_ANSWER):
         arguments = _arguments(cls, own, request, f"{path}{name}.")
         return Guess(call_user(call_user(cls, **arguments.values()).eval), reason)
     return None
 
 
-_DEEPEST: Final = 2
+_DEEPEST = 2
 """Parts in parts that are made."""
 
 
-_OF_GROUPS: Final = 64
+_OF_GROUPS = 64
 """A width that the usual 32 groups of a norm divide."""
-_WIDE: Final = 1024
+_WIDE = 1024
 """The least default width in whose place a narrow one is used, because calls would be slow."""
-_ROOM: Final[Mapping[str | None, Guess]] = {
+_ROOM: Mapping[str | None, Guess] = {
     "n_texts": Guess(8, "fewer"),
     "context_length": Guess(512, "shorter"),
 }
@@ -725,7 +725,7 @@ def _described(parameters: Mapping[str, inspect.Parameter]) -> str:
 # ------------------------------------------------------------------------------------------ configs
 
 
-_UNLIKE_CONFIGS: Final = (
+_UNLIKE_CONFIGS = (
     "builtins",
     "inspect",
     "typing",
@@ -863,7 +863,7 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
 # ------------------------------------------------------------------------------------- typed values
 
 
-_VALUES: Final[Mapping[str, object]] = {"true": True, "false": False, "none": None, "null": None}
+_VALUES: Mapping[str, object] = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_value(text: str, thing: object = None) -> object:
@@ -878,7 +878,7 @@ def parse_value(text: str, thing: object = None) -> object:
     if word.lower() in _VALUES:
         return _VALUES[word.lower()]
     for read in (ast.literal_eval, float):  # inf and nan are no literals
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return read(word)
     names = names_beside(thing)
     if word.startswith(("torch.", "nn.")) or _is_code(word, names):
@@ -922,7 +922,7 @@ def _set_by_main(module: ModuleType | None) -> frozenset[str]:
 
 
 def _names_in(statements: Iterable[ast.stmt]) -> list[ast.Name]:
-    nodes = itertools.chain.from_iterable(map(ast.walk, statements))
+    nodes = chain.from_iterable(map(ast.walk, statements))
     return [node for node in nodes if isinstance(node, ast.Name)]
 
 
@@ -938,7 +938,7 @@ def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
     for statement in main_part(module.__file__ or "")[0]:
         calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
         if isinstance(statement, ast.Assign) and not any(calls):
-            with contextlib.suppress(UserRaised):
+            with suppress(UserRaised):
                 call_user(exec, ast.unparse(statement), vars(module), found)
         found |= {name: given[name] for name in names if name in given}
     sizes = {name: value for name, value in found.items() if name in names}
@@ -949,9 +949,9 @@ def _sizes_of_main(thing: object, given: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- usual values
 
 
-_D_HEAD: Final = 8
+_D_HEAD = 8
 """Even for rotary positions, and large enough to distinguish their column pairings."""
-_HEADS: Final = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
+_HEADS = (5, 7, 3, 15, 9, 11, 13, 21, 25, 6, 12, 10, 20, 4, 8, 16, 14, 18, 24, 32, 2, 1)
 """Numbers of heads, those first that differ from other sizes."""
 
 
@@ -1038,13 +1038,13 @@ def _n_heads(
 # ------------------------------------------------------------------------ seeds, dropout and copies
 
 
-@contextlib.contextmanager
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seeds the generators of torch and Python inside the block and restores their state
     afterwards.
     """
     is_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_cuda else []), contextlib.ExitStack() as after:
+    with torch.random.fork_rng([device] if is_cuda else []), ExitStack() as after:
         after.callback(random.setstate, random.getstate())
         if is_cuda:
             torch.manual_seed(seed)
@@ -1089,7 +1089,7 @@ def cast(call: T, dtype: torch.dtype, device: torch.device | str | None = None) 
     modules = [root for root in roots if isinstance(root, nn.Module)]
     for module in modules:
         call_user(change_tensors, module, change)
-    parts = itertools.chain([call], *(module.modules() for module in modules))
+    parts = chain([call], *(module.modules() for module in modules))
     for part in {id(part): part for part in parts}.values():
         for name, value in list(getattr(part, "__dict__", {}).items()):
             if isinstance(value, Tensor):

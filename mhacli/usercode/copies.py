@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def _copied_reference(reference: Any, memo: Memo) -> Any:
     return reference if target is None else weakref.ref(target)
 
 
-_COPIERS: Final[dict[type, Callable[[Any, Memo], Any]]] = {
+_COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     FunctionType: _copied_function,
     CellType: _copied_cell,
     MethodType: lambda method, memo: MethodType(

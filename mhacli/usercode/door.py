@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from mhacli.errors import MhaError, lacks_memory
 
@@ -54,7 +54,7 @@ class Unreadable(MhaError):
         super().__init__(message, **{"code": "cannot-examine", **more})
 
 
-NO_ANSWER: Final = (UserRaised, MhaError)
+NO_ANSWER = (UserRaised, MhaError)
 """What ends an attempt with foreign code: anything else is a bug of mha."""
 
 
@@ -182,7 +182,7 @@ def calls_of_user() -> Iterator[UserCall]:
         call.end()
 
 
-_ROOMS: Final = tuple(
+_ROOMS = tuple(
     os.path.join(str(Path(__file__).parents[1] / room), "")
     for room in ("usercode", "models", "commands")
 )

@@ -1,9 +1,9 @@
 """The call of an example: the arguments that it makes, and the inputs among them."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice, permutations, product
 from typing import Any
 
 import torch
@@ -322,7 +322,7 @@ def working_example(template: UserAttention, widths: Sequence[int]) -> str | Non
         return text
 
     calls = _arguments_to_try(built, len(needed), widths)
-    return first_that_works(itertools.islice(calls, _MOST_EXAMPLES), working)
+    return first_that_works(islice(calls, _MOST_EXAMPLES), working)
 
 
 def _arguments_to_try(
@@ -338,11 +338,11 @@ def _arguments_to_try(
     of_layers += [f"torch.randint({part.num_embeddings}, (2, T))" for part in tables]
     unlike = list[tuple[str, ...]]()
     if n_needed:
-        orders = itertools.permutations(of_layers, n_needed)
-        unlike += itertools.islice(orders, _MOST_OF_LAYERS)
+        orders = permutations(of_layers, n_needed)
+        unlike += islice(orders, _MOST_OF_LAYERS)
     yield from (call for call in unlike if len({word for word in call if "randn" in word}) > 1)
     firsts = [f"torch.randint({built.n_ids}, (2, {length}))" for length in ("T", 256, 64, 16)]
     firsts += [shape.format(width) for width in widths for shape in _SHAPES]
-    for other, first in itertools.product(_OTHERS if n_needed > 1 else [""], firsts):
+    for other, first in product(_OTHERS if n_needed > 1 else [""], firsts):
         yield [first] + [other.format(widths[0]) or first] * (n_needed - 1)
     yield from unlike

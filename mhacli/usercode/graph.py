@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import compress, takewhile
 from operator import attrgetter
 from traceback import walk_stack
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from .masks import MaskForm
 from .projections import read_name
 from .user_attention import UserAttention
 
-MAX_OPERATIONS: Final = 20_000
+MAX_OPERATIONS = 20_000
 """The limit for one call. Python loops over heads, queries and keys take some thousands."""
 _PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 _PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *_PRODUCTS)

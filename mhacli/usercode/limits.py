@@ -3,11 +3,11 @@ may take. Nothing here loads torch.
 """
 
 import time
-from typing import Any, Final
+from typing import Any
 
 from .process import Stage
 
-DEFAULT_MAX_TIME_S: Final = 60.0
+DEFAULT_MAX_TIME_S = 60.0
 """Seconds for all that follows the import, the constructor and the first call."""
 
 

@@ -7,7 +7,6 @@ elsewhere those of the process group. Their temporary files are in a folder that
 Nothing here loads torch.
 """
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -27,9 +26,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from io import BufferedReader, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, NoReturn
 
 from mhacli.errors import MhaError, UsageError, failed_import, lacks_memory, silent_stderr
 from mhacli.io.files import temporary_folder
@@ -44,23 +44,23 @@ from .faults import (
     user_code_error,
 )
 
-KEPT_BYTES: Final = 64 << 10
-_MOST_BYTES: Final = 256 << 20
+KEPT_BYTES = 64 << 10
+_MOST_BYTES = 256 << 20
 """Of one message."""
-_GRACE_S: Final = 3.0
+_GRACE_S = 3.0
 """Seconds after a limit in which the alarm of the child may end it, which names the line."""
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 """Options of Linux' `prctl`."""
-_LOADING: Final = "loading torch"
-_LAST_LINES: Final = 3
-_ROOT: Final = str(Path(__file__).parents[2])
-_PROGRAM: Final = (
+_LOADING = "loading torch"
+_LAST_LINES = 3
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); import mhacli; sys.path.remove({_ROOT!r}); "
     f"from {__name__} import main; main()"
 )
 """The program of the child. It imports mha from this very folder and then removes the folder from
 the user's import path."""
-_N_THREADS: Final = 2
+_N_THREADS = 2
 
 Stage = Callable[..., None]
 """`stage(text, limited=True)` reports the stage that begins; its text begins a sentence, such as
@@ -70,7 +70,7 @@ where `limited` is None, any time. An import, a constructor, the first call, whi
 code of mha have `FIRST_LIMIT_S` at least. With `call` it names what a call is given, and with
 `report` it leaves a document that stands for the result if the process ends early."""
 
-_FROM_ELSEWHERE: Final = (signal.SIGKILL, signal.SIGTERM)
+_FROM_ELSEWHERE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that no fault of the code raises. The system kills for a lack of memory."""
 
 
@@ -199,7 +199,7 @@ def _result_of(
     except (ValueError, TypeError, RecursionError):
         kind = "foreign"
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP)
             _end_below(pid)
             os.killpg(pid, signal.SIGKILL)
@@ -250,7 +250,7 @@ def _end_below(root: int) -> None:
     ended = {root}
     while found := _children(ended) - ended:
         for pid in found:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended |= found
 
@@ -259,7 +259,7 @@ def _children(parents: set[int]) -> set[int]:
     """The processes whose parents these are."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if int(path.read_bytes().rpartition(b")")[2].split()[1]) in parents:
                 found.add(int(path.parent.name))
     return found
@@ -290,7 +290,7 @@ def _started(sent: Mapping[str, Any], folder: str | None) -> subprocess.Popen[by
     except OSError as fault:
         raise MhaError(f"could not start a process to run the code: {fault.strerror}") from fault
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the child has ended, which its messages show
+    with suppress(BrokenPipeError):  # the child has ended, which its messages show
         process.stdin.write(json.dumps(sent).encode() + b"\n")
     return process
 
@@ -451,7 +451,7 @@ def _stay_above(folder: str) -> None:
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     while (ended := os.wait())[0] != copy:
         pass
-    with contextlib.suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
+    with suppress(BrokenPipeError):  # the parent may have ended, and that ends the copy
         os.write(1, _message("ended", os.waitstatus_to_exitcode(ended[1])))
     while True:
         signal.pause()

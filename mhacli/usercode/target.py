@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
@@ -24,13 +24,13 @@ from mhacli.io.files import read_whole
 from .door import UserRaised, call_user
 from .faults import user_code_error
 
-MAX_SOURCE_BYTES: Final = 16 << 20
-_MOST_LISTED: Final = 12
-_FORM: Final = "FILE.py:NAME or package.module:NAME"
+MAX_SOURCE_BYTES = 16 << 20
+_MOST_LISTED = 12
+_FORM = "FILE.py:NAME or package.module:NAME"
 
-INTERPRET: Final = "TRITON_INTERPRET"
+INTERPRET = "TRITON_INTERPRET"
 """The variable that triton reads when it is imported."""
-DEFAULT_TIME_LIMIT_S: Final = 5.0
+DEFAULT_TIME_LIMIT_S = 5.0
 """Seconds for one call, and for importing: half of the ten seconds within which a command must
 refuse bad input."""
 

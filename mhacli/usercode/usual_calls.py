@@ -3,13 +3,13 @@ values of the other arguments.
 """
 
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain, product, zip_longest
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, assert_never, get_args
 
@@ -73,7 +73,7 @@ def usual_calls(template: UserAttention, *, causal: bool) -> Iterator[UserAttent
         sizes = _StatedSizes(template, slots)
         if sizes.is_packed and not sizes.is_function:
             continue
-        variants = itertools.product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
+        variants = product(sizes.widths(), _layouts(sizes), shapes, _open_masks(free))
         for (d_in, d_context), layout, shape, masks in variants:
             usual = usual_arguments(free, sizes.layer(d_in), shape, causal=causal)
             n_split = 0
@@ -201,7 +201,7 @@ class _StatedSizes:
             widths = [*dict.fromkeys(width for width in known if width > 1)][:_MOST_WIDTHS]
             widths = widths or [self.d_model or self.n_heads * _HEAD_WIDTH]
         if self.is_pair:
-            return [*itertools.product(widths, widths)]
+            return [*product(widths, widths)]
         return [(width, width) for width in widths]
 
     def layer(self, d_in: int) -> LayerSizes:
@@ -250,7 +250,7 @@ def _layouts(sizes: _StatedSizes) -> list[_Layout]:
     """The layouts to try: lengths that differ come first, because only the right axes take them. No
     length equals another size where that can be.
     """
-    taken = {*sizes.numbers.values(), *itertools.chain(*sizes.weights)}
+    taken = {*sizes.numbers.values(), *chain(*sizes.weights)}
     if sizes.is_packed:
         taken |= {3, sizes.n_heads}
     batch, q_len, same, k_len = (next(n for n in numbers if n not in taken) for numbers in _LENGTHS)
@@ -413,7 +413,7 @@ def _open_masks(free: Sequence[CallParameter]) -> list[dict[str, Any]]:
         and (p.required or (isinstance(p.default, Tensor) and p.default.numel() == 0))
     ]
     values: list[dict[str, Any]] = [dict.fromkeys(p.name for p in needed)]
-    for row in itertools.zip_longest(*map(forms_of, needed)):
+    for row in zip_longest(*map(forms_of, needed)):
         made = {form.parameter: made_mask(form) for form in row if form is not None}
         values.append(values[-1] | made)
     return values

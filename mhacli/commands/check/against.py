@@ -3,11 +3,11 @@ difference.
 """
 
 import inspect
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice, product
 from typing import NamedTuple
 
 import torch
@@ -269,7 +269,7 @@ def _with_same_weights(both: Pair, request: CheckRequest) -> Iterator[tuple[Pair
     readings = (
         _cells(module, subject, request) for module, subject in zip(modules, both, strict=True)
     )
-    for (_, cells), (words, other_cells) in itertools.product(*readings):
+    for (_, cells), (words, other_cells) in product(*readings):
         if _shapes(cells) != _shapes(other_cells):
             continue
         copies = [cast_copy(module, torch.float64, "cpu") for module in modules]
@@ -310,9 +310,7 @@ def _cells(
         _BY_NAME,
         {name: parameter.detach().long() for name, parameter in numbered.named_parameters()},
     )
-    for reading in itertools.islice(
-        readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS
-    ):
+    for reading in islice(readings_of(subject, numbered, {}, request.n_heads), _MOST_READINGS):
         cells = {}
         for name, projection in reading.weights._asdict().items():
             if projection is not None:
@@ -344,7 +342,7 @@ class SharedInput(NamedTuple):
         """
         first, second = pair
         gaps = []
-        for form, other in itertools.product(self.forms, self.others):
+        for form, other in product(self.forms, self.others):
             with suppress(*NO_ANSWER):  # the form does not fit these sizes
                 case = make_case(self.name, first, self.inputs, form)
                 ours = case.output

@@ -7,7 +7,7 @@ errors has a limit too, which shows a wrong scale that single numbers hide.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -509,12 +509,7 @@ def _run(
     refused = {each.cell.shape for each in results if each.refusal}
     tiled = dict.fromkeys(in_tiles(shape) for shape in shapes if shape in refused)
     if refused.issuperset(shapes[:1]):
-        first = shapes[0]
-        shorter = [first._replace(q_len=n, k_len=n) for n in SHORTER if n < first.k_len]
-        for shape in (*shorter, *tiled):
-            results += run([shape], subject.dtype)
-            if shape in shorter and not results[-1].refusal:  # its positions end there
-                break
+        results += _in_shorter(comparison, shapes[0], tiled)
         if (rule := _rule_shown(comparison, results)) is not None:
             comparison.adopt(rule, found)
             results[:] = run([*dict.fromkeys(each.cell.shape for each in results)], subject.dtype)
@@ -523,6 +518,23 @@ def _run(
     for dtype in subject.built.kernel_dtypes:
         if dtype != subject.dtype and not any(map(_is_wrong, results)):
             results += _in_narrower(comparison, shapes, dtype, found)
+
+
+def _in_shorter(
+    comparison: Comparison, first: Shape, tiled: Iterable[Shape]
+) -> Iterator[CellResult]:
+    """What calls show that are shorter than the first, up to one that works, where the positions of
+    the code end; else calls in whole tiles.
+    """
+    dtype = comparison.probed.subject.dtype
+    for n in SHORTER:
+        if n < first.k_len:
+            shorter = comparison.results([first._replace(q_len=n, k_len=n)], dtype)
+            yield from shorter
+            if not shorter[-1].refusal:
+                return
+    for shape in tiled:
+        yield from comparison.results([shape], dtype)
 
 
 def _is_wrong(result: CellResult) -> bool:

@@ -426,10 +426,7 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
         result.cases.append(obeyed)
         result.choices.append(Choice("mask-form", obeyed.name))
         return
-    # a mask of queries may hide all that is hidden, in a layer that is else causal
-    of_queries = [case for case in cases if case.form is not None and "query" in case.form.axes]
-    explained = (case for case in of_queries if result.explains(case, causal=False))
-    replacing = next(explained, None) if result.layer.causal else None
+    replacing = _replacing_causality(result, cases)
     if replacing is not None:
         what = f"a mask that is given takes the place of its own causal mask ({replacing.name})"
         result.choices.append(Choice("mask-replaces-causal", what))
@@ -446,6 +443,15 @@ def _explain_masked(result: Diagnosis, cases: list[InputCase]) -> None:
     result.unexplained.append(form.parameter)
     if is_same_unmasked(subject, cases[0]):
         result.ignored.append(form.parameter)
+
+
+def _replacing_causality(result: Diagnosis, cases: Sequence[InputCase]) -> InputCase | None:
+    """The first case whose mask of queries hides all that is hidden, in a layer that is else
+    causal.
+    """
+    of_queries = [case for case in cases if case.form is not None and "query" in case.form.axes]
+    explained = (case for case in of_queries if result.explains(case, causal=False))
+    return next(explained, None) if result.layer.causal else None
 
 
 def _is_switched_off(result: Diagnosis, case: InputCase, parameter: str) -> bool:

@@ -3,10 +3,10 @@ and in which variable.
 """
 
 import ast
-import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -115,7 +115,7 @@ class LayerSites:
         source = list[SourceLine]()  # that of `forward` first; empty if it cannot be read
         parts = (getattr(built.thing, "forward", None), built.thing)
         for part in parts:
-            with contextlib.suppress(OSError, TypeError):
+            with suppress(OSError, TypeError):
                 lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
                 file = source_file(part)
                 source += [SourceLine(file, n, line.strip()) for n, line in enumerate(lines, first)]
@@ -191,7 +191,7 @@ def sites_in(
     """The sites of a layer with these mistakes in a call, none if they are not possible in it."""
     tensors = dict[str, Tensor]()
     # the mistake may not be possible here, or a norm of the module fail
-    with contextlib.suppress(NotPossible, *NO_ANSWER), torch.no_grad():
+    with suppress(NotPossible, *NO_ANSWER), torch.no_grad():
         stages = stages_with(mistakes)
         run_stages(
             stages, layer, call.inputs, lambda site, tensor, **_: tensors.update({site: tensor})
