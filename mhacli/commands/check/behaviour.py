@@ -231,37 +231,21 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
     """A behaviour that fails and its finding: where passes differ with the first position, and with
     the first part whose outputs differ while its inputs agree.
     """
-    code = CODES[behaviour.name]
-    message = behaviour.reason
     if not observed.differences:
-        seen = (
-            "numbers that are not finite" if behaviour.largest is None else f"{behaviour.largest:g}"
-        )
-        evidence = observed.evidence or (
-            f"{seen} in a check where at most {behaviour.tolerance:g} is right"
-        )
-        fix = words_of_code(code).advice
-        return behaviour, finding_of(code, evidence, message=message, fix=fix)
-    difference, *_ = differences = observed.differences
+        return behaviour, _finding_of_numbers(behaviour, observed)
+    differences = observed.differences
     at = behaviour.at or Place()
-    positions = (difference.by_token > passes.tolerance).nonzero().flatten()
-    position = next(iter(positions.tolist()), None)
-    befores = {
-        "causality": f"with other tokens from position {at.cut} on, ",
-        "packing": f"in the document that starts at position {at.cut}, ",
-    }
-    before = befores.get(behaviour.name, "")
-    sizes = (
-        f"{difference.largest:.2g} × the usual size of an output (rounding: {passes.tolerance:.2g})"
-    )
-    where = "for the whole text" if position is None else f"at position {position}"
-    part, attention = _first_parts(passes, difference)
+    positions = (differences[0].by_token > passes.tolerance).nonzero().flatten().tolist()
+    at = replace(at, position=positions[0] if positions else None)
+    evidence = _words_of_difference(passes, behaviour.name, at, differences[0])
+    part, attention = _first_parts(passes, differences[0])
     if part == "" and behaviour.name == "causality":  # maybe patches hold more tokens
         later = passes.changed(passes.middle, passes.length, 1)
         differences = (passes.difference(later).first(passes.middle),)
-        part, attention = _first_parts(passes, *differences)
+        part, attention = _first_parts(passes, differences[0])
     label = None
     line = SourceLine()
+    message = behaviour.reason
     fix = ""
     module = passes.module
     if module is not None:
@@ -270,14 +254,38 @@ def located(passes: Passes, behaviour: Behaviour, observed: Observed) -> tuple[B
         message = f"{message}, first in {label}"
         if lacks_batch_first(module.get_submodule(part or "")):
             fix = "build it with batch_first=True, without which it reads [length, batch, width]"
-    evidence = f"{before}the output {where} differs by {sizes}"
+    parts = _all_parts(passes, differences)
+    code = CODES[behaviour.name]
+    finding = finding_of(code, evidence, line, message=message, fix=fix, parts=parts)
+    return replace(behaviour, at=replace(at, module=label, attention=attention)), finding
+
+
+def _finding_of_numbers(behaviour: Behaviour, observed: Observed) -> Finding:
+    """The finding for a behaviour that fails by its numbers alone."""
+    code = CODES[behaviour.name]
+    evidence = observed.evidence
+    if not evidence:
+        largest = behaviour.largest
+        found = "numbers that are not finite" if largest is None else f"{largest:g}"
+        evidence = f"{found} in a check where at most {behaviour.tolerance:g} is right"
+    advice = words_of_code(code).advice
+    return finding_of(code, evidence, message=behaviour.reason, fix=advice)
+
+
+def _words_of_difference(passes: Passes, name: str, at: Place, difference: PassDifference) -> str:
+    """Where the outputs of passes differ, by how much, and how far ahead they look."""
+    befores = {
+        "causality": f"with other tokens from position {at.cut} on, ",
+        "packing": f"in the document that starts at position {at.cut}, ",
+    }
+    where = "for the whole text" if at.position is None else f"at position {at.position}"
+    size = f"{difference.largest:.2g} × the usual size of an output"
+    words = f"{befores.get(name, '')}the output {where} differs by {size}"
+    words += f" (rounding: {passes.tolerance:.2g})"
     if at.ahead is not None:
         farthest = "the end" if at.ahead == passes.length - 1 else f"{at.ahead} ahead"
-        evidence += f"; outputs depend on tokens up to {farthest}"
-    at = replace(at, position=position, module=label, attention=attention)
-    parts = _all_parts(passes, differences)
-    finding = finding_of(code, evidence, line, message=message, fix=fix, parts=parts)
-    return replace(behaviour, at=at), finding
+        words += f"; outputs depend on tokens up to {farthest}"
+    return words
 
 
 def _described(

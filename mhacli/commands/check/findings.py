@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mhacli.attention.mistakes import DROPPED
-from mhacli.attention.stages import Mistake
+from mhacli.attention.stages import Mistake, ReferenceLayer
 from mhacli.errors import first_names
 from mhacli.text.numbers import shown
 from mhacli.usercode.build import Built, as_float64
 from mhacli.usercode.door import NO_ANSWER
 from mhacli.usercode.faults import SourceLine
 from mhacli.usercode.limits import OutOfTime
+from mhacli.usercode.masks import MaskForm
 from mhacli.usercode.names import function_around, in_user_names, names_within
 from mhacli.usercode.projections import read_name
 from mhacli.usercode.rewriting import put, running
@@ -375,19 +376,28 @@ def _user_names(
     for name, text in _SIZES.items():
         if text.partition(".")[0] in names:
             names.setdefault(name, in_user_names(text, names))
-    form = case.form
-    means = "keep"
     made = re.search(r"torch\.ones\((?:[^()]|\([^()]*\))*\)", line.source)
-    ones = made[0] if made else in_user_names("torch.ones(length, length)", names)
-    if form is not None and form.parameter in (argument.arg for argument in function.args.args):
-        names["mask"], means = (
-            form.parameter,
-            form.kind if form.kind in _HIDDEN else form.true_means,
-        )
-    elif layer.causal and "mask" not in (argument.arg for argument in function.args.args):
-        names["mask"] = f"{ones}.tril()"
-    hidden = in_user_names(_HIDDEN[means], names)
-    return names | {"ones": ones, "hidden": hidden, "key_padding_mask": f"({hidden})"}
+    names["ones"] = made[0] if made else in_user_names("torch.ones(length, length)", names)
+    return names | _names_of_masks(function, case.form, layer, names)
+
+
+def _names_of_masks(
+    function: ast.FunctionDef,
+    form: MaskForm | None,
+    layer: ReferenceLayer,
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """The mask of a function, or the one that it makes, and the cells that this hides."""
+    arguments = [argument.arg for argument in function.args.args]
+    mask = names.get("mask", "mask")
+    means: str = "keep"
+    if form is not None and form.parameter in arguments:
+        mask = form.parameter
+        means = form.kind if form.kind in _HIDDEN else form.true_means
+    elif layer.causal and "mask" not in arguments:
+        mask = f"{names['ones']}.tril()"
+    hidden = in_user_names(_HIDDEN[means], {**names, "mask": mask})
+    return {"mask": mask, "hidden": hidden, "key_padding_mask": f"({hidden})"}
 
 
 # ---------------------------------------------------------------------------- shown by measurements
