@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -609,12 +611,12 @@ def _compare_inside(
 def _of_class(
     cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
 ) -> Iterator[ClassReport]:
-    """The reports on the modules of a class, of which one stands for all with the same numbers.
+    """The reports on the modules of a class, of which one stands for all with the same settings.
     Where one is not decided, the others are not examined.
     """
-    alike = dict[frozenset[tuple[str, float]], dict[str, nn.Module]]()
+    alike = dict[frozenset[tuple[str, object]], dict[str, nn.Module]]()
     for name, module in named.items():
-        alike.setdefault(_numbers_of(module), {})[name] = module
+        alike.setdefault(_settings_of(module), {})[name] = module
     groups = [*alike.values()]
     while groups:
         report = _of_alike(cls, groups.pop(0), request, stage)
@@ -629,7 +631,7 @@ def _of_class(
 def _of_alike(
     cls: type, named: Mapping[str, nn.Module], request: CheckRequest, stage: Stage
 ) -> ClassReport:
-    """The report on modules of a class with the same numbers."""
+    """The report on modules of a class with the same settings."""
     names = tuple(named)
     try:
         reports = [_compared(*mode) for mode in _alone(named[names[-1]], request, stage)]
@@ -711,16 +713,27 @@ def _alone(
             yield subject, alone
 
 
-def _numbers_of(module: nn.Module) -> frozenset[tuple[str, float]]:
-    """The numbers that a module and its parts hold besides weights, such as a scale, but for that
-    of its layer.
+def _settings_of(module: nn.Module) -> frozenset[tuple[str, object]]:
+    """What a module and its parts hold besides weights, such as a scale, the name of a mode or the
+    table of a mask, but for the number of its layer.
     """
-    held = [item for part in module.modules() for item in vars(part).items()]
-    return frozenset(
-        (name, value)
-        for name, value in held
-        if isinstance(value, int | float) and role_of(name) != "layer"
-    )
+    settings = set[tuple[str, object]]()
+    for path, part in module.named_modules():
+        settings.add((path, type(part).__qualname__))
+        for name, item in [*vars(part).items(), *part.named_buffers(recurse=False)]:
+            is_setting = isinstance(item, int | float | str | Tensor | FunctionType | None)
+            if is_setting and role_of(name) != "layer":
+                value = _contents(item) if isinstance(item, Tensor) else item
+                settings.add((f"{path}.{name}", value))
+    return frozenset(settings)
+
+
+def _contents(tensor: Tensor) -> object:
+    """What is equal for equal tensors alone, whose numbers are in memory."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return tensor.shape
+    numbers = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    return tensor.shape, blake2b(numbers.tobytes()).digest()
 
 
 # --------------------------------------------------------------------------------------- the report

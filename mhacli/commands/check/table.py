@@ -71,7 +71,7 @@ def _table(path: Path) -> Any:
     import tomllib  # not for a help text
 
     try:
-        table: Any = tomllib.loads(read_whole(str(path), _MOST_BYTES).decode())
+        table: Any = tomllib.loads(read_whole(str(path), _MOST_BYTES).decode("utf-8-sig"))
     except (ValueError, RecursionError) as fault:
         raise UsageError(f"{path} is not TOML: {fault}", path=str(path)) from None
     for name in ("tool", "mha", "check"):
