@@ -589,7 +589,7 @@ def as_typed(option: str, given: Iterable[tuple[str, str]]) -> str:
 def _words_for(name: str, thing: Any, annotation: object = None) -> list[str]:
     """What may be typed for an argument, the likeliest first by how the code uses it."""
     source = source_of(thing)
-    called = _called(name, source_of(thing))
+    called = _called(name, source)
     words = [*_SIZES, *_TENSORS, "nn.LayerNorm", "nn.LayerNorm(64)", "nn.GELU()"]
     if annotation is Tensor:
         words.sort(key=lambda word: word not in _TENSORS)
@@ -853,9 +853,8 @@ def arguments_of(built: Built) -> tuple[Argument, ...]:
             origin = "guessed"
         elif name in built.given:
             origin = "given"
-        shown = f"{value!r:.80}"
-        if isinstance(value, nn.Module):
-            shown = f"{type(value).__name__}(…)"
+        is_part = isinstance(value, nn.Module)  # its repr is code of the user's
+        shown = f"{type(value).__name__}(…)" if is_part else f"{value!r:.80}"
         arguments.append(Argument(name, shown, origin, built.guesses.get(name, "")))
     return tuple(arguments)
 

@@ -256,7 +256,7 @@ def repeat_calls(probed: ProbedAttention, drawer: InputDrawer) -> None:
     first = twin(inputs)
     try:
         second = twin(inputs)
-        _ = twin(other)
+        twin(other)
         third = twin(inputs)
         if not (differing(first, second) | differing(first, third)).any():
             return
