@@ -238,8 +238,8 @@ def counts_of(built: Built, role: str) -> list[int]:
     for part in built.parts.values():
         if isinstance(part, nn.MultiheadAttention) or not is_of_torch(part):
             named += vars(part).items()
-    numbers = dict.fromkeys(value for _, value in numbers_of(named, role))
-    return [number for number in numbers if isinstance(number, int) and 0 < number <= 1024]
+    numbers = [number for _, number in numbers_of(named, role) if isinstance(number, int)]
+    return [number for number in dict.fromkeys(numbers) if 0 < number <= 1024]
 
 
 def numbers_of(named: Iterable[tuple[str, Any]], role: str) -> list[tuple[str, float]]:
