@@ -154,12 +154,12 @@ def print_error(fault: MhaError) -> int:
     raise_received()
     words = sys.argv[1:]
     if "--json" in words[: words.index("--") if "--" in words else None]:
-        names = ("code", "message", "hint", "path")
-        error = {name: without_surrogates(getattr(fault, name) or "") or None for name in names}
+        typed, names = fault.typed(), ("code", "message", "hint", "path")
+        error = {name: without_surrogates(typed[name] or "") or None for name in names}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {fault.message}"]
-        lines += [f"hint: {fault.hint}"] if fault.hint else []
+        lines = [f"mha: error: {fault.typed_message}"]
+        lines += [f"hint: {fault.typed_hint}"] if fault.typed_hint else []
     try:
         flush()  # output comes before the error
     except OSError:

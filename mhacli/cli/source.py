@@ -127,6 +127,8 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
             raise UsageError(f"--keep: {name!r} is not one of {', '.join(KEPT)}")
     model = replace(what.model, **what.given)
     checkpoint = local_checkpoint(model)
+    if "seed" in what.given and checkpoint is not None and not checkpoint.is_random:
+        raise UsageError(f"--seed changes nothing with --model: {checkpoint.path} has weights")
     texts = () if reading.chat is not None else tuple(read_texts(what))
     require_not_blank(texts)
     return replace(

@@ -137,7 +137,7 @@ def _unwritable(path: str, reason: str) -> MhaError:
 def _exists(path: str) -> MhaError:
     return MhaError(
         f"{path} exists",
-        hint="--force, in Python force=True, overwrites it",
+        hint="--force overwrites it",
         code="exists",
         path=path,
     )

@@ -59,6 +59,10 @@ _TYPES = {
 class Table:
     """A result that converts to a table."""
 
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        return renderer().html_of(self)
+
     def columns(self) -> Columns:
         """The columns by name."""
         raise NotImplementedError
@@ -290,10 +294,6 @@ class Pattern(Table):
         ]
         return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
 
-    def _repr_html_(self) -> str:
-        """The HTML for a notebook."""
-        return renderer().html_of(self)
-
     def columns(self) -> Columns:
         """The columns, by name, of a table with a row per cell."""
         import numpy as np
@@ -338,10 +338,7 @@ def pattern_of_layer(view: LayerView, *, head: int | None, batch: int) -> Patter
     layer, record, arrays = view.inspected.layer, view.record, view.record.arrays
     heads = [each.head for each in record.heads]
     if "pattern" not in arrays:
-        hint = (
-            "mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has"
-            ' keep=("pattern",)'
-        )
+        hint = 'keep=["pattern"] keeps it, with a larger keep_limit= where it is large'
         raise MhaError(
             f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept"
         )

@@ -107,7 +107,7 @@ def _names(axes: str | Sequence[str] | None, array: Array, source: str) -> tuple
             raise UsageError(f"{source} has {array.ndim} axes, {shape}: no weights of attention")
         raise UsageError(
             f"{source} has {array.ndim} axes, {shape}, which may be {' or '.join(readings)}",
-            hint=f"state them: --axes {readings[0]}, in Python axes={readings[0]!r}",
+            hint=f"state them: --axes {readings[0]}",
         )
     axes = axes if isinstance(axes, str) else ",".join(map(str, axes))
     names = tuple(name.strip() for name in axes.split(","))
@@ -152,7 +152,7 @@ def require_weights(stack: Stack, source: str) -> None:
                 kind = "the weight" if len(at) == 4 else "the row"
                 raise MhaError(
                     f"{source}: {kind} at {place} {why.format(numbers[at])}",
-                    hint="--raw, in Python raw=True, shows numbers as they are",
+                    hint="--raw shows numbers as they are",
                     code="not-weights",
                 )
 

@@ -233,7 +233,7 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
                 try:
                     yield Document(file, place, text_of(raw))
                 except MhaError as fault:
-                    yield Document(file, place, reason=fault.message)
+                    yield Document(file, place, reason=fault.typed_message)
 
     return islice(read_documents(), form.max_docs)
 

@@ -423,11 +423,8 @@ def _serve(
     except BaseException as fault:
         stage(begun)  # the text of the exception is made by the user's code
         error = _as_error(fault, begun)
-        fields = {
-            name: getattr(error, name) for name in ("message", "hint", "code", "exit_code", "path")
-        }
         shown = traceback.format_exc() if os.environ.get("MHA_DEBUG") else ""
-        send("error", {"error": fields, "traceback": shown})
+        send("error", {"error": error.typed(), "traceback": shown})
     finally:
         os._exit(1)
 

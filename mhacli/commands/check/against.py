@@ -241,8 +241,8 @@ def _other(request: TargetRequest, first: UserAttention, stage: Stage) -> UserAt
         request = replace(request, arguments=tuple((arguments | dict(request.arguments)).items()))
         return find_modes(load_built(request, stage), request)[-1]
     except MhaError as fault:
-        fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
-        fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
+        fault.typed_message = _ARGUMENT_OPTION.sub("--against-", fault.typed_message)
+        fault.typed_hint = fault.typed_hint and _ARGUMENT_OPTION.sub("--against-", fault.typed_hint)
         raise
 
 

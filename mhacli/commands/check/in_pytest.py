@@ -54,7 +54,7 @@ def _requests(target: str, *arguments: str) -> tuple[CheckRequest, ...]:
     try:
         return requests_of(Path(target)) if is_table else (request_of(stated, os.getcwd()),)
     except MhaError as fault:
-        raise pytest.UsageError(f"{fault}. {fault.hint or ''}") from None
+        raise pytest.UsageError(f"{fault.typed_message}. {fault.typed_hint or ''}") from None
 
 
 def _named(requests: Iterable[CheckRequest]) -> dict[str, CheckRequest]:

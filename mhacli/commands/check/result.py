@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from mhacli.cli.console import drawn_lines
-from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError, in_python
 from mhacli.io.data import plain
 from mhacli.record.glossary import Word, words_of
 from mhacli.record.record import Argument
@@ -637,17 +637,19 @@ class Examination(Shown):
         }
         return [{"of": kind} | row for kind, rows in parts.items() for row in rows]
 
+    in_python = staticmethod(in_python)
+
     def __repr__(self) -> str:
         """The target, the verdict, and the first finding with its line, in 200 characters."""
         message, at = self._first
         at = at if len(at) <= 50 else f" (…{at[-47:]}"
         about = f"<Examination of {_cut(visible(self.target), 40)}: {self.verdict}: "
-        return f"{about}{_cut(message, 199 - len(about) - len(at))}{at}>"
+        return f"{about}{_cut(self.in_python(message), 199 - len(about) - len(at))}{at}>"
 
     def __str__(self) -> str:
-        """The report, as `mha check --verbose` prints it in 80 columns."""
+        """The report, as `mha check --verbose` prints it in 80 columns, for Python."""
         screen = Screen(80, colour=False, verbose=True)
-        return "\n".join(drawn_lines(self.view(screen), screen))
+        return self.in_python("\n".join(drawn_lines(self.view(screen), screen)))
 
     @property
     def headline(self) -> str:

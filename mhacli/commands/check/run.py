@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec
 from msgspec import ValidationError, convert
 
 from mhacli.commands.check import view  # noqa: F401 - it registers what draws an examination
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, in_python
 from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
@@ -112,17 +112,24 @@ def check(
             isinstance(name_or_object, str | None)
             for name_or_object in (target, against, example, sees)
         ):
-            return examine_in_child(request)
+            return _for_python(examine_in_child(request))
         from .examine import examination_of, examine_request, suits_a_fork
 
         if suits_a_fork(target, device):
             job = partial(examine_request, asdict(request))
             run = partial(process.run_in_fork, job, time_limit_s=time_limit_s)
-            return with_accepted(_examination(run), stated)
+            return _for_python(with_accepted(_examination(run), stated))
         try:
-            return with_accepted(examination_of(request, process.no_stage), stated)
+            report = with_accepted(examination_of(request, process.no_stage), stated)
+            return _for_python(report)
         except UserRaised as raised:
             raise raised.fault from None
+
+
+def _for_python(report: Examination) -> Examination:
+    """The report whose advice names parameters, and no command."""
+    steps = tuple(in_python(step) for step in report.next_steps if "mha " not in step)
+    return replace(report, reason=report.reason and in_python(report.reason), next_steps=steps)
 
 
 def _asserting(examine: Callable[P, Examination]) -> Callable[P, None]:
@@ -173,8 +180,10 @@ def examined_or_refused(
         if refusal.code == "internal":
             raise
         target = request.model or request.target or ""
-        steps = (refusal.hint,) if refusal.hint else ()
-        return Examination("unknown", target, "", reason=f"refused: {refusal}", next_steps=steps)
+        steps = (refusal.typed_hint,) if refusal.typed_hint else ()
+        return Examination(
+            "unknown", target, "", reason=f"refused: {refusal.typed_message}", next_steps=steps
+        )
 
 
 def _examination(run: Callable[[], tuple[Any, str]]) -> Examination:

@@ -92,7 +92,6 @@ def effects(
         edges=edges,
         replace=None if replace == "zero" else replace,
         target_first=target_first,
-        from_python=True,
     )
     _require_evaluation(model)
     require_replacement(replace)
@@ -139,9 +138,7 @@ def _require_rules(settings: EffectSettings) -> None:
     for name, option in options_of(EffectSettings):
         value = getattr(settings, name)
         if isinstance(value, int) and option.is_number and not option.contains(value):
-            raise UsageError(
-                f"{settings.name_of(name)} {value} is not in the range {option.range_text}"
-            )
+            raise UsageError(f"{option.name(name)} {value} is not in the range {option.range_text}")
         for other in option.excludes:
             if value and getattr(settings, other):
                 raise UsageError(

@@ -191,7 +191,7 @@ def measured_position(settings: EffectSettings, tokens: Sequence[str]) -> int:
     if settings.position is None:
         return next((i for i, token in enumerate(tokens) if token.strip() in _MASK_TOKENS), n - 1)
     if not -n <= settings.position < n:
-        raise UsageError(out_of_range(settings.name_of("position"), settings.position, n))
+        raise UsageError(out_of_range("--position", settings.position, n))
     return settings.position % n
 
 
@@ -213,10 +213,9 @@ class Outcomes:
         settings, measured = self.settings, self.outputs.measured
         is_of_text = measured in ("class", "score", "span", "metric")
         if is_of_text and settings.position is not None and not settings.edges:
-            name = settings.name_of("position")
             raise UsageError(
-                f"{name} changes nothing: the {measured} is that of the whole text",
-                hint=f"leave {name} out",
+                f"--position changes nothing: the {measured} is that of the whole text",
+                hint="leave --position out",
             )
         if self.outputs.scores is None:
             self._require_no_outcome()
@@ -232,16 +231,15 @@ class Outcomes:
     def _require_no_outcome(self) -> None:
         for name in ("screen", "target", "versus"):
             if getattr(self.settings, name) is not None:
-                option = self.settings.name_of(name)
                 raise UsageError(
-                    f"{option} needs logits, which this model does not give",
+                    f"--{name} needs logits, which this model does not give",
                     hint="without it, the change of the output vector is measured",
                 )
 
     def _number(self, parameter: str, word: str | int) -> int:
         """The number of a token, class or tag."""
         assert self.outputs.scores is not None
-        option, measured = self.settings.name_of(parameter), self.outputs.measured
+        option, measured = f"--{parameter}", self.outputs.measured
         if isinstance(word, str) and measured == "token" and self.tokenizer is not None:
             return self._token(option, word, self.tokenizer)
         n_outcomes = self.outputs.scores.shape[1]
@@ -264,7 +262,7 @@ class Outcomes:
             pieces = " ".join(repr(token) for token in sequence.tokens)
             raise UsageError(
                 f"{option} {word!r} is {n_tokens} tokens: {pieces}",
-                hint=f"{self.settings.name_of('target_first')} takes the first of them",
+                hint="--target-first takes the first of them",
             )
         if sequence.unknown(0) is not None:
             raise UsageError(f"{option} {word!r} is not in the vocabulary of the tokenizer")

@@ -39,8 +39,7 @@ class RemovalPlan:
             return [self._cut(settings.cut, layers)]
         heads = self._heads(layers)
         if not heads:
-            names = f"{settings.name_of('heads')} and {settings.name_of('layers')}"
-            raise UsageError(f"{names} name nothing to remove")
+            raise UsageError("--head and --layer name nothing to remove")
         if not settings.edges:
             return self._whole_heads(heads, layers)
         if settings.heads is None:
@@ -51,7 +50,7 @@ class RemovalPlan:
         """The layers in which something may be removed."""
         for kind, number in self.request.model.layers or ():
             if not any(n == number and kind in (None, known) for known, n in self.sizes):
-                raise self._unknown("layers", (kind, number))
+                raise self._unknown("--layer", (kind, number))
         return [
             (kind, number)
             for kind, number in self.sizes
@@ -84,7 +83,7 @@ class RemovalPlan:
             place = (choice.kind or usual, choice.layer or 0), choice.head
             is_ambiguous = choice.layer is None and len(self.sizes) > 1
             if place not in every or is_ambiguous:
-                raise self._unknown("heads", choice)
+                raise self._unknown("--head", choice)
             chosen.append(place)
         return [place for place in every if place in chosen]
 
@@ -96,7 +95,7 @@ class RemovalPlan:
         places = () if settings.at is None else (settings.at,)
         n_places = min(self.sizes[layer].n_queries for layer in layers)
         if settings.at is not None and settings.at >= n_places:
-            raise UsageError(out_of_range(settings.name_of("at"), settings.at, n_places))
+            raise UsageError(out_of_range("--at", settings.at, n_places))
         replacement = settings.replace or "zero"
         removals = [Removal(layer, (head,), places, replace=replacement) for layer, head in heads]
         items: list[Item] = [(removal,) for removal in removals]
@@ -110,9 +109,8 @@ class RemovalPlan:
         is_pair = self.record.context is not None
         of_query = [place for place in heads if place[0][0] != "encoder" or not is_pair]
         if not of_query or (settings.heads is not None and of_query != heads):
-            edges = settings.name_of("edges")
             raise UsageError(
-                f"{edges} removes weights of the decoder, not of the encoder",
+                "--edges removes weights of the decoder, not of the encoder",
                 hint="decoder.5.1 and cross.5.1 are heads of the decoder, decoder.5 is a layer",
             )
         return [
@@ -121,13 +119,13 @@ class RemovalPlan:
             for key in range(self.sizes[layer].n_keys)
         ]
 
-    def _unknown(self, parameter: str, place: Sequence[str | int | None]) -> UsageError:
+    def _unknown(self, option: str, place: Sequence[str | int | None]) -> UsageError:
         """The error for a layer or a head that does not exist."""
         has_kinds = len({kind for kind, _ in self.sizes}) > 1
         layers = ", ".join(f"{kind}.{n}" if has_kinds else str(n) for kind, n in self.sizes)
         n_heads = max(size.n_heads for size in self.sizes.values())
         word = ".".join(str(part) for part in place if part is not None)
         return UsageError(
-            f"{self.settings.name_of(parameter)} {word} does not exist",
+            f"{option} {word} does not exist",
             hint=f"there is attention in the layers {layers}, with {n_heads} heads from 0",
         )

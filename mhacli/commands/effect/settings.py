@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, get_args
 
 from mhacli.errors import UsageError
 from mhacli.record.effect import HeadReplacement
-from mhacli.settings import MAX_LENGTH, index_list, options_of, setting
+from mhacli.settings import MAX_LENGTH, index_list, setting
 from mhacli.text.tokens import AttentionKind
 
 _ONLY_WHOLE_HEADS = ("at", "replace", "screen")
@@ -115,8 +115,7 @@ class EffectSettings:
     positions. `position` None is the last token, or the masked one. `target` None is the model's
     prediction; a number is an id; `target_first` takes the first token of a target of several
     tokens. `verify` removals are computed a second time. With `screen`, that many heads with the
-    largest estimates are removed, and as many others. `from_python`: the caller is
-    `mhacli.effects`, not the command.
+    largest estimates are removed, and as many others.
     """
 
     heads: tuple[HeadChoice, ...] | None = setting(
@@ -157,13 +156,3 @@ class EffectSettings:
         low=1,
         high=10_000,
     )
-
-    from_python: bool = False
-
-    def name_of(self, parameter: str) -> str:
-        """The user's name for a parameter."""
-        if self.from_python:
-            return "n_verified" if parameter == "verify" else parameter
-        if parameter == "layers":
-            return "--layer"
-        return dict(options_of(EffectSettings))[parameter].name(parameter)

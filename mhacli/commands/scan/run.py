@@ -205,9 +205,11 @@ class Worker:
                 record = self._inspected(document, is_compared=not good)
             except MhaError as fault:
                 if self._scan.strict or fault.code not in _BAD_CODES:
-                    fault.message = f"{named(document.file, document.place)}: {fault.message}"
+                    fault.typed_message = (
+                        f"{named(document.file, document.place)}: {fault.typed_message}"
+                    )
                     raise
-                reason = fault.message.removeprefix("text 0 ").removeprefix("the text ")
+                reason = fault.typed_message.removeprefix("text 0 ").removeprefix("the text ")
                 entry = BadEntry(document.file, document.place, reason)
                 totals.merge(Totals(n_bad=1, bad=(entry,)))
                 continue

@@ -42,15 +42,15 @@ _IT_IS = {
 
 
 def effect_view(
-    record: EffectRecord, options: ViewOptions, screen: Screen
+    record: EffectRecord, options: ViewOptions, screen: Screen, *, has_map: bool = True
 ) -> Iterator[RenderableType]:
-    """The sections of a record with effects: the answer, the map of heads or the coloured text, the
-    table, the verification.
+    """The sections of a record with effects: the answer, the map of heads or the coloured text
+    unless a picture of it stands elsewhere, the table, the verification.
     """
     words = effect_words(record, screen)
     yield from words[:2]
     if record.effect.verified.ok:
-        panels = effect_grids(record)
+        panels = effect_grids(record) if has_map else ()
         if panels:
             form: Form = "numbers" if len(panels[0].rows) == 1 else "auto"
             yield from grids(panels, screen, form=form, everything=True)
