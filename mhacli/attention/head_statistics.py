@@ -124,7 +124,11 @@ def measure(
     is_careful |= is_cpu
 
     def of_part(part: range) -> tuple[PassResults, Care, Attention]:
-        reduced = reduce_heads(attention, request, part, report_progress, is_careful=is_careful)
+        def report(what: str, fraction: float) -> None:
+            completed[part.start] = fraction
+            report_progress(what, sum(completed.values()) / len(parts))
+
+        reduced = reduce_heads(attention, request, part, report, is_careful=is_careful)
         given = (reduced, _of_heads(baseline, part), run.kept)
         sums, care, least = _sums_of(reduced), Care(), run.statistics.sink_weight
         sums |= {"doubt": doubt_of(reduced)} | cells_again(*given, care, least=least)
@@ -140,6 +144,7 @@ def measure(
         parts = [*head_groups(range(n_heads), 1, most=most)]
         if chosen is not None:
             parts = [range(n, n + 1) for n in chosen]
+        completed = dict.fromkeys((part.start for part in parts), 0.0)
         jobs = [partial(of_part, part) for part in parts]
         # a device's stream is that of this thread
         results = shared_out(jobs) if is_cpu else [job() for job in jobs]

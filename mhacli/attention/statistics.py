@@ -371,7 +371,7 @@ def _add_blocks(
                 if reduced.z is not None and attention.z is None:
                     _add_z(block, reduced.z[place])
                 del block  # the next one takes its memory
-        report_progress(queries.stop / n_queries, "statistics of the heads")
+        report_progress(f"query {queries.stop:,} of {n_queries:,}", queries.stop / n_queries)
     for b, profile in enumerate(reduced.statistics["profile"]):
         if ahead := request.axes.ahead(b):
             profile.copy_(profile.roll(ahead, dims=1))

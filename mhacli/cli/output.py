@@ -213,12 +213,11 @@ def print_result(
     run: Run | None = None,
     view: Callable[[], None] | None = None,
     is_saved: bool = False,
-    after: Callable[[Record, ViewOptions], None] | None = None,
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of
     the files. `run` has the weights to save, `view` prints in place of the usual view of the
-    terminal, a record that `is_saved` was checked when it was made, and `after` suggests what to
-    type next on a terminal. Raises `MhaError` for a file that cannot be written.
+    terminal, and a record that `is_saved` was checked when it was made. A terminal gets what to
+    type next. Raises `MhaError` for a file that cannot be written.
     """
     from mhacli.record.record import NOT_SEEN
     from mhacli.render.data import nonfinite
@@ -260,8 +259,10 @@ def print_result(
         if names:
             note(f"not kept, {reason}: {', '.join(names)}")
     note_written(output)
-    if after is not None and output.format is None and sys.stdout.isatty() and not options.brief:
-        after(record, options)
+    if output.format is None and sys.stdout.isatty() and not options.brief:
+        from .next_steps import print_next_steps
+
+        print_next_steps(record, options)
 
 
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:
@@ -369,56 +370,3 @@ def require_self_check(record: Record) -> None:
         if record.model is not None and record.model.identical_outputs is False:
             message = "the model's outputs with inspection differ from those without"
         raise MhaError(message, code="self-check", exit_code=EXIT_CHECK)
-
-
-# -------------------------------------------------------------------------------- what to type next
-
-
-def after_run(record: Record, options: ViewOptions) -> None:
-    """Names the tables that can be added, and suggests what `after_trace` does."""
-    if record.model is None and not options.verbose:
-        more = "more: --tokens, --shapes, --timings or --verbose;"
-        _write_filled(*more.split(), "every word:", "mha explain")
-    after_trace(record, options)
-
-
-def after_trace(record: Record, options: ViewOptions) -> None:
-    """Suggests to trace the largest of the weights between tokens that stand out, if none is traced
-    yet, and says where it is on the screen. The first token of a checkpoint's text is often a sink.
-    """
-    from mhacli.render.base.format import token_of
-
-    kinds = {layer.name: layer.kind for layer in record.layers}
-    cells = [
-        (cell, head)
-        for head in record.heads
-        if kinds.get(head.attention, "self") == "self" and options.shows_head(head.head)
-        for cell in head.largest
-        if (options.sequences is None or cell.sequence in options.sequences)
-        and (record.context is not None or cell.key != cell.query)
-        and (record.model is None or cell.key > 0)
-    ]
-    if not cells or record.cell is not None:
-        return
-    cell, head = max(cells, key=lambda each: each[0].share)
-    query = token_of(record.sequences[cell.sequence], cell.query)
-    key = token_of(record.keys[cell.sequence], cell.key)
-    subject, words = "layer", "next: mha trace"
-    if record.model is not None:
-        subject, words = "model", f"next: mha trace --layer {head.layer}"
-    words += f" --cell {head.head},{cell.query},{cell.key}"
-    if len(record.sequences) > 1:
-        words += f" --sequence {cell.sequence}"
-    weight = shown(cell.share, "weight", options.precision)
-    about = (
-        f"with the same text and {subject} computes the weight {weight} of head {head.head}, query"
-        f" {query}, key {key}"
-    )
-    _write_filled(words, *about.split())
-
-
-def _write_filled(*parts: str) -> None:
-    """Prints parts of a sentence in lines as wide as stdout."""
-    from mhacli.render.base.format import flowing
-
-    write(flowing(parts, stdout_width(), " ").plain + "\n")

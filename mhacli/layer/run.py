@@ -488,7 +488,7 @@ def inspect_heads(request: Run, texts: Texts, report_progress: Progress = no_pro
         raise not_finite(f"queries, keys or values are NaN or Inf in {config.dtype}", config.dtype)
     of_statistics = make_statistics_request(setup.axes, request.statistics)
     seconds, began = {"projections": perf_counter() - began}, perf_counter()
-    report_progress(0.0, "uniform attention")
+    report_progress("uniform attention", 0.0)
     baseline = make_baseline(attention, of_statistics)
     heads, arrays, survey, _ = statistics_of(
         attention,

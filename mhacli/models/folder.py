@@ -82,6 +82,16 @@ def checkpoint_path(path: str) -> str:
     return os.path.join(os.path.dirname(package.origin), "model")
 
 
+def config_of(path: str) -> Mapping[str, Any]:
+    """The config of a checkpoint in a folder, whose weights may be damaged; empty for the id of one
+    on a hub. Raises `MhaError` as `read_checkpoint`.
+    """
+    if is_hub_id(path):
+        return {}
+    folder = checkpoint_path(path)
+    return (os.path.isdir(folder) and _json(folder, CONFIG)) or read_checkpoint(path).config
+
+
 def read_checkpoint(path: str) -> Checkpoint:
     """A checkpoint folder, read by headers only. File names and link targets are checked before a
     file is opened. Raises `MhaError`.

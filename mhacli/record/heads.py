@@ -16,7 +16,7 @@ from mhacli.errors import UsageError
 from mhacli.settings import SINK_SHARE, SINK_TOKENS
 
 from .checks import Check
-from .glossary import Word, words_of
+from .glossary import Word, did_you_mean, plain, words_of
 
 Kind = Literal[
     "previous-token",
@@ -359,18 +359,25 @@ SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in _COLUMNS),
 
 
 def require_order(sort: str) -> tuple[str, bool]:
-    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for
-    others than `SORTS`.
+    """The sort key and whether it ascends. A key is a field, or the heading or the name of its
+    column. Raises `UsageError` for others.
     """
     word, colon, direction = sort.partition(":")
-    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in _COLUMNS}
-    name = headings.get(word, word)
+    of_columns = {
+        spelling.format(sink_tokens=SINK_TOKENS): row.field
+        for row in _COLUMNS
+        for spelling in (row.words.heading, row.words.name)
+        if spelling
+    }
+    fields = {"type": "kind", **of_columns, **{name: name for name in SORTS}}
+    name = {plain(spelling): field for spelling, field in fields.items()}.get(plain(word), word)
     # the name in tables of Python and JSON, and the heading
     name = re.sub("^(pattern_|p)(?=[0-9])", CONDITION, name)
     is_condition = re.fullmatch(f"{CONDITION}[1-9][0-9]?", name) is not None
     if not (name in SORTS or is_condition) or direction not in (("up", "down") if colon else ("",)):
         known = f"one of {', '.join(SORTS)}, where2 …, alone or with :up or :down"
-        raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}")
+        hint = did_you_mean(word, fields)
+        raise UsageError(f"--sort {shlex.quote(sort[:40])} is not {known}", hint=hint)
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
 

@@ -137,7 +137,8 @@ def measure(sweep: Sweep, report_progress: Progress = no_progress) -> Benchmark:
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         most_flops = sweep.call_limit * _flops_per_s(full.dtypes, device)
         for place, planned in enumerate(sizes):
-            report_progress(place / len(sizes), f"{planned[0].k_len} tokens")
+            part = f"{planned[0].k_len} tokens, size {place + 1} of {len(sizes)}"
+            report_progress(part, place / len(sizes))
             available = free_bytes(device)
             admitted = {row.backend: _admitted(row, most_flops, available) for row in planned}
             rows += _measured(admitted, device, sweep)

@@ -129,7 +129,7 @@ _COLOURS = (
 _LEFT = 50.0
 """The left edge of the area of a chart, beside which its labels stand."""
 _TOP = 20.0
-_RIGHT = 430.0
+_RIGHT = 318.0
 _BOTTOM = 250.0
 
 
@@ -137,16 +137,25 @@ def plots(benchmark: Benchmark) -> list[Piece]:
     """Time and rate against length."""
     timed = [row for row in benchmark.rows if row.median_s is not None]
     colours = dict(zip(dict.fromkeys(row.backend for row in timed), _COLOURS, strict=False))
-    key, x = "", 0.0
-    for backend, colour in colours.items():
-        key += rectangle(x, 2, 10, 10, colour) + written(x + 15, 11, backend, 10)
-        x += svg.mono_width(backend, 10) + 35
     if not timed:
-        return [Piece(key, x, 14)]
+        return []
     batch = f"batch {timed[0].batch} · " if benchmark.sweep.batch else ""
     times = _chart(timed, "time of a call (ms)", lambda row: 1e3 * (row.median_s or 0.0), colours)
     rates = _chart(timed, "TFLOP/s", lambda row: row.tflops or 0.0, colours)
-    return [Piece(key, x, 14), svg.lines([batch + timed[0].family]), times, rates]
+    return [svg.stacked([_key(colours), svg.lines([batch + timed[0].family]), times], 8), rates]
+
+
+def _key(colours: Mapping[str, str]) -> Piece:
+    """The colour of each backend, in lines as wide as a chart."""
+    content, x, line = "", 0.0, 0
+    for backend, colour in colours.items():
+        width = svg.mono_width(backend, 10) + 15
+        if x + width > _RIGHT:
+            x, line = 0.0, line + 1
+        content += rectangle(x, line * 16 + 2, 10, 10, colour)
+        content += written(x + 15, line * 16 + 11, backend, 10)
+        x += width + 20
+    return Piece(content, _RIGHT, line * 16 + 14)
 
 
 def _chart(
@@ -175,12 +184,16 @@ def _chart(
     for tick in ticks:
         content += rectangle(_LEFT, y(tick), _RIGHT - _LEFT, 0.5, svg.FAINT)
         content += written(_LEFT - 6, y(tick) + 3, f"{tick:g}", 9, text_anchor="end")
-    for length in lengths:
-        content += written(x(length), _BOTTOM + 15, str(length), 9, text_anchor="middle")
+    end = 0.0
+    for length in sorted(lengths):
+        half = svg.mono_width(str(length), 9) / 2
+        if x(length) - half > end:  # else it would cover the one before it
+            content += written(x(length), _BOTTOM + 15, str(length), 9, text_anchor="middle")
+            end = x(length) + half + 3
     for backend, colour in colours.items():
         points = [(x(row.k_len), y(number(row))) for row in rows if row.backend == backend]
         path = " ".join(f"{svg.value_text(a)},{svg.value_text(b)}" for a, b in points)
         content += element("polyline", points=path, fill="none", stroke=colour, stroke_width=2)
         for a, b in points:
             content += element("circle", cx=a, cy=b, r=3, fill=colour)
-    return Piece(content, _RIGHT + 20, _BOTTOM + 35)
+    return Piece(content, _RIGHT + 12, _BOTTOM + 35)

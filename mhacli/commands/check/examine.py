@@ -786,7 +786,7 @@ def _undecided(report: Examination, diagnosis: Diagnosis) -> Examination:
     if probed.visible == "itself only":
         siblings = targets_beside(*split_target(report.target))
         others = [f"mha check {shlex.quote(other)}" for other in siblings[:_MOST_PARTS]]
-        trace = f"mha trace {shlex.quote(report.target)} shows what it computes, step by step"
+        trace = f"mha trace {shlex.quote(report.target)}"
         return replace(report, verdict="unknown", reason=NO_ATTENTION, next_steps=(trace, *others))
     departure, unclear = None, diagnosis.unexplained
     if likeliest is not None:

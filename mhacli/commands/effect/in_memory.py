@@ -289,7 +289,7 @@ def head_table(
         nonlocal n_done
         number = n_done
         n_done += 1
-        return lambda fraction, step: report_progress((number + fraction) / n_parts, step)
+        return lambda part, fraction: report_progress(part, (number + fraction) / n_parts)
 
     record = run.run(next_part())
     controls: Sequence[HeadStatistics] | None = None

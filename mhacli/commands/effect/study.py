@@ -196,14 +196,15 @@ class EffectStudy:
         self._prepare()
         if self.inspected is not None and not self.start:  # otherwise a batch is a single short row
             self.inspected.require_room(max(MIN_ROWS, self.most_rows))
-        report_progress(0.0, "the untouched pass")
+        report_progress("the untouched pass", 0.0)
         items: Sequence[int] = range(len(self.plan))
         if self.settings.screen is not None:
             self._estimate()
             items = sorted(_largest_and_others(self.estimates, 2 * self.settings.screen))
         for batch in self._batches(items):
             self._run_batch(batch)
-            report_progress(min(1.0, len(self.results) / len(items)), "removing")
+            n_done, n = len(self.results), max(len(self.results), len(items))
+            report_progress(f"removal {n_done} of {n}", n_done / n)
         summary = self._summary(self._verified())
         check = self.record.self_check.and_holds(summary.verified.ok)
         table = EffectTable(self._effect(item) for item in sorted(self.results))

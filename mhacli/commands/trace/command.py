@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mhacli.cli.console import draw, flush, loading_torch, note, show_activity
+from mhacli.cli.console import draw, flush, loading_torch, note, progress, replace_line
 from mhacli.cli.output import (
     DRAWING,
     DRAWN,
     SAVED,
     Output,
-    after_trace,
     print_report,
     print_result,
     require_output,
 )
 from mhacli.cli.parameters import are_literal, command, layer_or_model, offers
-from mhacli.cli.source import make_run, record_command, recorded, require_one_layer, start
+from mhacli.cli.source import (
+    make_run,
+    record_command,
+    recorded,
+    require_in_config,
+    require_one_layer,
+    start,
+)
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.run import Run, require_inside
@@ -138,6 +144,9 @@ def trace(
         record = _walk_code(target, code, what.given, has_values=walk.values)
     else:
         require_one_layer(what.model, "mha trace")
+        if walk.cell is not None:
+            words = f"--cell {','.join(map(str, walk.cell))}: head"
+            require_in_config(what.model, words, walk.cell[:1])
         run, texts = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
             _print_mask(run, texts, output)
@@ -155,7 +164,7 @@ def trace(
         ):
             run = replace(run, model=replace(run.model, device="meta"), keep=())
         prepared, notes = start(run, ViewOptions())
-        with show_activity("computing"):
+        with progress("computing"):
             if prepared is None:
                 from mhacli.layer import steps as of_layer
 
@@ -168,9 +177,7 @@ def trace(
                 record = walk_checkpoint(prepared, values=walk.values, place=place)
         record = recorded(record)
     view = partial(_print_steps, record, output.screen, walk)
-    print_result(
-        record, notes, options=options, output=output, run=run, view=view, after=after_trace
-    )
+    print_result(record, notes, options=options, output=output, run=run, view=view)
 
 
 def _print_mask(run: Run, texts: Texts, output: Output) -> None:
@@ -199,8 +206,9 @@ def _print_steps(record: Record, screen: Screen, walk: Walk) -> None:
         draw(step, screen)
         if walk.step:
             flush()
-            with show_activity("(any key: next step, q: to the end)"):
-                key = typer.getchar()
+            replace_line("(any key: next step, q: to the end) …")
+            key = typer.getchar()
+            replace_line("")
             if key in ("q", "Q", "\x1b"):
                 break
     draw(end, screen)
@@ -230,9 +238,12 @@ def _walk_code(target: str, code: OwnCode, given: Mapping[str, Any], *, has_valu
         "values": has_values,
         "command": list(record_command()),
     }
-    with show_activity(f"walking {target}"):
+    with progress(f"walking {target}") as report_progress:
         document, printed = run_in_child(
-            "mhacli.commands.trace.user_code:trace_request", job, time_limit_s=code.time_limit
+            "mhacli.commands.trace.user_code:trace_request",
+            job,
+            time_limit_s=code.time_limit,
+            on_stage=report_progress,
         )
     document["module"]["printed"] = printed
     return decode(Record, document, target)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.style import Style
 from rich.text import Text
 
@@ -44,6 +44,8 @@ _WIDEST_NAME = 10
 """The most characters of a name above numbers."""
 _WIDEST_SHADE = 8
 """The most columns of a cell that is a shade."""
+_MAX_HEADINGS = 3
+"""The most lines of the names of columns."""
 _RULE = 3
 """The least columns of the line behind a title, with the blank before it."""
 _LEAST_NUMBER = 3
@@ -359,9 +361,10 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
     g = panel.grid
     label = panel.label
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
-    names = Text(f"{g.corner:<{label}}{_heading(panel, size)}", "dim")
+    *above, names = _headings(panel, size)
+    yield from (Text(" " * label + line, "dim") for line in above)
     headings = "".join(f"{column.heading:>{width}}" for column, width in beside)
-    yield names.append(headings, style="dim")
+    yield Text(f"{g.corner:<{label}}{names}{headings}", "dim")
     is_halved = (
         not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     )
@@ -386,18 +389,39 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
         yield line
 
 
-def _heading(panel: _Panel, size: int) -> str:
-    """The names of the columns, or where they have no room some of their numbers."""
+def _headings(panel: _Panel, size: int) -> list[str]:
+    """The lines with the names of the columns, or where they have no room some of their numbers. A
+    name that is too long goes on in the next line.
+    """
     g = panel.grid
     longest = _longest(g)
-    if panel.has_numbers:
-        room = size - 1 - len(panel.starred(""))
-        words = [panel.starred(fitted(name, room)) for name in g.columns]
-        return "".join(" " * (size - cell_len(word)) + word for word in words)
-    if size <= min(3, longest) or not longest:
-        return ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)
-    words = [fitted(name, size - 1) for name in g.columns]
-    return "".join(word + " " * (size - cell_len(word)) for word in words)
+    has_room = size > 3 or longest < size or longest <= _MAX_HEADINGS * (size - 1)
+    if not panel.has_numbers and not (longest and has_room):
+        return [ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)]
+    room = size - 1 - (len(panel.starred("")) if panel.has_numbers else 0)
+    names = [_wrapped(name, room) for name in g.columns]
+    height = max(map(len, names))
+    names = [[""] * (height - len(name)) + name for name in names]
+    return [
+        "".join(_in_column(panel, word, size) for word in line) for line in zip(*names, strict=True)
+    ]
+
+
+def _wrapped(name: str, room: int) -> list[str]:
+    """A name in lines of a width, at most `_MAX_HEADINGS`."""
+    lines = chop_cells(name, room) or [""]
+    rest = "".join(lines[_MAX_HEADINGS - 1 :])
+    return [*lines[: _MAX_HEADINGS - 1], *([fitted(rest, room)] if rest else [])]
+
+
+def _in_column(panel: _Panel, word: str, size: int) -> str:
+    """A word above the cells of a column: numbers end at its right edge, shades begin at its
+    left.
+    """
+    if not panel.has_numbers:
+        return word + " " * (size - cell_len(word))
+    starred = panel.starred(word)
+    return " " * (size - cell_len(starred)) + starred
 
 
 def _cells(

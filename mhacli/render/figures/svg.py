@@ -141,6 +141,19 @@ _ABOUT = 11.0
 """The size of the lines below the title."""
 
 
+def embedded(piece: Piece) -> str:
+    """A piece as a picture within a page, whose first heading is its title."""
+    return element(
+        "svg",
+        element("style", _STYLE),
+        element("g", piece.content),
+        width=piece.width,
+        height=piece.height,
+        viewBox=f"0 0 {value_text(piece.width)} {value_text(piece.height)}",
+        role="img",
+    )
+
+
 def document(
     title: str,
     body: Sequence[Piece],

@@ -40,7 +40,7 @@ LARGE = LLAMA | {
     "dtype": "bfloat16",
 }
 """The config of a model of 70 billion parameters."""
-MARK = "random weights, seed 0: nothing was learned"
+MARK = "random weights (seed 0)"
 
 
 def config_alone(place: Path, config: Mapping[str, Any] = LLAMA) -> Path:

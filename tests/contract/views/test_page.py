@@ -535,6 +535,52 @@ def test_hostile_tokens_are_read_and_not_run_on_a_narrow_screen(show: Open) -> N
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_name_of_a_row_or_column_covers_another(show: Open, width: int) -> None:
+    with show("hostile", size=(width, 900)) as page:
+        for place in range(3):
+            page.point_at(place, place)
+            names = page.matrix.evaluate(
+                """(matrix) => [...matrix.querySelectorAll("span")]
+                .filter((e) => e.checkVisibility() && e.textContent.trim())
+                .map((e) => [e.textContent.split(" ").pop(), e.getBoundingClientRect().toJSON()])"""
+            )
+            covered = [
+                (one, other)
+                for (one, a), (other, b) in itertools.combinations(names, 2)
+                if one != other
+                and min(a["right"], b["right"]) - max(a["left"], b["left"]) > 2
+                and min(a["bottom"], b["bottom"]) - max(a["top"], b["top"]) > 2
+            ]
+            assert covered == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_plots_of_a_benchmark_fit_on_a_narrow_screen(tmp_path: Path, scheme: str) -> None:
+    run(
+        tmp_path,
+        "bench",
+        "--lengths",
+        "8..64",
+        "--repeat",
+        "1",
+        "--budget",
+        "0.01",
+        "--html",
+        "b.html",
+    )
+    page = (tmp_path / "b.html").read_text()
+    with opened(tmp_path, page, size=(390, 900), scheme=scheme) as tab:
+        edges = tab.locator("svg").evaluate_all(
+            "(all) => all.map((e) => e.getBoundingClientRect().right)"
+        )
+        assert len(edges) == 2
+        assert max(edges) <= 390 - 12
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.real
 def test_everything_is_reached_from_the_keyboard(show: Open) -> None:
     with show("gpt2") as page:
         name = (
