@@ -78,14 +78,6 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _GONE = {
-    "--compile": "mha bench",
-    "--judge": "mha heads TEXT --csv",
-    "--with": "--replace mean",
-    "--pack": "--max-tokens N",
-    "--lengths": "mha bench --decode --lengths",
-    "--reducer": "MHA_BLOCK=torch",
-    "convert": "mha run TEXT --model DIR --layer N",
-    "weights convert": "mha run TEXT --model DIR --layer N",
     "bench --save-baseline": "--json",
     **{
         f"bench {option}": (
@@ -110,8 +102,7 @@ _GONE = {
         )
     },
 }
-"""Options and commands that an earlier version had, and what to type in their place. An option that
-only one command had stands behind the name of the command."""
+"""Options that a command had in the version before, and what to type in their place."""
 _COMPLETION = "_MHA_COMPLETE"
 """The variable with which the scripts that Typer installs ask for the words that fit."""
 
@@ -258,8 +249,6 @@ def _usage_error(message: str, words: Sequence[str]) -> UsageError:
     hint = f"{program} --help shows what there is"
     if option[1:2].isdigit():
         hint = f"put -- before a text that begins with a minus: mha run -- {option!r}"
-    typed = {option, f"{words[0]} {option}" if words else "", " ".join(words[:2])}
-    for old, new in _GONE.items():
-        if old in typed or f"'{old}'" in message:
-            hint = f"it is gone; {new} takes its place"
+    if replacement := _GONE.get(f"{words[0]} {option}" if words else ""):
+        hint = f"it is gone; {replacement} takes its place"
     return UsageError(message, hint=hint)

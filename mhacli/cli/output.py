@@ -138,6 +138,11 @@ class Output:
         return {name.replace("_", "-"): path for name, path in named.items() if path is not None}
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether a page or a picture is to be written."""
+        return not self.files.keys().isdisjoint(DRAWN)
+
+    @property
     def screen(self) -> Screen:
         """The width and the colour of the terminal's view."""
         return Screen(self.width or stdout_width(), wants_colour(self.color, sys.stdout))
@@ -171,8 +176,8 @@ def require_output(
         raise UsageError(
             f"--sort {options.sort} needs --effect of mha heads or mha scan, which measures it"
         )
-    has_pictures = not output.files.keys().isdisjoint(DRAWN)
-    if options.map_scale and not (has_pictures or options.maps or options.view == "heatmap"):
+    draws_map = output.has_pictures or options.maps or options.view == "heatmap"
+    if options.map_scale and not draws_map:
         raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
     shows_heads = (output.svg or output.png) and options.figure != "walk"
     if shows_heads and output.keep is not None and "pattern" not in output.keep:
@@ -228,18 +233,11 @@ def print_result(
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
-
-    def page_of_record() -> str:
+    if output.has_pictures:
+        from mhacli.render.figures.document import figure
         from mhacli.render.page.document import page
 
-        return page(record, options)
-
-    def figure_of_record() -> str:
-        from mhacli.render.figures.document import figure
-
-        return figure(record, options)
-
-    write_pictures(output, page_of_record, figure_of_record)
+        write_pictures(output, lambda: page(record, options), lambda: figure(record, options))
     if view is not None and output.format is None:
         view()
     else:
@@ -252,12 +250,10 @@ def print_result(
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
     beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
-    for reason, names in (
-        ("beyond --keep-limit", beyond),
-        ("because the model does not expose it", unseen),
-    ):
-        if names:
-            note(f"not kept, {reason}: {', '.join(names)}")
+    if beyond:
+        note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
+    if unseen:
+        note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
     note_written(output)
     if output.format is None and sys.stdout.isatty() and not options.brief:
         from .next_steps import print_next_steps
@@ -296,7 +292,7 @@ def print_report(
     printed, and prints a report that is no record: its document, which may be text, the rows of its
     table, or the view of the terminal; and the names of the files.
     """
-    if not output.files.keys().isdisjoint(DRAWN):
+    if output.has_pictures:
         from mhacli.render.notebook import report_figure, report_page
 
         command = record_command()
@@ -322,8 +318,6 @@ def print_report(
 
 def write_pictures(output: Output, page: Callable[[], str], figure: Callable[[], str]) -> None:
     """Writes the page, and the figure as SVG and as PNG, as far as they are requested."""
-    if output.files.keys().isdisjoint(DRAWN):
-        return
     contents: dict[str, bytes] = {}
     with show_activity("drawing"):
         if output.html is not None:

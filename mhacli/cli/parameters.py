@@ -213,28 +213,28 @@ def require_fitting(
             if other in given:
                 partner = options[other].name(other, is_off=given[other] is False)
                 raise UsageError(f"{name} and {partner} exclude each other")
-        partners = [options[other].name(other) for other in option.needs if other in options]
-        if partners and given.keys().isdisjoint(option.needs):
+        if partners := _unmet(option.needs, given, options):
             raise UsageError(
                 f"{name} changes nothing without {' or '.join(partners)}", hint=f"add {partners[0]}"
             )
-        if option.idle and not any(_is_given(given, it) for it in option.idle):
-            partners = [_as_typed(options, it) for it in option.idle]
-            note(f"{name} changes nothing without {' or '.join(filter(None, partners))}")
+        if partners := _unmet(option.idle, given, options):
+            note(f"{name} changes nothing without {' or '.join(partners)}")
 
 
-def _is_given(given: Mapping[str, Any], condition: str) -> bool:
-    """Whether a setting is given, in the form `field=value` with this value."""
-    field_name, _, value = condition.partition("=")
-    return field_name in given and value in ("", str(given[field_name]))
-
-
-def _as_typed(options: Mapping[str, Option], condition: str) -> str:
-    """The option of a condition as one types it; empty for one that the command does not have."""
-    field_name, _, value = condition.partition("=")
-    if field_name not in options:
-        return ""
-    return f"{options[field_name].name(field_name)} {value}".strip()
+def _unmet(
+    conditions: Sequence[str], given: Mapping[str, Any], options: Mapping[str, Option]
+) -> list[str]:
+    """The options of the command that meet conditions `field` or `field=value`, as one types them;
+    nothing if one of them is met.
+    """
+    typed = []
+    for condition in conditions:
+        field_name, _, value = condition.partition("=")
+        if field_name in given and value in ("", str(given[field_name])):
+            return []
+        if field_name in options:
+            typed.append(f"{options[field_name].name(field_name)} {value}".strip())
+    return typed
 
 
 # ------------------------------------------------------------------------------- Typer's parameters

@@ -141,7 +141,8 @@ def _asserted(failure: Any) -> Examination | None:
     """
     if failure is None or not isinstance(failure.value, AssertionError):
         return None
-    text, frame = str(failure.value), failure.traceback[-1].frame
+    text = str(failure.value)
+    frame = failure.traceback[-1].frame
     for value in (*frame.f_locals.values(), *frame.f_globals.values()):
         if isinstance(value, Examination) and (f"{value!r}.ok" in text or str(value) == text):
             return None if value.ok else value

@@ -17,7 +17,7 @@ from mhacli.io.data import decode
 from mhacli.usercode import process
 from mhacli.usercode.door import UserRaised
 from mhacli.usercode.limits import DEFAULT_MAX_TIME_S
-from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, may_be_examined, naming
 
 from .acceptance import with_accepted
 from .result import CheckRequest, Examination, finding_of
@@ -210,14 +210,14 @@ def _named(thing: object) -> Iterator[str | None]:
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    is_mask = hasattr(thing, "mask_mod") or hasattr(thing, "is_floating_point")
-    if not (callable(thing) or hasattr(thing, "forward") or is_mask):
+    if not may_be_examined(thing):
         raise UsageError(f"check needs a module, a class or a function, got {type(thing).__name__}")
     with contextlib.ExitStack() as after:
         if not (inspect.isclass(thing) or inspect.isroutine(thing)):
             from mhacli.usercode.copies import copied, unchanged
 
-            original, thing = thing, copied(thing)
+            original = thing
+            thing = copied(thing)
             after.enter_context(unchanged(original if thing is original else None))
         yield after.enter_context(naming(thing))
 
