@@ -112,6 +112,10 @@ class LayerNumbers:
         places = _places(name)
         return next((place for place in places if place[0] not in self._crowded), ("", 0))
 
+    def list_around(self, name: str) -> str | None:
+        """The list that numbers the layer of an attention; None without one."""
+        return next((stack for stack, _ in _places(name) if stack not in self._crowded), None)
+
     def is_layer(self, name: str) -> bool:
         """Whether a module is one of a list that numbers layers."""
         return is_numbered(name) and _places(name)[-1][0] not in self._crowded

@@ -20,7 +20,7 @@ from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
 from mhacli.models.capture import Call, captured
-from mhacli.models.layer_names import is_numbered
+from mhacli.models.layer_names import LayerNumbers, is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
@@ -177,7 +177,7 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
             hooks.callback(setattr, module, "training", module.training)
         model.eval()
         forward()
-    return Pass(running[0], calls, tuple(watch.silent))
+    return Pass(running[0], calls, tuple(watch.silent), LayerNumbers(model))
 
 
 # ----------------------------------------------------------------------------- what modules are for
@@ -207,7 +207,9 @@ class Pass:
     are found.
     """
 
-    def __init__(self, ran: _Span, calls: Sequence[Call], silent: tuple[str, ...]) -> None:
+    def __init__(
+        self, ran: _Span, calls: Sequence[Call], silent: tuple[str, ...], numbers: LayerNumbers
+    ) -> None:
         self.root = next(
             (item for item in ran.items if isinstance(item, _Span) and item.name == ""), ran
         )
@@ -216,7 +218,7 @@ class Pass:
         self.known = dict[Event | int, Place]()
         self._n_places = Counter[tuple[Any, ...]]()
         self._n_layers = Counter[Stack | None]()
-        self.blocks = self._blocks()
+        self.blocks = self._blocks(numbers)
 
     def place_of(self, event: Event) -> Place | None:
         """The place of what is computed, None if it has none."""
@@ -286,27 +288,21 @@ class Pass:
         """Whether an attention ran within a span."""
         return bool(span.calls) or any(inner.name in self.silent for inner in span.inner)
 
-    def _blocks(self) -> set[str]:
-        """The names of the blocks: elements of the longest list of modules of one class whose
-        elements contain attention; without any attention, elements of the list with most modules.
+    def _blocks(self, numbers: LayerNumbers) -> set[str]:
+        """The names of the blocks: elements of the lists that number the layers of the attentions;
+        without any attention, elements of the list with most modules.
         """
         spans = self.root.inner
-        elements = [span for span in spans if is_numbered(span.name)]
-        with_attention = [span for span in elements if self._attends(span)]
-        members = dict.fromkeys((_list_of(span), span.name) for span in with_attention or elements)
-        if with_attention:
-            n_members = Counter(of_list for of_list, _ in members)
-            attentions = [
-                span.name
-                for span in spans
-                if span.name in self.silent or any(isinstance(item, int) for item in span.items)
-            ]
-            lists = _lists_around(attentions, with_attention, n_members)
-        else:
-            n_modules = Counter(of_list.name for of_list, _ in members)
+        lists = {
+            numbers.list_around(span.name)
+            for span in spans
+            if span.name in self.silent or any(isinstance(item, int) for item in span.items)
+        }
+        elements = dict.fromkeys(span.name for span in spans if is_numbered(span.name))
+        if not any(map(self._attends, spans)):
+            n_modules = Counter(name.rpartition(".")[0] for name in elements)
             lists = {name for name, _ in n_modules.most_common(1)}
-        names = {span.name for span in elements if _list_of(span).name in lists}
-        return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
+        return {name for name in elements if name.rpartition(".")[0] in lists}
 
     def _flat(self, span: _Span, owner: _Span | None) -> list[_Item]:
         """What runs within a span, at the level of norms and of units without one."""
@@ -413,29 +409,6 @@ class Pass:
         if not isinstance(only, _Span) or not self._attends(only) or only.name in self.silent:
             return span
         return self._content(only)
-
-
-class _ModuleList(NamedTuple):
-    """The elements of one class in a list of modules, by its name."""
-
-    name: str
-    kind: type
-
-
-def _list_of(span: _Span) -> _ModuleList:
-    return _ModuleList(span.name.rpartition(".")[0], type(span.module))
-
-
-def _lists_around(
-    attentions: Sequence[str], elements: Sequence[_Span], n_members: Mapping[_ModuleList, int]
-) -> set[str]:
-    """The longest list around each attention, of equally long ones the outermost."""
-    lists = set[str]()
-    for name in attentions:
-        around = [_list_of(span) for span in elements if f"{name}.".startswith(f"{span.name}.")]
-        if around:
-            lists.add(max(around, key=n_members.__getitem__).name)
-    return lists
 
 
 def _parts_of(items: Sequence[_Item]) -> list[_PartOf]:
