@@ -35,7 +35,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
     has_all_tokens = True
     for pair in _pairs(a, b):
         if pair.a is None or pair.b is None:
-            unmatched.append(_alone(pair))
+            unmatched.append(_unmatched(pair, f"only {'B' if pair.a is None else 'A'} has it"))
             continue
         x, y = a.value(pair.a), b.value(pair.b)
         gaps = {} if _only_one_has_head(pair.a, pair.b, x, y) else gaps_at(pair.a, x, y)
@@ -43,7 +43,7 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
             has_all_tokens = x.shape[:-1] == y.shape[:-1]
         if not gaps:
             why = f"its shape is {list(x.shape)} in A and {list(y.shape)} in B"
-            unmatched.append(Unmatched(*pair.a.where, pair.a.name, pair.b.name, why))
+            unmatched.append(_unmatched(pair, why))
         for site, gap in gaps.items():
             place = changed(pair.a, site=site)
             rows.append(_row(place, pair.b.name, gap, known.get(place.key), least))
@@ -79,22 +79,19 @@ def _pairs(a: Computed, b: Computed) -> Iterator[_Pair]:
     """The places in the order of A, then those of B alone. Rotations that change nothing in any
     model that has them are left out.
     """
-    of_b = {place.key: place for place in b.entries}
-    for place in a.entries:
-        other = of_b.pop(place.key, None)
-        if not a.rotates_nothing(place) or (other is not None and not b.rotates_nothing(other)):
-            yield _Pair(place, other)
-    for place in of_b.values():
-        if not b.rotates_nothing(place):
-            yield _Pair(None, place)
+    of_a, of_b = ({place.key: place for place in side.entries} for side in (a, b))
+    for key in of_a | of_b:
+        pair = _Pair(of_a.get(key), of_b.get(key))
+        sides = zip((a, b), pair, strict=True)
+        if any(place is not None and not side.rotates_nothing(place) for side, place in sides):
+            yield pair
 
 
-def _alone(pair: _Pair) -> Unmatched:
-    """A place that one model lacks."""
-    place = pair.b if pair.a is None else pair.a
-    assert place is not None
+def _unmatched(pair: _Pair, why: str) -> Unmatched:
+    """A place that could not be compared, or that one model lacks."""
     name_a, name_b = (None if each is None else each.name for each in pair)
-    return Unmatched(*place.where, name_a, name_b, f"only {'B' if pair.a is None else 'A'} has it")
+    place = next(filter(None, pair))
+    return Unmatched(**place.where, name_a=name_a, name_b=name_b, why=why)
 
 
 def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -> bool:
@@ -117,9 +114,9 @@ def _row(
     is_beyond = not whole <= TIMES_ROUNDING * limit  # also if it is NaN
     beyond = [n for n, of_head in enumerate(heads) if of_head > TIMES_ROUNDING * of_heads[n]]
     return Difference(
-        *place.where,
-        place.name,
-        name_b,
+        **place.where,
+        name_a=place.name,
+        name_b=name_b,
         relative=finite(whole),
         rounding=limit,
         largest=finite(gap.largest),
@@ -209,7 +206,7 @@ def _unseen(letter: str, computed: Computed) -> Iterator[str]:
         yield f"of {first_names(hidden, 3)} of {letter} {words}"
     with_attention = {place.of_layer for place in places if place.part == "attention"}
     layers = {place.of_layer for place in places if place.layer is not None}
-    bare = sorted({str(layer) for _, layer in layers - with_attention})
+    bare = sorted({str(layer.number) for layer in layers - with_attention})
     if bare:
         names = f"layers {first_names(bare, 3)} of {letter}"
         yield f"no attention was captured in {names}: all in them counts as MLP"

@@ -19,7 +19,6 @@ from .computed import OUTPUTS, Computed, Entry, Stored
 from .gaps import Relative, fitted
 from .places import OF_CALLS, Place
 from .request import MapForm
-from .result import MAPPED
 
 _REAL = ("F64", "F32", "F16", "BF16")
 
@@ -112,7 +111,7 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
     known = {place.name for place in entries}
     for name in others:
         if name not in known:
-            entries[Place(None, None, "mlp", f"{MAPPED}{name}", name, number=1)] = Entry(None, {})
+            entries[changed(Place.mapped(name), number=1)] = Entry(None, {})
     with open(path, "rb") as file:
         data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     b = Computed(OUTPUTS, max(dtypes, key=_eps), data, entries)

@@ -24,7 +24,7 @@ from mhacli.models.layer_names import LayerNumbers, is_numbered
 from mhacli.models.run import first_tensor
 from mhacli.usercode.projections import is_norm, read_name
 
-from .result import MAPPED, Located, Part, Stack
+from .result import MAPPED, Layer, Located, Part, Stack
 
 Forward = Callable[[], Any]
 """Calls a model; the same inputs each time."""
@@ -35,6 +35,7 @@ OF_CALLS = ("q", "k", "v", "q_norm", "k_norm", "q_rotated", "k_rotated", "scores
 _NORM = re.compile(r"norm|rms|^ln|ln$|^n\d*$", re.IGNORECASE)
 _ELEMENT = re.compile(r"(?<![^.])\d+(?=\.)")
 """The number of an element of a list around a module."""
+_OUTSIDE = Layer(None, None)
 _N_QUARTERS = 4
 """The parts of CodeGen's fused projection. Source: transformers' `modeling_codegen.py`,
 `mp_num`."""
@@ -48,10 +49,20 @@ class Place(Located, frozen=True):
     name: str
     number: int = 0
 
+    @classmethod
+    def of(cls, layer: Layer, part: Part, site: str, name: str) -> Place:
+        """The first place of its kind."""
+        return cls(layer.number, layer.stack, part, site, name)
+
+    @classmethod
+    def mapped(cls, name: str) -> Place:
+        """That of a module of which no more is known than the name by which it was asked for."""
+        return cls.of(_OUTSIDE, "mlp", f"{MAPPED}{name}", name)
+
     @property
     def key(self) -> tuple[Any, ...]:
         """What it has in common with the place of another model."""
-        return *self.where, self.number
+        return *self.where.values(), self.number
 
     @property
     def is_mapped(self) -> bool:
@@ -201,6 +212,14 @@ _PartOf = _Item | Literal["mlp"] | None
 none."""
 
 
+class _Block(NamedTuple):
+    """What runs in a block, in order, the part of which each item is, and the layer."""
+
+    items: Sequence[_Item]
+    parts: Sequence[_PartOf]
+    layer: Layer
+
+
 class Pass:
     """A pass of a model: its modules and attentions as they ran, these without tensors, the
     `silent` modules that hide their attention, and the places that follow from all that, once they
@@ -233,8 +252,7 @@ class Pass:
         for name, place in mapped.items():
             event = Event("out", name, 0)
             if place is None:
-                new = Place(None, None, "mlp", f"{MAPPED}{name}", name)
-                self.known.setdefault(event, new)
+                self.known.setdefault(event, Place.mapped(name))
             else:
                 known = self.known.items()
                 self.known = {at: other for at, other in known if other.key != place.key}
@@ -242,47 +260,52 @@ class Pass:
 
     def _find(self) -> None:
         items = self._flat(self.root, None)
-        if not any(item.kind == "block" for item in items):
-            self._block(self.root, None, 0)
-            self._put(self.root, None, None, "logits", "logits")
+        of_blocks = [at for at, item in enumerate(items) if item.kind == "block"]
+        if not of_blocks:
+            self._put_block(self.root, Layer(None, 0))
+            self._put(self.root, _OUTSIDE, "logits", "logits")
             return
-        last = max(at for at, item in enumerate(items) if item.kind == "block")
         above = ""  # the modules around the last list of blocks
-        stack: Stack | None = None
-        for item in items[: last + 1]:
+        outside = _OUTSIDE
+        for item in items[: of_blocks[-1] + 1]:
+            span = item.span
             if item.kind == "block":
-                above, stack = self._next_block(item.span)
+                layer = self._layer_of(span)
+                outside = Layer(layer.stack, None)
+                if layer.number == 0:  # the first of a stack reads the embedding
+                    event = Event("in", span.name, span.run)
+                    self._add(event, Place.of(outside, "embedding", "embedding", span.name))
+                self._n_layers[layer.stack] += 1
+                self._put_block(span, layer)
+                above = span.name.rpartition(".")[0].rpartition(".")[0]
             elif item.kind == "table" and not self._n_layers:
-                self._put(item.span, None, None, "embedding", "lookup")
-            elif item.kind == "norm" and self._n_layers and item.span.name.startswith(above):
-                self._put(item.span, None, stack, "norm", "norm")
-        head = [item.span for item in items[last + 1 :] if item.kind in ("norm", "unit")]
+                self._put(span, _OUTSIDE, "embedding", "lookup")
+            elif item.kind == "norm" and self._n_layers and span.name.startswith(above):
+                self._put(span, outside, "norm", "norm")
+        head = [item.span for item in items[of_blocks[-1] + 1 :] if item.kind in ("norm", "unit")]
         n_norms = next((n for n, span in enumerate(head) if not span.is_norm), len(head))
         for span in head[:n_norms]:
-            self._put(span, None, stack, "norm", "norm")
+            self._put(span, outside, "norm", "norm")
         for span in head[n_norms:-1]:
-            self._put(span, None, None, "logits", "norm" if span.is_norm else "head")
+            self._put(span, _OUTSIDE, "logits", "norm" if span.is_norm else "head")
         name = head[-1].name if head[n_norms:] else ""
-        of_logits = Place(None, None, "logits", "logits", name)
+        of_logits = Place.of(_OUTSIDE, "logits", "logits", name)
         self._add(Event("out", self.root.name, self.root.run), of_logits)
 
-    def _put(
-        self, span: _Span, layer: int | None, stack: Stack | None, part: Part, site: str
-    ) -> None:
+    def _put(self, span: _Span, layer: Layer, part: Part, site: str) -> None:
         """Adds the place of what a module gives."""
         if span.run >= 0:
-            place = Place(layer, stack, part, site, span.name)
-            self._add(Event("out", span.name, span.run), place)
+            self._add(Event("out", span.name, span.run), Place.of(layer, part, site, span.name))
 
     def _add(self, event: Event | int, place: Place) -> None:
         """Adds the place of an event, or of an attention by its number."""
         self.known[event] = changed(place, number=self._n_places[place.key])
         self._n_places[place.key] += 1
 
-    def _stack_of(self, call: _Item) -> Stack | None:
-        """The stack of an attention."""
+    def _layer_of_call(self, call: _Item, layer: Layer) -> Layer:
+        """The layer of a block, in the stack of one of its attentions."""
         kind = self.all_calls[call.number].kind
-        return None if kind == "self" else kind
+        return layer._replace(stack=None if kind == "self" else kind)
 
     def _attends(self, span: _Span) -> bool:
         """Whether an attention ran within a span."""
@@ -330,10 +353,8 @@ class Pass:
 
     # -------------------------------------------------------------------------------------- a block
 
-    def _next_block(self, span: _Span) -> tuple[str, Stack | None]:
-        """Adds a block, and before the first of a stack the embedding, which it reads. Returns what
-        the names of modules around its list begin with, and its stack.
-        """
+    def _layer_of(self, span: _Span) -> Layer:
+        """The next layer of the stack of a block, by the attentions around its list."""
         above = span.name.rpartition(".")[0]
         kinds = {call.kind for call in self.all_calls if call.name.startswith(above)}
         stack: Stack | None = None
@@ -341,66 +362,52 @@ class Pass:
             stack = "encoder"
         elif kinds & {"decoder", "cross"}:
             stack = "decoder"
-        layer = self._n_layers[stack]
-        if not layer:
-            place = Place(None, stack, "embedding", "embedding", span.name)
-            self._add(Event("in", span.name, span.run), place)
-        self._n_layers[stack] += 1
-        self._block(span, stack, layer)
-        return above.rpartition(".")[0], stack
+        return Layer(stack, self._n_layers[stack])
 
-    def _block(self, span: _Span, stack: Stack | None, layer: int) -> None:
+    def _put_block(self, span: _Span, layer: Layer) -> None:
         """Adds the places of a block."""
         items = self._flat(self._content(span), None)
-        parts = _parts_of(items)
+        block = _Block(items, _parts_of(items), layer)
         for at, item in enumerate(items):
             match item.kind:
                 case "norm":
-                    self._put_norm(items, parts, at, layer, stack)
+                    self._put_norm(block, at)
                 case "silent":
-                    self._put(item.span, layer, stack, "attention", "output")
+                    self._put(item.span, layer, "attention", "output")
                 case "call":
-                    self._put_call(items, parts, at, layer)
+                    self._put_call(block, at)
                 case "unit" | "table" | "block":
                     pass  # a unit is the output of an attention, or the last one that of the MLP
                 case _:
                     assert_never(item.kind)
-        of_mlp = [item.span for item, part in zip(items, parts, strict=True) if part == "mlp"]
+        of_mlp = [item.span for item, part in zip(items, block.parts, strict=True) if part == "mlp"]
         if of_mlp:
-            self._put(of_mlp[-1], layer, stack, "mlp", "output")
+            self._put(of_mlp[-1], layer, "mlp", "output")
         if span is not self.root:
-            self._put(span, layer, stack, "mlp", "residual")
+            self._put(span, layer, "mlp", "residual")
 
-    def _put_call(
-        self, items: Sequence[_Item], parts: Sequence[_PartOf], at: int, layer: int
-    ) -> None:
+    def _put_call(self, block: _Block, at: int) -> None:
         """Adds the scores of an attention and its output: that of the projection after it, or of
         the module that computes it.
         """
-        call = items[at]
-        stack, name = self._stack_of(call), self.all_calls[call.number].name
-        self._add(call.number, Place(layer, stack, "attention", "scores", name))
-        later = zip(items[at + 1 :], parts[at + 1 :], strict=True)
+        call = block.items[at]
+        layer, name = self._layer_of_call(call, block.layer), self.all_calls[call.number].name
+        self._add(call.number, Place.of(layer, "attention", "scores", name))
+        later = zip(block.items[at + 1 :], block.parts[at + 1 :], strict=True)
         output = next((item.span for item, part in later if part is call), call.owner)
         if output is not None:
-            self._put(output, layer, stack, "attention", "output")
+            self._put(output, layer, "attention", "output")
 
-    def _put_norm(
-        self,
-        items: Sequence[_Item],
-        parts: Sequence[_PartOf],
-        at: int,
-        layer: int,
-        stack: Stack | None,
-    ) -> None:
+    def _put_norm(self, block: _Block, at: int) -> None:
         """Adds a norm, with the part that it precedes or follows."""
-        norm = _norm_site(items, parts, at)
+        norm = _norm_site(block, at)
         if norm is None:
             return
         part, site = norm
+        layer = block.layer
         if isinstance(part, _Item) and part.kind == "call":
-            stack = self._stack_of(part)
-        self._put(items[at].span, layer, stack, "mlp" if part == "mlp" else "attention", site)
+            layer = self._layer_of_call(part, layer)
+        self._put(block.items[at].span, layer, "mlp" if part == "mlp" else "attention", site)
 
     def _content(self, span: _Span) -> _Span:
         """The innermost module that contains all attentions of a span, and all its weights."""
@@ -436,13 +443,12 @@ def _parts_of(items: Sequence[_Item]) -> list[_PartOf]:
     return parts
 
 
-def _norm_site(
-    items: Sequence[_Item], parts: Sequence[_PartOf], at: int
-) -> tuple[_PartOf, str] | None:
+def _norm_site(block: _Block, at: int) -> tuple[_PartOf, str] | None:
     """The part that a norm precedes or follows, and its site there: in a block that begins with a
     norm, the last norm between two parts precedes the second; in others norms follow. None for a
     norm of queries or keys, which is found as a projection, and for one without any part.
     """
+    items, parts, _ = block
     name = items[at].span.name
     others = [n for n, item in enumerate(items) if item.kind != "norm"]
     before = max((n for n in others if n < at), default=None)

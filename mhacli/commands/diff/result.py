@@ -1,7 +1,7 @@
 """The results of `mha diff` as data: the differences of two records, and those of two models."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -247,6 +247,13 @@ class RecordDiff(Diff[RecordDocument]):
 # --------------------------------------------------------------------------------------- two models
 
 
+class Layer(NamedTuple):
+    """The number of a layer in its stack, None outside of layers."""
+
+    stack: Stack | None
+    number: int | None
+
+
 class Located(msgspec.Struct, frozen=True):
     """Where a model computes something: a `site` in a `part` of a layer. The embedding, the final
     norm and the logits have no layer.
@@ -258,14 +265,14 @@ class Located(msgspec.Struct, frozen=True):
     site: str
 
     @property
-    def of_layer(self) -> tuple[Stack | None, int | None]:
-        """The stack and the layer."""
-        return self.stack, self.layer
+    def of_layer(self) -> Layer:
+        """The stack and the number of its layer."""
+        return Layer(self.stack, self.layer)
 
     @property
-    def where(self) -> tuple[int | None, Stack | None, Part, str]:
-        """The layer, the stack, the part and the site."""
-        return self.layer, self.stack, self.part, self.site
+    def where(self) -> dict[str, Any]:
+        """The layer, the stack, the part and the site by these names."""
+        return {name: getattr(self, name) for name in Located.__struct_fields__}
 
 
 class _OfBoth(Located, frozen=True):
