@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention
 from mhacli.attention.statistics import make_baseline
 from mhacli.errors import UsageError
 from mhacli.record.checks import TOLERANCES, SelfCheck, growth
-from mhacli.record.exports import HeadTable
 from mhacli.record.given import AS_GIVEN, Stack, array_of, record_of_stack, stack_of
-from mhacli.record.record import Record, layer_prefix
+from mhacli.record.record import Record
 from mhacli.run import Run
 
-from .layers import ModelInputs, axes_of
+from .layers import LayerResults, ModelInputs, axes_of, fields_of
 
 _CPU = torch.device("cpu")
 
@@ -136,43 +135,28 @@ def _masked_as(attention: ScoredAttention, weights: Tensor) -> ScoredAttention:
     return replace(attention, allowed=masks.from_tensor(weights > 0))
 
 
-class _Measured(NamedTuple):
-    """What is known of a layer: its heads, arrays, and its entry."""
-
-    heads: tuple[Any, ...]
-    arrays: dict[str, Any]
-    layer: Any
-
-
 def with_statistics(
     record: Record, scored: Sequence[ScoredAttention] = (), *, is_computed: bool = False
 ) -> Record:
     """The record with the statistics of its heads, and with the checks of what its weights were
     computed from: they are compared, unless they were `computed` here.
     """
-    measured = [
+    results = [
         _measured(record, number, scored[number] if scored else None, is_computed=is_computed)
         for number in range(len(record.layers))
     ]
-    layers = tuple(each.layer for each in measured)
-    checks = [layer.self_check for layer in layers]
+    checks = [each.layer.self_check for each in results]
     return replace(
         record,
-        heads=HeadTable(head for each in measured for head in each.heads),
-        layers=layers,
+        **fields_of(results),
         self_check=max(checks, key=lambda check: check.severity),
         environment=environment(_CPU, "auto"),
-        arrays={
-            layer_prefix(number) + name: array
-            for number, each in enumerate(measured)
-            for name, array in each.arrays.items()
-        },
     )
 
 
 def _measured(
     record: Record, number: int, scored: ScoredAttention | None, *, is_computed: bool
-) -> _Measured:
+) -> LayerResults:
     """The statistics of a layer."""
     layer, arrays = record.layers[number], dict(record.of_layer(number).arrays)
     weights = torch.from_numpy(arrays["pattern"])
@@ -197,7 +181,7 @@ def _measured(
     arrays |= of_heads
     layer = replace(layer, survey=survey)
     if scored is None:
-        return _Measured(heads, arrays, layer)
+        return LayerResults(layer, heads, arrays)
     matrices = scored.matrices()
     arrays["allowed"] = matrices["allowed"].numpy()
     for name in ("scores", "qk"):
@@ -223,4 +207,4 @@ def _measured(
     if scored.v is not None:
         kv = scored.v.repeat_interleave(weights.shape[1] // scored.v.shape[1], dim=1)
         arrays["z"] = (weights.to(kv) @ kv).numpy()
-    return _Measured(heads, arrays, layer)
+    return LayerResults(layer, heads, arrays)

@@ -2,11 +2,13 @@
 says about a model.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -66,12 +68,12 @@ class LayerNumbers:
         self._is_pair = is_pair(model)
         attentions = [name for name, part in model.named_modules() if is_attention(name, part)]
         of_lists = [name for name in attentions if _places(name)]
-        self._has_language = any(_LANGUAGE.search(_places(name)[0][0]) for name in of_lists)
-        self._has_others = not all(_SENSE.search(_places(name)[0][0]) for name in of_lists)
+        self._has_language = any(_LANGUAGE.search(_places(name)[0].of_list) for name in of_lists)
+        self._has_others = not all(_SENSE.search(_places(name)[0].of_list) for name in of_lists)
         self._crowded = self._crowded_lists(dict(model.named_modules()), attentions)
         lists: dict[str, int] = {}
         for name in of_lists:
-            stack, index = self._place(name)
+            stack, index = self.place(name)
             lists[stack] = max(lists.get(stack, 0), index + 1)
         self._before: dict[str, int] = {}
         totals = Counter[AttentionKind]()
@@ -100,25 +102,21 @@ class LayerNumbers:
             for root, within in outermost.items()
             for place in _places(root)
         )
-        crowded = {stack for ((stack, _), _), count in counts.items() if count > 1}
+        crowded = {place.of_list for (place, _), count in counts.items() if count > 1}
         for root in outermost:
-            stacks = [stack for stack, _ in _places(root)]
+            stacks = [place.of_list for place in _places(root)]
             if crowded.issuperset(stacks):
                 crowded -= {*stacks[-1:]}
         return frozenset(crowded)
 
-    def _place(self, name: str) -> tuple[str, int]:
-        """The list that numbers a module, and the number of the module in it."""
-        places = _places(name)
-        return next((place for place in places if place[0] not in self._crowded), ("", 0))
-
-    def list_around(self, name: str) -> str | None:
-        """The list that numbers the layer of an attention; None without one."""
-        return next((stack for stack, _ in _places(name) if stack not in self._crowded), None)
+    def place(self, name: str) -> _ListPlace:
+        """The list that numbers the layer of a module, and the number in it; 0 without one."""
+        places = (place for place in _places(name) if place.of_list not in self._crowded)
+        return next(places, _ListPlace("", 0))
 
     def is_layer(self, name: str) -> bool:
         """Whether a module is one of a list that numbers layers."""
-        return is_numbered(name) and _places(name)[-1][0] not in self._crowded
+        return is_numbered(name) and _places(name)[-1].of_list not in self._crowded
 
     def begin_pass(self) -> None:
         """Forgets which layers ran."""
@@ -156,7 +154,7 @@ class LayerNumbers:
         """
         if not isinstance(modules[name.rpartition(".")[0]], nn.ModuleList | nn.ModuleDict):
             return ""
-        stack, index = self._place(name)
+        stack, index = self.place(name)
         block = f"{stack}.{index}." if stack else ""
         for around in accumulate(name.split(".")[:-1], "{}.{}".format):
             if f"{around}.".startswith(block) and is_attention(around, modules[around]):
@@ -167,7 +165,7 @@ class LayerNumbers:
         """The kind, the layer and the part of an attention that module `name` computes, or a
         `member` of it, in a `run` of its `block`, the module around it that is a layer.
         """
-        kind, (stack, index) = self.kind_of(name), self._place(block)
+        kind, (stack, index) = self.kind_of(name), self.place(block)
         key = (kind == "encoder", run)
         taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
         layer = self._before.get(stack, 0) + index
@@ -177,15 +175,21 @@ class LayerNumbers:
         return kind, layer, part
 
 
-def _places(name: str) -> list[tuple[str, int]]:
-    """The name of each list around a module, the outermost first, and the number of the module in
-    it.
+class _ListPlace(NamedTuple):
+    """The name of a list of modules, and the number of one in it."""
 
-    >>> _places("encoder.block.2.layer.0.SelfAttention")
-    [('encoder.block', 2), ('encoder.block.2.layer', 0)]
+    of_list: str
+    number: int
+
+
+def _places(name: str) -> list[_ListPlace]:
+    """The place of a module in each list around it, the outermost first.
+
+    >>> [place.of_list for place in _places("encoder.block.2.layer.0.SelfAttention")]
+    ['encoder.block', 'encoder.block.2.layer']
     """
     found = re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", name)
-    return [(name[: match.start()], int(match[1])) for match in found]
+    return [_ListPlace(name[: match.start()], int(match[1])) for match in found]
 
 
 # --------------------------------------------------------------------------------------- the config
@@ -236,6 +240,16 @@ def config_of(model: Any) -> Any:
     )
 
 
+def text_config_of(config: Any) -> Any:
+    """The part of a config about text, in an encoder-decoder that of the decoder."""
+    return config.get_text_config(decoder=True)
+
+
+def table_length_of(config: Any) -> int:
+    """The number of rows of the table of tokens; 0 for a model without a vocabulary."""
+    return int(getattr(text_config_of(config), "vocab_size", 0) or 0)
+
+
 def quirks_of(config: Any) -> str:
     """What is unusual in a family; empty for most."""
     return QUIRKS.get(getattr(config, "model_type", ""), "")
@@ -258,7 +272,7 @@ def places_of(config: Any) -> list[LayerKey]:
 
 def n_vocabulary_of(config: Any) -> int:
     """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
-    n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
+    n = table_length_of(config)
     if not n:
         raise UsageError(
             (
@@ -274,7 +288,7 @@ def n_layers_of(config: Any) -> int:
     """The number of layers in a config, in an encoder-decoder that of the decoder; 0 if there is no
     single number.
     """
-    n = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    n = getattr(text_config_of(config), "num_hidden_layers", 0)
     return n if isinstance(n, int) else 0
 
 
@@ -285,8 +299,10 @@ def without_attention(
     their type in the config, if there is one. In an encoder-decoder, each kind of attention is
     listed separately.
     """
-    types = getattr(config and config.get_text_config(decoder=True), "layer_types", None) or ()
-    expected = [] if config is None else places_of(config)
+    types, expected = (), list[LayerKey]()
+    if config is not None:
+        types = getattr(text_config_of(config), "layer_types", None) or ()
+        expected = places_of(config)
     seen = {("self", n) for kind, n in found if kind == "cross"} | {
         *found
     }  # some layers attend to images only
@@ -304,7 +320,7 @@ def without_attention(
 
 def positions_of(model: Any) -> str:
     """The position encoding of a model, by its parts."""
-    config = model.config.get_text_config(decoder=True)
+    config = text_config_of(model.config)
     kinds = {type(module).__name__ for module in model.modules()}
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if getattr(config, "alibi", False) or quirks_of(config) == "alibi":
@@ -331,7 +347,7 @@ def most_positions(config: Any) -> int | None:
     """The largest number of positions of a model; None if it has no such limit, as with ALiBi or
     binned distances.
     """
-    text = config.get_text_config(decoder=True)
+    text = text_config_of(config)
     is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(
         text, "relative_attention", False
     )
@@ -355,7 +371,7 @@ def rope_theta_of(config: Any, layer: int) -> float:
     """The base of the rotary angles of a layer, by its type if types differ; 10000 if the config
     has none.
     """
-    text = config.get_text_config(decoder=True)
+    text = text_config_of(config)
     types, named = (
         getattr(text, "layer_types", None) or (),
         getattr(text, "rope_parameters", None) or {},
@@ -388,11 +404,7 @@ def entry_of(model: Any, path: str | None = None, revision: str | None = None) -
         compared_len=0,
         n_layers=n_layers_of(config) if is_known else 0,
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        n_vocabulary=(
-            int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
-            if is_known
-            else 0
-        ),
+        n_vocabulary=table_length_of(config) if is_known else 0,
         positions=positions_of(model) if is_known else "unknown",
         max_positions=most_positions(config) if is_known else None,
         dtype=dtype if dtype in TOLERANCES else "float32",

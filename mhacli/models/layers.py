@@ -47,6 +47,7 @@ from .layer_names import (
     dtype_of,
     positions_of,
     rope_theta_of,
+    text_config_of,
     without_attention,
 )
 from .load import device_of
@@ -76,6 +77,19 @@ class LayerResults(NamedTuple):
     layer: InspectedLayer
     heads: tuple[HeadStatistics, ...]
     arrays: dict[str, Array]
+
+
+def fields_of(results: Sequence[LayerResults]) -> dict[str, Any]:
+    """The fields of a record that follow from its layers."""
+    return {
+        "layers": tuple(each.layer for each in results),
+        "heads": HeadTable(head for each in results for head in each.heads),
+        "arrays": {
+            layer_prefix(number) + name: array
+            for number, each in enumerate(results)
+            for name, array in each.arrays.items()
+        },
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,11 +325,11 @@ class PassInspection:
         """The record of the finished layers, at least one, with the entry of the `model`; `device`
         is as the user named it.
         """
-        all_results = [*self.results()]
-        layers = tuple(results.layer for results in all_results)
+        of_layers = fields_of([*self.results()])
+        layers: tuple[InspectedLayer, ...] = of_layers["layers"]
         target = device_of(self.model)
         checks = [layer.survey.checks for layer in layers]
-        n_doubtful = sum(not layer.verified for layer in layers)
+        n_doubtful = len([layer for layer in layers if not layer.verified])
         names = [
             "hand-written" if layer.captured_by == "softmax" else model.implementation
             for layer in layers
@@ -333,7 +347,6 @@ class PassInspection:
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=HeadTable(head for results in all_results for head in results.heads),
             timings=stage_timings(seconds, [seconds]),
             self_check=SelfCheck.of_layers(
                 checks,
@@ -343,20 +356,15 @@ class PassInspection:
             environment=environment(target, device or str(target)),
             not_kept=tuple(self.not_kept),
             model=model,
-            layers=layers,
             spans=self.inputs.spans,
-            arrays={
-                layer_prefix(i) + name: array
-                for i, results in enumerate(all_results)
-                for name, array in results.arrays.items()
-            },
+            **of_layers,
         )
 
     def _config(self, model: Model, layers: tuple[InspectedLayer, ...]) -> Config:
         """The sizes and choices as a `Config`; those of each layer are in `layers`."""
         first = next((layer for layer in layers if layer.kind == "self"), layers[0])
         config = config_of(self.model)
-        text = None if config is None else config.get_text_config(decoder=True)
+        text = None if config is None else text_config_of(config)
         known = ("rope", "rope-interleaved", "alibi", "learned")
         positions = model.positions if model.positions in known else "none"
         config_of_first = Config(

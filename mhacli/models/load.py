@@ -47,7 +47,7 @@ from .folder import (
     read_checkpoint,
     require_sizes,
 )
-from .layer_names import n_vocabulary_of
+from .layer_names import n_vocabulary_of, table_length_of, text_config_of
 from .tiny import tiny
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -103,7 +103,7 @@ class Loaded:
     @property
     def text_config(self) -> Any:
         """The part of the config about text."""
-        return self.config.get_text_config(decoder=True)
+        return text_config_of(self.config)
 
     @property
     def pad_id(self) -> int:
@@ -111,8 +111,7 @@ class Loaded:
         pad_id: int | None = getattr(self.text_config, "pad_token_id", None)
         if self.tokenizer is not None:
             pad_id = self.tokenizer.pad_id
-        n_vocabulary = int(getattr(self.text_config, "vocab_size", 0) or 0)
-        return pad_id if pad_id is not None and pad_id < n_vocabulary else 0
+        return pad_id if pad_id is not None and pad_id < table_length_of(self.config) else 0
 
     @property
     def dtype(self) -> str:

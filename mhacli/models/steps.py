@@ -33,10 +33,10 @@ from mhacli.record.record import (
     WeightShape,
     layer_prefix,
 )
-from mhacli.run import CellIndex, require_inside
+from mhacli.run import CellIndex, Run, require_inside
 from mhacli.sites import SITES, Dims, token_bytes
 from mhacli.text.numbers import shown
-from mhacli.text.tokens import AttentionKind
+from mhacli.text.tokens import AttentionKind, LayerChoice
 from mhacli.usercode.door import ours
 
 from . import foreign
@@ -76,8 +76,8 @@ def walk_checkpoint(
     numbers of each tensor; with `place`, the computation of this cell. Raises `MhaError` if there
     is no such layer.
     """
-    kind, number = (run.request.model.layers or ((None, 0),))[0]
-    run.request = replace(run.request, model=replace(run.request.model, layers=((kind, number),)))
+    kind, number = _first_choice(run.request)
+    run.request = _with_layer(run.request, (kind, number))
     outputs = list[ModuleOutput]()
     taken = list[_Captured]()
 
@@ -128,6 +128,16 @@ def walk_checkpoint(
             name: timing for name, timing in record.timings.items() if name != "total"
         },  # it includes other work
     )
+
+
+def _first_choice(request: Run) -> LayerChoice:
+    """The first requested layer."""
+    return (request.model.layers or ((None, 0),))[0]
+
+
+def _with_layer(request: Run, layer: LayerChoice) -> Run:
+    """The request for one layer alone."""
+    return replace(request, model=replace(request.model, layers=(layer,)))
 
 
 @contextmanager
@@ -378,12 +388,10 @@ def _recorded(run: CheckpointRun, prompt_len: int) -> Record:
         )
     if not 0 <= prompt_len <= n:
         raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {n} tokens")
-    kind, number = (run.request.model.layers or ((None, 0),))[0]
+    kind, number = _first_choice(run.request)
     kind = kind or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
     keep = tuple(dict.fromkeys(("pattern", *(run.request.keep or ()))))
-    run.request = replace(
-        run.request, model=replace(run.request.model, layers=((kind, number),)), keep=keep
-    )
+    run.request = replace(_with_layer(run.request, (kind, number)), keep=keep)
     record = run.run()
     if record.not_kept:
         raise MhaError(

@@ -8,11 +8,12 @@ import torch
 from msgspec.structs import replace as changed
 from torch import Tensor
 
+from mhacli.attention.core import dtype_name
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import finite
 from mhacli.models.capture import Call
 
-from .computed import OUTPUTS, Computed
+from .computed import OUTPUTS, Computed, eps_of
 from .gaps import Gap, Relative, gaps_at
 from .places import OF_CALLS, Place
 from .result import Difference, ModelDocument, Unmatched
@@ -26,11 +27,11 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
     equals that of `a`. Places of other shapes are unmatched. Raises `MhaError` if no place can be
     compared.
     """
-    coarser = max((a, b), key=lambda side: torch.finfo(side.dtype).eps)
+    coarser = max((a, b), key=lambda side: eps_of(side.dtype))
     coarser.measure_rounding()
     known = {place.key: rounding for place, rounding in coarser.rounding.items()}
     # numbers of 64 bits are held to 32
-    least = max(torch.finfo(dtype).eps for dtype in (coarser.dtype, torch.float32))
+    least = max(eps_of(coarser.dtype), eps_of(torch.float32))
     rows, unmatched = list[Difference](), list[Unmatched]()
     has_all_tokens = True
     for pair in _pairs(a, b):
@@ -53,14 +54,13 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
         message = f"the two models have no place that could be compared: {words}"
         raise MhaError(message, code="cannot-compare")
     if b.kind not in (a.kind, OUTPUTS):  # each output was said to be the same
-        is_coarse = torch.finfo(coarser.dtype).eps > torch.finfo(torch.float32).eps
+        is_coarse = least > eps_of(torch.float32)
         rows = _with_healed(rows, is_coarse=is_coarse, has_all_tokens=has_all_tokens)
-    dtypes = [str(side.dtype).removeprefix("torch.") for side in (a, b)]
     return ModelDocument(
         places=rows,
         unmatched=unmatched,
         notes=[*_notes(a, b)],
-        dtypes=dtypes,
+        dtypes=[dtype_name(side.dtype) for side in (a, b)],
         times_rounding=TIMES_ROUNDING,
     )
 

@@ -4,6 +4,8 @@ layer at a time; how far rounding moves each place; and the same in a file that 
 Scores and patterns are not stored: they are made again from queries and keys.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,10 +21,11 @@ from msgspec import Meta
 from msgspec.structs import replace as changed
 from torch import Tensor, nn
 
+from mhacli.attention.core import dtype_name
 from mhacli.errors import bad_file
 from mhacli.io.data import decode, plain
 from mhacli.io.files import append_temporary, write_whole
-from mhacli.io.safetensors import DTYPES, METADATA_KEY, read_tensor_header
+from mhacli.io.safetensors import DTYPES, METADATA_KEY, TensorInfo, read_tensor_header
 from mhacli.models import foreign
 from mhacli.models.capture import Call
 from mhacli.models.layer_names import dtype_of
@@ -42,12 +45,22 @@ _N_KNOWN = 8
 """So many of the last tensors are remembered with their places in the file."""
 
 
+def eps_of(dtype: torch.dtype) -> float:
+    """The relative rounding step of numbers of a dtype."""
+    return torch.finfo(dtype).eps
+
+
 class Stored(NamedTuple):
     """A tensor in a file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
+
+    @classmethod
+    def of(cls, info: TensorInfo) -> Stored:
+        """One that a file describes."""
+        return cls(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
 
     @property
     def n_bytes(self) -> int:
@@ -232,8 +245,8 @@ def save_places(
         _SavedEntry(place, call, {name: names[stored] for name, stored in tensors.items()})
         for place, (call, tensors) in computed.entries.items()
     ]
-    dtype = str(computed.dtype).removeprefix("torch.")
     rounding = [*computed.rounding.items()]
+    dtype = dtype_name(computed.dtype)
     saved = _Saved(PLACES, [*command], computed.kind, dtype, inputs, entries, rounding)
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(plain(saved))}}
     words = {getattr(torch, name): word for word, name in DTYPES.items()}
@@ -252,6 +265,12 @@ def save_places(
     write_whole(path, chain([len(head).to_bytes(8, "little") + head], parts), force=force)
 
 
+def mapped_file(path: str) -> mmap:
+    """The bytes of a file, which stay in it until they are used."""
+    with open(path, "rb") as file:
+        return mmap(file.fileno(), 0, access=ACCESS_COPY)
+
+
 class SavedPlaces(NamedTuple):
     """What a model computed, and the inputs that it read."""
 
@@ -263,16 +282,15 @@ def load_places(path: str) -> SavedPlaces:
     """What `save_places` wrote. Raises `MhaError` for another file."""
     header = read_tensor_header(path)
     saved = decode(_Saved, header.metadata, path)
-    with open(path, "rb") as file:
-        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    computed = Computed(saved.kind, getattr(torch, saved.dtype, torch.float32), data)
+    dtype = getattr(torch, saved.dtype, torch.float32)
+    computed = Computed(saved.kind, dtype, mapped_file(path))
     for place, call, names in saved.entries:
         tensors = {}
         for name, word in names.items():
             info = header.tensors.get(word)
             if info is None or info.dtype not in DTYPES:
                 raise bad_file(path, f"{path}: it lacks the tensor of {place.site}")
-            tensors[name] = Stored(getattr(torch, DTYPES[info.dtype]), info.shape, info.start)
+            tensors[name] = Stored.of(info)
         if not _fit(call, {name: tensor.shape for name, tensor in tensors.items()}):
             raise bad_file(path, f"{path}: the tensors of {place.site} do not fit each other")
         computed.entries[place] = Entry(call, tensors)

@@ -4,7 +4,6 @@ width] or [batch, token, width], of the ids that the first model reads.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from mmap import ACCESS_COPY, mmap
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from msgspec.structs import replace as changed
 from torch import nn
 
 from mhacli.errors import MhaError, UsageError, bad_file, first_names
-from mhacli.io.safetensors import DTYPES, TensorInfo, read_tensor_header, shown_name
+from mhacli.io.safetensors import TensorInfo, read_tensor_header, shown_name
 from mhacli.settings import Dtype
 
-from .computed import OUTPUTS, Computed, Entry, Stored
+from .computed import OUTPUTS, Computed, Entry, Stored, eps_of, mapped_file
 from .gaps import Relative, fitted
 from .places import OF_CALLS, Place
 from .request import MapForm
@@ -112,19 +111,13 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
     for name in others:
         if name not in known:
             entries[changed(Place.mapped(name), number=1)] = Entry(None, {})
-    with open(path, "rb") as file:
-        data = mmap(file.fileno(), 0, access=ACCESS_COPY)
-    b = Computed(OUTPUTS, max(dtypes, key=_eps), data, entries)
-    ratio = _eps(b.dtype) / max(_eps(a.dtype), _eps(torch.float32))
+    b = Computed(OUTPUTS, max(dtypes, key=eps_of), mapped_file(path), entries)
+    ratio = eps_of(b.dtype) / max(eps_of(a.dtype), eps_of(torch.float32))
     if ratio > 1:
         a.measure_rounding()
         for place, (whole, heads) in a.rounding.items():
             b.rounding[place] = Relative(whole * ratio, [head * ratio for head in heads])
     return b
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def _place(
@@ -180,4 +173,4 @@ def _stored(
             code="cannot-compare",
             path=path,
         )
-    return Stored(getattr(torch, DTYPES[info.dtype]), shape, info.start)
+    return Stored.of(info)._replace(shape=shape)

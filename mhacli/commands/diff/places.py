@@ -317,7 +317,7 @@ class Pass:
         """
         spans = self.root.inner
         lists = {
-            numbers.list_around(span.name)
+            numbers.place(span.name).of_list
             for span in spans
             if span.name in self.silent or any(isinstance(item, int) for item in span.items)
         }
