@@ -198,38 +198,46 @@ class Call:
             return None
         return "attention whose mask is no tensor of batch, head, query and key"
 
+    def _axes(self, name: str, tensor: Tensor) -> dict[Literal["query", "key"], int]:
+        """The axes of queries and of keys of one of its tensors, without those that it lacks
+        because all share a number.
+        """
+        if name in ("q", "z"):
+            return {"query": 2}
+        if name in ("k", "v"):
+            return {"key": 2}
+        if name == "sinks":
+            return {"query": 2} if tensor.ndim == 3 else {}
+        axes: dict[Literal["query", "key"], int] = {}
+        if tensor.ndim > 1 and tensor.shape[-2] == self.shape[2]:
+            axes["query"] = tensor.ndim - 2
+        if tensor.shape[-1] > 1:
+            axes["key"] = tensor.ndim - 1
+        return axes
+
     def behind(self, n: int) -> Call:
         """The attention with `n` queries of zeros before its own."""
         padded: dict[str, Any] = {}
         for name, tensor in self.tensors.items():
-            widths = (n, 0) if name == "sinks" else (0, 0, n, 0)
-            axis = tensor.ndim - len(widths) // 2
-            if name not in ("k", "v") and axis >= 0 and tensor.shape[axis] == self.shape[2]:
-                padded[name] = torch.nn.functional.pad(tensor, widths)
+            axis = self._axes(name, tensor).get("query")
+            if axis is not None:
+                zeros = tensor.new_zeros((*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]))
+                padded[name] = torch.cat([zeros, tensor], dim=axis)
         return replace(self, **padded)
 
     def cropped(self, queries: slice, keys: slice) -> Call:
         """The attention of some queries on some keys; a mask that is no tensor is not cropped.
         Where queries and keys begin at different places, a causal one has a mask instead.
         """
-        q_len, k_len = self.shape[2:]
-
-        def part(name: str, tensor: Tensor) -> Tensor:
-            if name in ("q", "z"):
-                return tensor[:, :, queries]
-            if name in ("k", "v"):
-                return tensor[:, :, keys]
-            if name == "sinks":
-                return tensor[:, :, queries] if tensor.ndim == 3 else tensor
-            cells = tensor[..., keys] if tensor.shape[-1] > 1 else tensor
-            has_queries = cells.ndim > 1 and cells.shape[-2] == q_len
-            return cells[..., queries, :] if has_queries else cells
-
-        fields: dict[str, Any] = {name: part(name, each) for name, each in self.tensors.items()}
+        fields: dict[str, Any] = {}
+        for name, tensor in self.tensors.items():
+            kept = [slice(None)] * tensor.ndim
+            for axis, number in self._axes(name, tensor).items():
+                kept[number] = queries if axis == "query" else keys
+            fields[name] = tensor[tuple(kept)]
         if self.causal and queries.start and queries != keys:
-            q_idx = torch.arange(q_len, device=self.device)[queries]
-            k_idx = torch.arange(k_len, device=self.device)[keys]
-            fields |= {"causal": False, "mask": k_idx <= q_idx[:, None]}
+            q_idx, k_idx = (torch.arange(n, device=self.device) for n in self.shape[2:])
+            fields |= {"causal": False, "mask": k_idx[keys] <= q_idx[queries, None]}
         return replace(self, **fields)
 
 
@@ -846,8 +854,10 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
     if tensor.ndim == 4 and tensor.shape[0] == n:
         return tensor
     rows = tensor.reshape(-1, *tensor.shape[-2:])
-    is_shared = (tensor.ndim > 3 and tensor.shape[:-3].numel() == 1) or len(rows) % n
-    return rows.expand(n, -1, -1, -1) if is_shared else rows.reshape(n, -1, *rows.shape[-2:])
+    is_of_one = tensor.ndim > 3 and tensor.shape[:-3].numel() == 1
+    if is_of_one or len(rows) % n:
+        return rows.expand(n, -1, -1, -1)
+    return rows.reshape(n, -1, *rows.shape[-2:])
 
 
 def _arguments(

@@ -388,8 +388,9 @@ def _n_kv_heads(part: Mapping[str, Any], stated: int | None, *, n_heads: int | N
     FalconAttention and GPTBigCodeAttention.
     """
     family, is_new = part.get("model_type"), part.get("new_decoder_architecture")
-    is_falcon = family in ("falcon", "RefinedWeb", "RefinedWebModel")
-    is_falcon = is_falcon or "new_decoder_architecture" in part
-    if (is_falcon and not is_new) or family == "gpt_bigcode":
+    says_by_flags = ["gpt_bigcode"]
+    if not is_new:
+        says_by_flags += ["falcon", "RefinedWeb", "RefinedWebModel"]
+    if family in says_by_flags or ("new_decoder_architecture" in part and not is_new):
         return 1 if part.get("multi_query", True) else n_heads
     return n_heads if stated is None else stated

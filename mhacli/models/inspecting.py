@@ -363,7 +363,7 @@ class TextPasses(PassInspection):
     passes: list[ModelPass] = field(kw_only=True)
     tokenizer: ModelTokenizer | None = None
     n_tokens: int = 0
-    parts: dict[tuple[str, int], list[Part]] = field(default_factory=dict)
+    parts: dict[tuple[str, int], list[PassPart]] = field(default_factory=dict)
     unknown: set[tuple[str, int]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
@@ -568,7 +568,7 @@ class TextPasses(PassInspection):
         n = len(ids[0])
         of_rows = list[list[int]]()
         for row, mask in zip(ids, real, strict=True):
-            n_real = sum(mask)
+            n_real = mask.count(True)
             columns = slice(0, n_real) if self._side == "right" else slice(n - n_real, n)
             if not n_real or not all(mask[columns]):
                 self.notes.append(
@@ -589,7 +589,7 @@ _REORDERED = (
 )
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """The copied call of one pass, with only the keys and values of its new tokens, and the columns
     of the joined matrix that its queries read.
     """
@@ -602,13 +602,13 @@ class Part(NamedTuple):
         """The size of its tensors."""
         return sum(each.numel() * each.element_size() for each in self.call.tensors.values())
 
-    def without_last(self, n: int) -> Part:
+    def without_last(self, n: int) -> PassPart:
         """A copy without the last `n` tokens."""
         is_cross = self.call.kind == "cross"
         left = self.call.cropped(slice(-n), slice(None if is_cross else -n))
         left = left.holding({name: tensor.clone() for name, tensor in left.tensors.items()})
         stop = self.columns.stop - (0 if is_cross else n)
-        return Part(left, slice(self.columns.start, stop))
+        return PassPart(left, slice(self.columns.start, stop))
 
 
 def _keys_of(call: Call) -> Tensor | None:
@@ -629,7 +629,7 @@ def _without_free_places(call: Call, n_tokens: int) -> Call:
     return call if sees_free_places else call.cropped(slice(None), slice(n_tokens))
 
 
-def _copied(call: Call, n_past: int, *, is_first: bool) -> Part:
+def _copied(call: Call, n_past: int, *, is_first: bool) -> PassPart:
     """A part of an attention, whose mask is a copy. The first has all keys; later ones add none to
     cross-attention.
     """
@@ -642,10 +642,10 @@ def _copied(call: Call, n_past: int, *, is_first: bool) -> Part:
         is_new = name in ("k", "v") and not is_first
         if name != "mask":
             copies[name] = (tensor[:, :, n_known:] if is_new else tensor).clone()
-    return Part(replace(call, **copies), slice(end - k_len, end))
+    return PassPart(replace(call, **copies), slice(end - k_len, end))
 
 
-def _misfit(call: Call, before: Sequence[Part], n_past: int, n_prefix: int) -> str | None:
+def _misfit(call: Call, before: Sequence[PassPart], n_past: int, n_prefix: int) -> str | None:
     """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
     if call.kind == "cross":
@@ -662,7 +662,7 @@ def _misfit(call: Call, before: Sequence[Part], n_past: int, n_prefix: int) -> s
     return None
 
 
-def joined(parts: Sequence[Part], masks: dict[object, Tensor]) -> Call:
+def joined(parts: Sequence[PassPart], masks: dict[object, Tensor]) -> Call:
     """One attention over all tokens. Its mask is added to `masks`, from which layers share it."""
     first = parts[0].call
     if len(parts) == 1:
@@ -686,7 +686,7 @@ def joined(parts: Sequence[Part], masks: dict[object, Tensor]) -> Call:
     return replace(first, **fields)
 
 
-def _stacked(blocks: Sequence[Tensor], parts: Sequence[Part], fill: float) -> Tensor:
+def _stacked(blocks: Sequence[Tensor], parts: Sequence[PassPart], fill: float) -> Tensor:
     """The cells of all passes in one matrix, `fill` where a pass has none."""
     batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
     n_keys = parts[-1].columns.stop
@@ -697,7 +697,7 @@ def _stacked(blocks: Sequence[Tensor], parts: Sequence[Part], fill: float) -> Te
     return torch.cat(rows, dim=2)
 
 
-def _mask_of(part: Part) -> Tensor:
+def _mask_of(part: PassPart) -> Tensor:
     """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
     call, columns = part
     added = torch.zeros(1, 1, call.shape[2], columns.stop - columns.start, device=call.device)

@@ -353,7 +353,7 @@ def _generate(loaded: Loaded, inputs: ModelInputs, n: int) -> tuple[ModelInputs,
     whole = make_inputs(model, whole, inputs.side, loaded.pad_id)
     outputs = run_model(model, lambda: model(**whole.keywords, use_cache=False))
     predicted = outputs.logits[0, length - 1 : -1].argmax(dim=-1).tolist()
-    repeated = sum(a == b for a, b in zip(predicted, new, strict=True))
+    repeated = len([a for a, b in zip(predicted, new, strict=True) if a == b])
     return whole, Generated((length,), len(new), repeated)
 
 
@@ -384,7 +384,7 @@ class CheckpointRun(PassInspection):
         """
         settings, device = self.request.model, device_of(self.model)
         places = places_of(self.loaded.config)
-        self.n_layers = max(1, sum(settings.includes(layer, kind) for kind, layer in places))
+        self.n_layers = max(1, len([n for kind, n in places if settings.includes(n, kind)]))
         n_heads = self._size("num_attention_heads")
         d_model, d_inner = self._size("hidden_size"), self._size("intermediate_size")
         item = int(self.model.dtype.itemsize)
@@ -398,8 +398,8 @@ class CheckpointRun(PassInspection):
         def needed(length: int) -> int:
             cells = batch * length * length
             kept_bytes = min(self.request.keep_limit, n_kept * cells * n_heads * FLOAT32_BYTES)
-            n_matrices = 4 * (int(builds_matrices) + int(kept_bytes > 0))
-            matrices = n_matrices * cells * n_heads * max(FLOAT32_BYTES, item)
+            holders = [*filter(None, (builds_matrices, kept_bytes))]
+            matrices = 4 * len(holders) * cells * n_heads * max(FLOAT32_BYTES, item)
             rows = batch * length * (8 * d_model + 3 * max(d_inner, 4 * d_model)) * item
             if device.type != "cpu":
                 rows += min(MAX_ALIVE, self.n_layers * batch * length * 4 * d_model * item)

@@ -14,8 +14,8 @@ from mhacli.io.data import finite
 from mhacli.models.capture import Call
 
 from .computed import OUTPUTS, Computed, eps_of
-from .gaps import Gap, Relative, gaps_at
-from .places import OF_CALLS, Place
+from .gaps import Deviation, Relative, gaps_at
+from .places import OF_CALLS, ModelPlace
 from .result import Difference, ModelDocument, Unmatched
 
 TIMES_ROUNDING = 8
@@ -71,8 +71,8 @@ def compare(a: Computed, b: Computed) -> ModelDocument:
 class _Pair(NamedTuple):
     """The same place in both models, None in the one that lacks it."""
 
-    a: Place | None
-    b: Place | None
+    a: ModelPlace | None
+    b: ModelPlace | None
 
 
 def _pairs(a: Computed, b: Computed) -> Iterator[_Pair]:
@@ -94,14 +94,14 @@ def _unmatched(pair: _Pair, why: str) -> Unmatched:
     return Unmatched(**place.where, name_a=name_a, name_b=name_b, why=why)
 
 
-def _only_one_has_head(a: Place, b: Place, x: Tensor | Call, y: Tensor | Call) -> bool:
+def _only_one_has_head(a: ModelPlace, b: ModelPlace, x: Tensor | Call, y: Tensor | Call) -> bool:
     """Whether one model gives logits, and the other its last hidden states."""
     is_one = a.site == "logits" and bool(a.name) != bool(b.name)
     return is_one and x.shape[-1] != y.shape[-1]
 
 
 def _row(
-    place: Place, name_b: str, gap: Gap, rounding: Relative | None, least: float
+    place: ModelPlace, name_b: str, gap: Deviation, rounding: Relative | None, least: float
 ) -> Difference:
     """The difference at a place, with the rounding that is known of it, or at least any."""
     whole, heads = gap.relative
@@ -151,13 +151,19 @@ def _heals(row: Difference, later: Sequence[Difference], *, has_all_tokens: bool
     """Whether all that follows from a difference passes through a later place that is the same in
     both: the output of the same part, the residual stream, or the logits of all tokens.
     """
-    return any(
-        (row.layer is not None and other.site in ("z", "output") and _is_same_part(row, other))
-        or (other.site == "logits" and has_all_tokens)
-        or (other.site == "residual" and other.stack == row.stack)
-        for other in later
-        if not other.beyond
-    )
+
+    def is_passed(other: Difference) -> bool:
+        match other.site:
+            case "z" | "output":
+                return row.layer is not None and _is_same_part(row, other)
+            case "logits":
+                return has_all_tokens
+            case "residual":
+                return other.stack == row.stack
+            case _:
+                return False
+
+    return any(is_passed(other) for other in later if not other.beyond)
 
 
 def _heals_in_scores(row: Difference, later: Sequence[Difference]) -> bool:

@@ -33,7 +33,7 @@ from mhacli.models.run import shaken_parts
 from mhacli.usercode.projections import is_norm
 
 from .gaps import Relative, gaps_at
-from .places import Event, Forward, Pass, Place, observe
+from .places import Event, Forward, ModelPlace, Pass, observe
 from .request import PLACES
 
 _N_PERTURBED_PASSES = 3
@@ -95,11 +95,11 @@ class Computed:
     kind: str
     dtype: torch.dtype
     data: mmap
-    entries: dict[Place, Entry] = field(default_factory=dict)
-    rounding: dict[Place, Relative] = field(default_factory=dict)
+    entries: dict[ModelPlace, Entry] = field(default_factory=dict)
+    rounding: dict[ModelPlace, Relative] = field(default_factory=dict)
     first: FirstPass | None = None
 
-    def value(self, place: Place) -> Tensor | Call:
+    def value(self, place: ModelPlace) -> Tensor | Call:
         """What is computed at a place, whose numbers stay in the file until they are used. What was
         used before leaves memory.
         """
@@ -139,7 +139,7 @@ class Computed:
                 observe(model, forward, compare)
         self.first = None
 
-    def rotates_nothing(self, place: Place) -> bool:
+    def rotates_nothing(self, place: ModelPlace) -> bool:
         """Whether a place is that of queries or keys before their scores that are the same as
         projected.
         """
@@ -152,7 +152,7 @@ class Computed:
 
 
 def compute(
-    model: nn.Module, forward: Forward, mapped: Mapping[str, Place | None] = {}
+    model: nn.Module, forward: Forward, mapped: Mapping[str, ModelPlace | None] = {}
 ) -> Computed:
     """What a model computes at all its places; `mapped` modules are as for `Pass.find_places`."""
     stored = dict[Event, Entry]()
@@ -215,7 +215,7 @@ _Ids = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(min_length=1
 class _SavedEntry(NamedTuple):
     """A place, its attention without tensors, and the names of its tensors in the file."""
 
-    place: Place
+    place: ModelPlace
     call: Call | None
     tensors: dict[str, str]
 
@@ -229,7 +229,7 @@ class _Saved(msgspec.Struct, frozen=True):
     dtype: str
     inputs: Annotated[dict[str, tuple[_Ids]], Meta(min_length=1)]
     entries: list[_SavedEntry]
-    rounding: list[tuple[Place, Relative]]
+    rounding: list[tuple[ModelPlace, Relative]]
 
 
 def save_places(

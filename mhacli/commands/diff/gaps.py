@@ -15,7 +15,7 @@ from mhacli.models.capture import Call
 from mhacli.models.masking import as_attention
 from mhacli.run import rows_of_block
 
-from .places import OF_CALLS, Place
+from .places import OF_CALLS, ModelPlace
 
 _CHUNK = 1 << 18
 """The most numbers of a tensor that are compared at once: what a cache holds."""
@@ -32,7 +32,7 @@ class Relative(NamedTuple):
     heads: list[float]
 
 
-class Gap:
+class Deviation:
     """How far two arrays of a `shape` are apart: the squares of the difference and of the first
     array, for each head if the second of four axes is that of heads; and the largest difference.
     """
@@ -87,8 +87,8 @@ def _ratio(change: float, of_first: float) -> float:
 
 
 def gaps_at(
-    place: Place, a: Tensor | Call, b: Tensor | Call, *, sampled: bool = False
-) -> dict[str, Gap]:
+    place: ModelPlace, a: Tensor | Call, b: Tensor | Call, *, sampled: bool = False
+) -> dict[str, Deviation]:
     """The differences at a place by site: that of an array; or of an attention, those of the scores
     that both see and of the patterns. Empty where shapes do not fit.
     """
@@ -100,8 +100,8 @@ def gaps_at(
     return {}
 
 
-def _gap_of_tensors(a: Tensor, b: Tensor) -> Gap:
-    gap = Gap(tuple(a.shape))
+def _gap_of_tensors(a: Tensor, b: Tensor) -> Deviation:
+    gap = Deviation(tuple(a.shape))
     per_head = (tensor.detach().reshape(-1, gap.n_of_head) for tensor in (a, b))
     for number, (x, y) in enumerate(zip(*per_head, strict=True)):
         for start in range(0, gap.n_of_head, _CHUNK):
@@ -110,9 +110,9 @@ def _gap_of_tensors(a: Tensor, b: Tensor) -> Gap:
     return gap
 
 
-def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Gap]:
+def _gaps_of_attentions(a: Call, b: Call, *, sampled: bool) -> dict[str, Deviation]:
     n_texts, n_heads, n_queries, n_keys = a.shape
-    scores, pattern = Gap(a.shape), Gap(a.shape)
+    scores, pattern = Deviation(a.shape), Deviation(a.shape)
     hides_later = a.causal and b.causal and n_queries == n_keys
     for rows in _blocks(n_queries, n_keys, sampled=sampled):
         keys = slice(0, rows.stop if hides_later else n_keys)
@@ -142,7 +142,7 @@ def _blocks(n_queries: int, n_keys: int, *, sampled: bool) -> Iterator[slice]:
         yield slice(start, min(n_queries, start + step))
 
 
-def fitted(place: Place, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+def fitted(place: ModelPlace, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Two tensors as far as they are the same, if their shapes differ: keys and values that heads
     share, merged axes, heads side by side, the last position of logits where one side has no more,
     and the entries that both vocabularies have. None if they do not fit.

@@ -35,7 +35,7 @@ from mhacli.usercode.target import TargetRequest
 from .comparison import compare
 from .computed import Computed, compute, load_places, save_places
 from .outputs import asked_for, outputs_of
-from .places import OF_CALLS, Forward, Place
+from .places import OF_CALLS, Forward, ModelPlace
 from .request import DiffRequest, MapForm, Side, map_forms
 from .result import ModelDiff, ModelDocument
 from .words import summary_of
@@ -118,11 +118,10 @@ def diff_request(fields: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
 
 def _with_random(document: ModelDocument, subjects: Sequence[_Subject]) -> ModelDocument:
     """The differences, with what is said of models with random weights."""
-    loaded = {name: side.loaded for name, side in zip("ab", subjects, strict=False) if side.loaded}
     seeds = {
-        name: side.random_weights
-        for name, side in loaded.items()
-        if side.random_weights is not None
+        name: subject.loaded.random_weights
+        for name, subject in zip("ab", subjects, strict=False)
+        if subject.loaded is not None and subject.loaded.random_weights is not None
     }
     notes = [
         f"{name.upper()} has {words_of_random(seed)}: nothing was learned"
@@ -277,14 +276,14 @@ def _built(side: Side, tensors: Mapping[str, Tensor], stage: Stage) -> tuple[nn.
 
 def _mapped(
     model: nn.Module, forms: Sequence[MapForm], first: Computed | None
-) -> dict[str, Place | None]:
+) -> dict[str, ModelPlace | None]:
     """The modules of a model that `--map LEFT=RIGHT` names: of the first model on the left, with
     any place; of the second on the right, with the place of their partner. Raises `UsageError` if
     there is none.
     """
     modules = {name for name, _ in model.named_modules()}
-    mapped = dict[str, Place | None]()
-    places = dict[str, Place]()
+    mapped = dict[str, ModelPlace | None]()
+    places = dict[str, ModelPlace]()
     if first is not None:
         places = {place.name: place for place in first.entries if place.site not in OF_CALLS}
     for form in forms:

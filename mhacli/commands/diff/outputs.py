@@ -16,13 +16,15 @@ from mhacli.settings import Dtype
 
 from .computed import OUTPUTS, Computed, Entry, Stored, eps_of, mapped_file
 from .gaps import Relative, fitted
-from .places import OF_CALLS, Place
+from .places import OF_CALLS, ModelPlace
 from .request import MapForm
 
 _REAL = ("F64", "F32", "F16", "BF16")
 
 
-def asked_for(model: nn.Module, path: str, forms: Sequence[MapForm]) -> dict[str, Place | None]:
+def asked_for(
+    model: nn.Module, path: str, forms: Sequence[MapForm]
+) -> dict[str, ModelPlace | None]:
     """The modules of a model whose outputs a file has, as for `Pass.find_places`. Raises `MhaError`
     for a file of its weights, and for names that do not fit.
     """
@@ -92,7 +94,7 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
     was computed, if it is coarser than that of the file; the rounding of B is that of A, widened.
     Raises `MhaError`.
     """
-    entries = dict[Place, Entry]()
+    entries = dict[ModelPlace, Entry]()
     dtypes = [torch.float64 if dtype is None else getattr(torch, dtype)]
     others = read_tensor_header(path).tensors
     spans = [] if a.first is None else a.first.places.root.inner
@@ -102,7 +104,11 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
         if name in ran_again:
             continue
         shape = (1, *info.shape) if len(info.shape) == 2 else info.shape
-        place = _place(a, name, shape, named, {place.key for place in entries})
+        own = [place for place in a.entries if place.name == name and place.site != "embedding"]
+        place = _place(a, own, shape, named, {place.key for place in entries})
+        for replaced in own:
+            if replaced.is_mapped and replaced != place:
+                del a.entries[replaced]
         if place is not None:
             stored = _stored(path, info, shape, a, place)
             dtypes.append(stored.dtype)
@@ -110,7 +116,7 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
     known = {place.name for place in entries}
     for name in others:
         if name not in known:
-            entries[changed(Place.mapped(name), number=1)] = Entry(None, {})
+            entries[changed(ModelPlace.mapped(name), number=1)] = Entry(None, {})
     b = Computed(OUTPUTS, max(dtypes, key=eps_of), mapped_file(path), entries)
     ratio = eps_of(b.dtype) / max(eps_of(a.dtype), eps_of(torch.float32))
     if ratio > 1:
@@ -122,30 +128,32 @@ def outputs_of(path: str, forms: Sequence[MapForm], a: Computed, dtype: Dtype | 
 
 def _place(
     a: Computed,
-    name: str,
+    own: Sequence[ModelPlace],
     shape: tuple[int, ...],
     names: Collection[str],
     taken: Collection[tuple[Any, ...]],
-) -> Place | None:
-    """The place of a module of A: that of its queries, keys or values, or its own. What was only
-    asked for by its name stands at the place of another module that gives the same, if B lacks
-    that. None if A has none.
+) -> ModelPlace | None:
+    """The place of a module of A, which has `own` ones: that of its queries, keys or values, or
+    its output. What was only asked for by its name stands at the place of another module that gives
+    the same, if B lacks that. None if A has none.
     """
-    own = [place for place in a.entries if place.name == name and place.site != "embedding"]
     calls = [place for place in own if place.site in OF_CALLS]
-    at = next((place for place in own if place.site not in OF_CALLS), None)
-    best = at
     if len(calls) == 1 and shape == _beside(a.entries[calls[0]]):
-        best = calls[0]  # several are the parts of one output
-    elif at is not None:
-        for each, entry in a.entries.items():
-            is_free = each.name not in names and each.key not in taken
-            is_same = entry == a.entries[at] and not each.is_mapped
-            if at.is_mapped and is_same and (is_free or each.name == name):
-                best = each
-    if at is not None and at.is_mapped and best != at:
-        del a.entries[at]
-    return best
+        return calls[0]  # several are the parts of one output
+    output = next((place for place in own if place.site not in OF_CALLS), None)
+    if output is None or not output.is_mapped:
+        return output
+    others = [
+        place
+        for place, entry in a.entries.items()
+        if entry == a.entries[output] and not place.is_mapped
+    ]
+    free = [
+        place
+        for place in others
+        if place in own or (place.name not in names and place.key not in taken)
+    ]
+    return [output, *free][-1]
 
 
 def _beside(entry: Entry) -> tuple[int, ...]:
@@ -158,7 +166,7 @@ def _beside(entry: Entry) -> tuple[int, ...]:
 
 
 def _stored(
-    path: str, info: TensorInfo, shape: tuple[int, ...], a: Computed, place: Place
+    path: str, info: TensorInfo, shape: tuple[int, ...], a: Computed, place: ModelPlace
 ) -> Stored:
     """A tensor of the file in the axes that A has. Raises `MhaError` if it does not fit."""
     name, size = shown_name(info.name), a.entries[place].tensors[""].shape

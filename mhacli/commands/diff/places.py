@@ -41,7 +41,7 @@ _N_QUARTERS = 4
 `mp_num`."""
 
 
-class Place(Located, frozen=True):
+class ModelPlace(Located, frozen=True):
     """Where a model computes something, by the module `name`; `number` counts the earlier places of
     the same kind.
     """
@@ -50,12 +50,12 @@ class Place(Located, frozen=True):
     number: int = 0
 
     @classmethod
-    def of(cls, layer: Layer, part: Part, site: str, name: str) -> Place:
+    def of(cls, layer: Layer, part: Part, site: str, name: str) -> ModelPlace:
         """The first place of its kind."""
         return cls(layer.number, layer.stack, part, site, name)
 
     @classmethod
-    def mapped(cls, name: str) -> Place:
+    def mapped(cls, name: str) -> ModelPlace:
         """That of a module of which no more is known than the name by which it was asked for."""
         return cls.of(_OUTSIDE, "mlp", f"{MAPPED}{name}", name)
 
@@ -212,7 +212,7 @@ _PartOf = _Item | Literal["mlp"] | None
 none."""
 
 
-class _Block(NamedTuple):
+class _LayerItems(NamedTuple):
     """What runs in a block, in order, the part of which each item is, and the layer."""
 
     items: Sequence[_Item]
@@ -234,25 +234,25 @@ class Pass:
         )
         self.all_calls = calls
         self.silent = silent
-        self.known = dict[Event | int, Place]()
+        self.known = dict[Event | int, ModelPlace]()
         self._n_places = Counter[tuple[Any, ...]]()
         self._n_layers = Counter[Stack | None]()
         self.blocks = self._blocks(numbers)
 
-    def place_of(self, event: Event) -> Place | None:
+    def place_of(self, event: Event) -> ModelPlace | None:
         """The place of what is computed, None if it has none."""
         place = self.known.get(event.number if event.site else event)
         if place is None or not event.site:
             return place
         return changed(place, site=event.site, name=event.name)
 
-    def find_places(self, mapped: Mapping[str, Place | None]) -> None:
+    def find_places(self, mapped: Mapping[str, ModelPlace | None]) -> None:
         """Finds all places; `mapped` modules have a place that is given, or one of their own."""
         self._find()
         for name, place in mapped.items():
             event = Event("out", name, 0)
             if place is None:
-                self.known.setdefault(event, Place.mapped(name))
+                self.known.setdefault(event, ModelPlace.mapped(name))
             else:
                 known = self.known.items()
                 self.known = {at: other for at, other in known if other.key != place.key}
@@ -274,7 +274,7 @@ class Pass:
                 outside = Layer(layer.stack, None)
                 if layer.number == 0:  # the first of a stack reads the embedding
                     event = Event("in", span.name, span.run)
-                    self._add(event, Place.of(outside, "embedding", "embedding", span.name))
+                    self._add(event, ModelPlace.of(outside, "embedding", "embedding", span.name))
                 self._n_layers[layer.stack] += 1
                 self._put_block(span, layer)
                 above = span.name.rpartition(".")[0].rpartition(".")[0]
@@ -289,15 +289,17 @@ class Pass:
         for span in head[n_norms:-1]:
             self._put(span, _OUTSIDE, "logits", "norm" if span.is_norm else "head")
         name = head[-1].name if head[n_norms:] else ""
-        of_logits = Place.of(_OUTSIDE, "logits", "logits", name)
+        of_logits = ModelPlace.of(_OUTSIDE, "logits", "logits", name)
         self._add(Event("out", self.root.name, self.root.run), of_logits)
 
     def _put(self, span: _Span, layer: Layer, part: Part, site: str) -> None:
         """Adds the place of what a module gives."""
         if span.run >= 0:
-            self._add(Event("out", span.name, span.run), Place.of(layer, part, site, span.name))
+            self._add(
+                Event("out", span.name, span.run), ModelPlace.of(layer, part, site, span.name)
+            )
 
-    def _add(self, event: Event | int, place: Place) -> None:
+    def _add(self, event: Event | int, place: ModelPlace) -> None:
         """Adds the place of an event, or of an attention by its number."""
         self.known[event] = changed(place, number=self._n_places[place.key])
         self._n_places[place.key] += 1
@@ -367,7 +369,7 @@ class Pass:
     def _put_block(self, span: _Span, layer: Layer) -> None:
         """Adds the places of a block."""
         items = self._flat(self._content(span), None)
-        block = _Block(items, _parts_of(items), layer)
+        block = _LayerItems(items, _parts_of(items), layer)
         for at, item in enumerate(items):
             match item.kind:
                 case "norm":
@@ -386,19 +388,19 @@ class Pass:
         if span is not self.root:
             self._put(span, layer, "mlp", "residual")
 
-    def _put_call(self, block: _Block, at: int) -> None:
+    def _put_call(self, block: _LayerItems, at: int) -> None:
         """Adds the scores of an attention and its output: that of the projection after it, or of
         the module that computes it.
         """
         call = block.items[at]
         layer, name = self._layer_of_call(call, block.layer), self.all_calls[call.number].name
-        self._add(call.number, Place.of(layer, "attention", "scores", name))
+        self._add(call.number, ModelPlace.of(layer, "attention", "scores", name))
         later = zip(block.items[at + 1 :], block.parts[at + 1 :], strict=True)
         output = next((item.span for item, part in later if part is call), call.owner)
         if output is not None:
             self._put(output, layer, "attention", "output")
 
-    def _put_norm(self, block: _Block, at: int) -> None:
+    def _put_norm(self, block: _LayerItems, at: int) -> None:
         """Adds a norm, with the part that it precedes or follows."""
         norm = _norm_site(block, at)
         if norm is None:
@@ -443,7 +445,7 @@ def _parts_of(items: Sequence[_Item]) -> list[_PartOf]:
     return parts
 
 
-def _norm_site(block: _Block, at: int) -> tuple[_PartOf, str] | None:
+def _norm_site(block: _LayerItems, at: int) -> tuple[_PartOf, str] | None:
     """The part that a norm precedes or follows, and its site there: in a block that begins with a
     norm, the last norm between two parts precedes the second; in others norms follow. None for a
     norm of queries or keys, which is found as a projection, and for one without any part.

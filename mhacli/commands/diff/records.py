@@ -26,7 +26,7 @@ from .result import (
     Site,
     TextDifference,
     TokenChange,
-    Tolerance,
+    UsedTolerance,
     Verdict,
 )
 from .sites import LayerPair, alone, is_statistic, labels_of
@@ -54,7 +54,7 @@ def compare_records(
         [text.tokens for record in every for text in record.sequences] for every in (records, both)
     )
     return _record_diff(
-        both, names, Tolerance(tolerance, of_dtype), are_measured_alike=tokens == known
+        both, names, UsedTolerance(tolerance, of_dtype), are_measured_alike=tokens == known
     )
 
 
@@ -78,7 +78,7 @@ def _has_mask(record: Record, index: int) -> bool:
 def _record_diff(
     records: tuple[Record, Record],
     names: Sequence[str],
-    tolerance: Tolerance,
+    tolerance: UsedTolerance,
     *,
     are_measured_alike: bool,
 ) -> RecordDiff:
@@ -157,7 +157,7 @@ def _sentences(
     """The result: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
     if first is None:
         sites = (site for layer in layers for site in layer.sites if site.seen != "shape")
-        n = sum(site.status in ("identical", "within", "beyond") for site in sites)
+        n = len([site for site in sites if site.status in ("identical", "within", "beyond")])
         yield f"no difference in {_count(n, 'site')}" if n else "no difference"
     if n_heads:
         n_changed = sum(len(layer.heads) for layer in layers)
@@ -205,7 +205,7 @@ def _aligned(family: str, number: int, x: TokenSequence, y: TokenSequence) -> Te
         n_a=len(x.tokens),
         n_b=len(y.tokens),
         matches=matches,
-        n_other_ids=sum(x.ids[m] != y.ids[n] for m, n in equal),
+        n_other_ids=len([m for m, n in equal if x.ids[m] != y.ids[n]]),
         exact=is_exact,
         n_aligned=len(equal),
         is_same=not others,

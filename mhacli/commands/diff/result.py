@@ -193,7 +193,7 @@ class First(msgspec.Struct, frozen=True):
     site: str | None = None
 
 
-class Tolerance(msgspec.Struct, frozen=True):
+class UsedTolerance(msgspec.Struct, frozen=True):
     """The tolerance, relative to the largest number of a site, and the dtype from which it follows,
     None if the user set it.
     """
@@ -214,7 +214,7 @@ class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
     said: str
     a: str
     b: str
-    tolerance: Tolerance
+    tolerance: UsedTolerance
     first: First | None
     first_site: Site | None
     n_sequences: tuple[int, int]

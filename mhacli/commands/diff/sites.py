@@ -235,7 +235,7 @@ def _by_numbers(pair: LayerPair, name: str, x: _StoredSite, y: _StoredSite) -> S
             np.array([each.min, each.max, each.mean, each.std], float)
             for each in (x.summary, y.summary)
         )
-        row = _with_numbers(row, [_Cells(of_a, of_b)], pair.tolerance)
+        row = _with_numbers(row, [_MatchedCells(of_a, of_b)], pair.tolerance)
     n_nonfinite = {(each.n_nan, each.n_inf) for each in (x.summary, y.summary) if each is not None}
     if row.seen in ("numbers", "extremes") and len(n_nonfinite) > 1:
         return changed(row, status="beyond")
@@ -274,7 +274,7 @@ def _other_shape(pair: LayerPair, row: SiteDifference, axes_b: tuple[str, ...]) 
     return next((f"{axis} {n} against {m}" for axis, (n, m) in sizes.items() if n != m), "")
 
 
-class _Axis(NamedTuple):
+class _MatchedAxis(NamedTuple):
     """The cells along an axis that correspond in A and in B, `[2, cells]`: their places, as they
     are named, and their indices in the arrays. An axis without a name stands for all heads.
     """
@@ -284,7 +284,7 @@ class _Axis(NamedTuple):
     indices: Array
 
 
-class _Cells(NamedTuple):
+class _MatchedCells(NamedTuple):
     """Some cells of both records: their numbers, the sequence and the head, None for all heads,
     their axes, and which of them count.
     """
@@ -293,13 +293,13 @@ class _Cells(NamedTuple):
     b: Array
     sequence: int = 0
     head: int | None = None
-    axes: Sequence[_Axis] = ()
+    axes: Sequence[_MatchedAxis] = ()
     counted: Array | bool = True
 
 
 def _cells(
     pair: LayerPair, name: str, axes: Sequence[str], arrays: tuple[Array, Array]
-) -> Iterator[_Cells]:
+) -> Iterator[_MatchedCells]:
     """The cells of two arrays that correspond, a sequence and a head at a time, which bounds
     memory.
     """
@@ -317,39 +317,43 @@ def _cells(
             masks = (record.arrays["allowed"] for record in pair.records)
             counted = np.logical_and(*_chosen(masks, matched))
         x, y = _chosen(arrays, matched)
-        yield _Cells(x, y, sequence, head, matched, counted)
+        yield _MatchedCells(x, y, sequence, head, matched, counted)
 
 
-def _axis(pair: LayerPair, axis: str, n: int, sequence: int, head: int | None) -> _Axis:
+def _axis(pair: LayerPair, axis: str, n: int, sequence: int, head: int | None) -> _MatchedAxis:
     """What corresponds along an axis: tokens, the one sequence and head, or all cells of the same
     meaning.
     """
     if axis == "batch":
-        places = np.full((2, 1), sequence)
-        return _Axis("sequence", places, places)
+        return _alike("sequence", np.array([sequence]))
     if axis == "head" and not pair.is_code:
         if head is None:
-            return _Axis("", np.zeros((2, 1), int), np.zeros((2, 1), int))
+            return _alike("", np.array([0]))
         indices = [[_heads_of(record).index(head)] for record in pair.records]
-        return _Axis("head", np.full((2, 1), head), np.array(indices))
+        return _MatchedAxis("head", np.full((2, 1), head), np.array(indices))
     if axis in ("query", "key") and not pair.is_code:
         places = pair.places[axis][sequence]
         firsts = [
             [record.first_query(sequence) if axis == "query" else record.first_key(sequence)]
             for record in pair.records
         ]
-        return _Axis(axis, places, places + np.array(firsts))
+        return _MatchedAxis(axis, places, places + np.array(firsts))
     is_same = True
     if axis == "span":
         is_same = [span.name for span in pair.a.spans] == [span.name for span in pair.b.spans]
     elif axis in _MADE_OF:
         a, b = (getattr(record.survey, _MADE_OF[axis], None) for record in pair.records)
         is_same = a == b and (pair.has_same_tokens or axis == "step")
-    places = np.tile(np.arange(n if is_same else 0), (2, 1))
-    return _Axis(axis, places, places)
+    return _alike(axis, np.arange(n if is_same else 0))
 
 
-def _chosen(arrays: Iterable[Array], axes: Sequence[_Axis]) -> Iterator[Array]:
+def _alike(axis: str, numbers: Array) -> _MatchedAxis:
+    """The cells with these numbers in both records."""
+    places = np.tile(numbers, (2, 1))
+    return _MatchedAxis(axis, places, places)
+
+
+def _chosen(arrays: Iterable[Array], axes: Sequence[_MatchedAxis]) -> Iterator[Array]:
     """The numbers of the arrays of A and of B; one row may stand for all heads."""
     for side, array in enumerate(arrays):
         sizes = zip(axes, array.shape, strict=True)
@@ -364,7 +368,7 @@ def _heads_of(record: Record) -> list[int]:
 
 
 def _with_numbers(
-    row: SiteDifference, pieces: Iterable[_Cells], tolerance: float
+    row: SiteDifference, pieces: Iterable[_MatchedCells], tolerance: float
 ) -> SiteDifference:
     """The comparison of a site by numbers, piece by piece: how many differ, by how much, where, and
     by head.
@@ -414,7 +418,7 @@ def _largest(numbers: Array) -> float:
     return float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
 
 
-def _place(cells: _Cells, index: int) -> CellPlace | None:
+def _place(cells: _MatchedCells, index: int) -> CellPlace | None:
     """The place of a cell by the names of its axes, in A and in B; None without axes."""
     numbers = np.unravel_index(index, cells.a.shape)
     named = [(axis, n) for axis, n in zip(cells.axes, numbers, strict=False) if axis.name]

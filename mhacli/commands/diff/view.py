@@ -38,7 +38,7 @@ from .result import (
     Unmatched,
 )
 from .sites import change_of, labels_of
-from .words import CAUSES, Site, where
+from .words import CAUSES, PartAndSite, where
 
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 _OPTIONS = ViewOptions()
@@ -307,7 +307,7 @@ def _model_grid(d: ModelDocument, screen: Screen) -> Iterator[RenderableType]:
     """The blocks in rows, their places in columns, shaded by how far differences are above
     rounding; nothing if none is.
     """
-    cells = dict[str, dict[Site, float]]()
+    cells = dict[str, dict[PartAndSite, float]]()
     for place in d.places:
         if place.layer is not None:
             of_layer = cells.setdefault(f"{place.stack or ''} {place.layer}".strip(), {})
@@ -350,11 +350,8 @@ def _model_places(
     """
     rows = d.places
     if not options.everything:
-        rows = [
-            place
-            for place in d.places
-            if (place.layer is None and place.relative != 0) or place == d.first
-        ]
+        outside = [place for place in rows if place.layer is None and place.relative != 0]
+        rows = [place for place in rows if place in (d.first, *outside)]
     if rows:
         n_more = len(d.places) - len(rows)
         notes = [f"{n_more} more places (--all)"] if n_more else []

@@ -14,9 +14,9 @@ from .result import MAPPED, Difference, ModelDocument, Unmatched
 Row = Difference | Unmatched
 """A place, compared or not."""
 AnyRow = TypeVar("AnyRow", Difference, Unmatched)
-Site = tuple[str, str]
+PartAndSite = tuple[str, str]
 """A part of a model, and a site in it."""
-CAUSES: Mapping[Site, str] = {
+CAUSES: Mapping[PartAndSite, str] = {
     ("embedding", "lookup"): "table of embeddings or what is looked up in it (ids, positions)",
     ("embedding", "embedding"): "sum, scale or norm of the embeddings",
     ("attention", "norm"): "norm before attention (weights, epsilon or kind)",
@@ -133,13 +133,16 @@ def _cause(d: ModelDocument, first: Difference) -> str:
     return f"{_equal_words(names if part == 'attention' else [])} equal, so {what}"
 
 
-def _sites_beside(first: Difference, rows: Sequence[AnyRow]) -> dict[Site, AnyRow]:
+def _sites_beside(first: Difference, rows: Sequence[AnyRow]) -> dict[PartAndSite, AnyRow]:
     """The places of the layer of the first one, by part and site."""
     return {(row.part, row.site): row for row in rows if row.of_layer == first.of_layer}
 
 
 def _not_compared(
-    before: Sequence[Site], part: str, equal: Collection[Site], unmatched: Mapping[Site, Unmatched]
+    before: Sequence[PartAndSite],
+    part: str,
+    equal: Collection[PartAndSite],
+    unmatched: Mapping[PartAndSite, Unmatched],
 ) -> list[str]:
     """What may differ between the last equal place `before` the first different one and that one,
     in the order of execution, because it was not compared. All of another part is one cause.
