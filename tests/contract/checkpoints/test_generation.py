@@ -180,6 +180,19 @@ def test_of_a_cache_that_was_filled_before_the_keys_are_positions(name: str, cac
             )
 
 
+def test_a_sink_of_each_head_is_none_of_as_many_queries_behind_a_cache() -> None:
+    model, rows = speaking("gpt_oss"), ids(1, 4 + N_HEADS)
+    past = model(rows[:, :4], use_cache=True).past_key_values
+    with mhacli.inspecting(model) as seen, torch.no_grad():
+        model(rows[:, 4:], past_key_values=past)
+    expected = whole_pass(model, "gpt_oss", rows, torch.cat([rows, rows[:, :1]], dim=1))
+    for index in range(N_LAYERS):
+        actual, whole = (
+            each.of_layer(index).arrays["distance"] for each in (seen.record, expected)
+        )
+        assert np.abs(actual - whole[:, :, 4:]).max() < 10 * TOLERANCE
+
+
 def test_a_text_that_goes_on_from_a_cache_is_another_than_the_one_before() -> None:
     model, rows = speaking("gpt2"), ids(1, 9)
     past = model(rows[:, :4], use_cache=True).past_key_values
