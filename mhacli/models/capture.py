@@ -78,6 +78,13 @@ FORBIDDING = -9e3
 dtype, −1e5 and −1e4."""
 
 
+class CallKey(NamedTuple):
+    """The name of an attention within its layer, and the number of the layer."""
+
+    title: str
+    layer: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One attention of a model: the `name` of its module, its place in the pass, its tensors, and
@@ -132,6 +139,11 @@ class Call:
     def place(self) -> LayerKey:
         """Its kind and the number of its layer."""
         return self.kind, self.layer
+
+    @property
+    def key(self) -> CallKey:
+        """What tells it from the other attentions of a pass."""
+        return CallKey(self.title, self.layer)
 
     @property
     def title(self) -> str:
@@ -649,10 +661,10 @@ class Watch(TorchFunctionMode):
 
     def _sdpa(self, module: nn.Module, arguments: Mapping[str, Any], z: Tensor) -> Tensor:
         """The result of torch's own function, after its call was captured."""
-        n, scale = self._count(arguments["query"]), arguments.get("scale")
+        n = self._count(arguments["query"])
         q, k, v = (_by_head(arguments[name], n) for name in ("query", "key", "value"))
         seen: dict[str, Any] = {
-            "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
+            "scale": _scale(q, arguments.get("scale")),
             "mask": arguments.get("attn_mask"),
             "causal": bool(arguments.get("is_causal")),
             "kernel": foreign.sdpa_kernel(**arguments),
@@ -783,6 +795,17 @@ class Watch(TorchFunctionMode):
         return 1 if is_one or first.shape[0] % self.batch else self.batch
 
 
+def are_of_one_attention(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int] | None = None
+) -> bool:
+    """Whether queries, keys and values of these shapes, of four axes each, are those of one
+    attention.
+    """
+    if v is not None and (*v[:3],) != (*k[:3],):
+        return False
+    return k[1] > 0 and (q[0], q[1] % k[1], q[3]) == (k[0], 0, k[3])
+
+
 def _with_weights(call: Call, weights: Tensor) -> Call:
     """A call with the weights that code made of its pattern. Those that are masked, and the others
     scaled, are the softmax of fewer scores.
@@ -860,6 +883,11 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
     return rows.reshape(n, -1, *rows.shape[-2:])
 
 
+def _scale(q: Tensor, given: float | None) -> float:
+    """The factor of the scores of a call, by default that of the width of its queries."""
+    return float(q.shape[-1] ** -0.5 if given is None else given)
+
+
 def _arguments(
     module: nn.Module, arguments: Mapping[str, Any], level: InterceptionLevel
 ) -> dict[str, Any]:
@@ -876,7 +904,6 @@ def _arguments(
     sinks = arguments.get("sinks") if arguments.get("s_aux") is None else arguments["s_aux"]
     if isinstance(sinks, Tensor) and sinks.ndim == 4:
         sinks = sinks.squeeze(-1)
-    scale = arguments.get("scaling")
     dropout = arguments.get("dropout") if is_registered or module.training else 0
     unknown = sorted(
         name
@@ -896,7 +923,7 @@ def _arguments(
         "q": q,
         "k": k,
         "v": v,
-        "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
+        "scale": _scale(q, arguments.get("scaling")),
         "mask": mask,
         "causal": causal,
         "softcap": arguments.get("softcap"),

@@ -21,6 +21,7 @@ from mhacli.record.given import AS_GIVEN, Stack, array_of, record_of_stack, stac
 from mhacli.record.record import Record
 from mhacli.run import Run
 
+from .capture import are_of_one_attention
 from .layers import LayerResults, ModelInputs, axes_of, fields_of
 
 _CPU = torch.device("cpu")
@@ -104,7 +105,8 @@ def _scored(
             if layers is not None
         }
         shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-        if any(len(shape) != 4 for shape in shapes.values()) or not _fit(**tensors):
+        have_axes = all(len(shape) == 4 for shape in shapes.values())
+        if not have_axes or not are_of_one_attention(**shapes):
             words = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise UsageError(
                 f"q, k and v of layer {number} do not fit: {words}",
@@ -120,12 +122,6 @@ def _scored(
             )
         )
     return attentions
-
-
-def _fit(q: Tensor, k: Tensor, v: Tensor | None = None) -> bool:
-    """Whether queries, keys and values are those of one attention."""
-    same = k.shape[0] == q.shape[0] and k.shape[3] == q.shape[3] and q.shape[1] % k.shape[1] == 0
-    return same and (v is None or v.shape[:3] == k.shape[:3])
 
 
 def _masked_as(attention: ScoredAttention, weights: Tensor) -> ScoredAttention:

@@ -27,7 +27,7 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, PaddingSide, Stat
 from mhacli.text.numbers import shown
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids, places
 
-from .capture import Call
+from .capture import Call, CallKey
 from .foreign import state_of
 from .layer_names import LayerKey, config_of, entry_of
 from .layers import (
@@ -263,7 +263,7 @@ class Seen:
         if any(reads[half] is not None for half in others):
             chain = self._begin_text(replace(self._began, used=reads))
         elif others:
-            chain.unknown.add((call.title, call.layer))
+            chain.unknown.add(call.key)
         if any(read is None and half in self._began.halves for half, read in reads.items()):
             why = "a call reads several texts, and which of them an attention reads is not known"
             self._notes[f"{why}: tokens are shown as positions"] = None
@@ -350,6 +350,11 @@ def _halves_of(call: Call) -> tuple[Half, Half]:
     return of_query, of_key
 
 
+def _columns(n_real: int, n: int, side: PaddingSide) -> slice:
+    """The columns of the tokens of a text in a row of `n`, with padding on a side."""
+    return slice(0, n_real) if side == "right" else slice(n - n_real, n)
+
+
 @dataclass
 class TextPasses(PassInspection):
     """The inspection of the passes over one text: a single one, or those that fill a cache,
@@ -363,13 +368,13 @@ class TextPasses(PassInspection):
     passes: list[ModelPass] = field(kw_only=True)
     tokenizer: ModelTokenizer | None = None
     n_tokens: int = 0
-    parts: dict[tuple[str, int], list[PassPart]] = field(default_factory=dict)
-    unknown: set[tuple[str, int]] = field(default_factory=set)
+    parts: dict[CallKey, list[PassPart]] = field(default_factory=dict)
+    unknown: set[CallKey] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
     _read: dict[Half, ReadIds] = field(default_factory=dict)
     _texts: dict[Half, tuple[TokenSequence, ...]] = field(default_factory=dict)
-    _last_keys: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _last_keys: dict[CallKey, Tensor] = field(default_factory=dict)
     _own_masks: dict[object, tuple[int, Tensor | None]] = field(default_factory=dict)
     _changes: dict[torch.device, Tensor] = field(default_factory=dict)
     _n_bytes: int = 0
@@ -427,13 +432,13 @@ class TextPasses(PassInspection):
         if keys is None or call.unreadable is not None:
             return
         end = min(call.shape[3], self.last.n_past + call.shape[2])
-        before = self._last_keys.get((call.title, call.layer))
+        before = self._last_keys.get(call.key)
         at = end - call.shape[2] - 1
         if before is not None and at >= 0:  # read at the end, as each read waits for a device
             is_changed = (before != keys[:, :, at]).any()
             known = self._changes.get(call.device, is_changed)
             self._changes[call.device] = known | is_changed
-        self._last_keys[call.title, call.layer] = keys[:, :, end - 1].clone()
+        self._last_keys[call.key] = keys[:, :, end - 1].clone()
 
     def keep_part(self, call: Call) -> None:
         """Copies a part of an attention in the last pass; later passes may add more parts."""
@@ -441,10 +446,9 @@ class TextPasses(PassInspection):
         n_tokens = n_past + call.shape[2]
         if call.kind != "cross":
             self.n_tokens = n_tokens
-        name = (call.title, call.layer)
         if call.place in self.unfit:
             return
-        parts = self.parts.setdefault(name, [])
+        parts = self.parts.setdefault(call.key, [])
         limit = self.request.keep_limit
         reason = call.unreadable
         if reason is None:
@@ -457,7 +461,7 @@ class TextPasses(PassInspection):
                 size = shown(limit, "bytes")
                 reason = f"attention whose queries and keys take more than the limit of {size}"
         if reason is not None:
-            self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(name))
+            self._n_bytes -= sum(part.n_bytes for part in self.parts.pop(call.key))
             self.unfit[call.place] = reason
 
     def _with_own_mask(self, call: Call, n_tokens: int) -> Call:
@@ -476,7 +480,7 @@ class TextPasses(PassInspection):
     def positions_of(self, call: Call) -> Positions | None:
         """All sizes of axes where it is not known which ids an attention read."""
         n_texts, _, q_len, k_len = call.shape
-        is_unknown = (call.title, call.layer) in self.unknown
+        is_unknown = call.key in self.unknown
         return (n_texts, q_len, k_len) if is_unknown else super().positions_of(call)
 
     def inspect(self, call: Call) -> None:
@@ -490,11 +494,11 @@ class TextPasses(PassInspection):
                 self._texts[half] = self._texts_of(half, n, call)
             read = self._read.get(half)
             n_real = n
-            if (call.title, call.layer) in self.unknown:
+            if call.key in self.unknown:
                 read = None
             if read is not None and read.ids.shape[1] == n:  # padded beyond the longest text
                 n_real = max(len(text.ids) for text in self._texts[half])
-            columns.append(slice(0, n_real) if side == "right" else slice(n - n_real, n))
+            columns.append(_columns(n_real, n, side))
         context = self._texts.get("encoder")
         sequences = self._texts.get("decoder", context or ())
         before = self.inputs
@@ -569,7 +573,7 @@ class TextPasses(PassInspection):
         of_rows = list[list[int]]()
         for row, mask in zip(ids, real, strict=True):
             n_real = mask.count(True)
-            columns = slice(0, n_real) if self._side == "right" else slice(n - n_real, n)
+            columns = _columns(n_real, n, self._side)
             if not n_real or not all(mask[columns]):
                 self.notes.append(
                     "the mask hides tokens within a text, or all of them: padding is shown as"

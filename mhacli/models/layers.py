@@ -23,7 +23,7 @@ from mhacli.attention.taps import stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.data import Array
 from mhacli.io.long_work import Progress, no_progress
-from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.checks import SelfCheck, coarsest
 from mhacli.record.exports import HeadTable
 from mhacli.record.heads import UNMEASURED, HeadsSummary, HeadStatistics
 from mhacli.record.record import (
@@ -203,8 +203,7 @@ class PassInspection:
         dtypes = {dtype_of(self.model)}
         if call.v is not None:
             dtypes.add(call.v.dtype)
-        names = {dtype_name(dtype) for dtype in dtypes}
-        return next((name for name in TOLERANCES if name in names), "float32")
+        return coarsest(map(dtype_name, dtypes))
 
     def _request_of(self, call: Call, positions: Positions | None) -> StatisticsRequest:
         """What the statistics of an attention need of its texts, made once for all that read
@@ -237,16 +236,17 @@ class PassInspection:
         """The attention of a call, and the number of its measurement; without its mask and None for
         shapes alone. On a CPU every thread takes its own heads.
         """
+        baseline = None
         if self.has_shapes_alone:
             added = call.mask if call.bias is None else call.bias
             is_bias = added is not None and positions_of(self.model) in ("relative", "alibi")
             attention = as_attention(call, masking=Masking(None, added if is_bias else None, None))
-            if self.on_layer is not None:
-                self.on_layer(call, attention)
-            return attention, None
-        attention, baseline = self._masks.attention_of(call, request)
+        else:
+            attention, baseline = self._masks.attention_of(call, request)
         if self.on_layer is not None:
             self.on_layer(call, attention)
+        if baseline is None:
+            return attention, None
         number = self._measurements.add(
             attention,
             request,

@@ -1,7 +1,7 @@
 """Numbers that must lie within a tolerance, and the tolerances that rounding needs by dtype."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -122,6 +122,12 @@ TOLERANCES: Mapping[str, Tolerance] = {
 
 MEASURED_KEYS = 512
 """The largest number of keys for which `output` was measured."""
+
+
+def coarsest(dtypes: Iterable[str]) -> str:
+    """The coarsest of these dtypes that has tolerances; float32 if none has."""
+    names = [*dtypes]
+    return next((name for name in TOLERANCES if name in names), "float32")
 
 
 def growth(n_keys: int) -> float:

@@ -27,7 +27,7 @@ from mhacli.io.data import decode, plain
 from mhacli.io.files import append_temporary, write_whole
 from mhacli.io.safetensors import DTYPES, METADATA_KEY, TensorInfo, read_tensor_header
 from mhacli.models import foreign
-from mhacli.models.capture import Call
+from mhacli.models.capture import Call, are_of_one_attention
 from mhacli.models.layer_names import dtype_of
 from mhacli.models.run import shaken_parts
 from mhacli.usercode.projections import is_norm
@@ -304,8 +304,7 @@ def _fit(call: Call | None, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         return [*shapes] == [""]
     q, k, v = (shapes.get(name, ()) for name in "qkv")
     cells = shapes.get("scores", q[:3] + k[2:3])
-    are_cells = len(cells) == 4 and shapes.get("pattern", cells) == cells
-    are_scored = len(q) == len(k) == len(v) == 4 and (
-        k[1] and (k[0], q[1] % k[1], q[3], k[:3]) == (q[0], 0, k[3], v[:3])
-    )
-    return are_cells and bool("scores" in shapes or are_scored)
+    if len(cells) != 4 or shapes.get("pattern", cells) != cells:
+        return False
+    have_axes = len(q) == len(k) == len(v) == 4
+    return "scores" in shapes or (have_axes and are_of_one_attention(q, k, v))

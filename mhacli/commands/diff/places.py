@@ -150,10 +150,13 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
         if is_numbered(name) and tensor is not None:
             receive(Event("in", name, run), tensor)
 
+    def end() -> None:
+        running.pop().units.clear()
+
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         name, tensor = names[id(module)], first_tensor((args, kwargs))
         while running[-1].run < 0 and not name.startswith(f"{running[-1].name}."):
-            running.pop().units.clear()
+            end()
         n_around = len(running[-1].name)
         for number in _ELEMENT.finditer(name):
             if number.end() > n_around:
@@ -163,9 +166,9 @@ def observe(model: nn.Module, forward: Forward, receive: Receive) -> Pass:
 
     def leave(module: nn.Module, _inputs: Any, output: Any) -> None:
         while running[-1].run < 0:
-            running.pop().units.clear()
-        span = running.pop()
-        span.units.clear()
+            end()
+        span = running[-1]
+        end()
         tensor = first_tensor(output)
         if tensor is None:
             return
@@ -445,7 +448,14 @@ def _parts_of(items: Sequence[_Item]) -> list[_PartOf]:
     return parts
 
 
-def _norm_site(block: _LayerItems, at: int) -> tuple[_PartOf, str] | None:
+class _NormSite(NamedTuple):
+    """The part that a norm precedes or follows, and its site there."""
+
+    part: _PartOf
+    site: str
+
+
+def _norm_site(block: _LayerItems, at: int) -> _NormSite | None:
     """The part that a norm precedes or follows, and its site there: in a block that begins with a
     norm, the last norm between two parts precedes the second; in others norms follow. None for a
     norm of queries or keys, which is found as a projection, and for one without any part.
@@ -459,13 +469,14 @@ def _norm_site(block: _LayerItems, at: int) -> tuple[_PartOf, str] | None:
         if after is None:
             return None
         is_of_mlp = "mlp" in name.rpartition(".")[2] and "mlp" in parts
-        return "mlp" if is_of_mlp else parts[after], "norm"
+        return _NormSite("mlp" if is_of_mlp else parts[after], "norm")
     if after is not None and parts[before] == parts[after]:
-        return None if read_name(name)[0] in ("q", "k") else (parts[after], "inner_norm")
+        is_of_projection = read_name(name)[0] in ("q", "k")
+        return None if is_of_projection else _NormSite(parts[after], "inner_norm")
     begins_with_norm = next(item.kind == "norm" for item in items if item.kind != "table")
     if after is None or not begins_with_norm or items[at + 1].kind == "norm":
-        return parts[before], "output_norm"
-    return parts[after], "norm"
+        return _NormSite(parts[before], "output_norm")
+    return _NormSite(parts[after], "norm")
 
 
 # --------------------------------------------------------------------------------- what is computed

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mhacli.errors import UsageError
-from mhacli.record.checks import TOLERANCES
+from mhacli.record.checks import TOLERANCES, coarsest
 from mhacli.record.given import ARRAYS, UNKNOWN_MASK
 from mhacli.record.record import Record
 from mhacli.record.storage import load
@@ -46,8 +46,7 @@ def compare_records(
         records.append(each if is_record else read(each))
     of_dtype = None
     if tolerance is None:
-        dtypes = {(record.model or record.config).dtype for record in records}
-        of_dtype = next((name for name in TOLERANCES if name in dtypes), "float32")
+        of_dtype = coarsest((record.model or record.config).dtype for record in records)
         tolerance = TOLERANCES[of_dtype].runs
     both = _with_texts(*records), _with_texts(*records[::-1])
     tokens, known = (
