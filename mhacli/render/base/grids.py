@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.style import Style
 from rich.text import Text
 
@@ -41,7 +41,11 @@ MAX_LINES = 40
 _GAP = 2
 """The columns between grids."""
 _WIDEST_NAME = 10
-"""The most characters of a name above numbers."""
+"""The most characters of a line of a name above numbers."""
+_NAME_LINES = 5
+"""The most lines of the name of a column."""
+_NAMED_SHADE = 4
+"""The columns of a shade whose column has its name, in lines of one less."""
 _WIDEST_SHADE = 8
 """The most columns of a cell that is a shade."""
 _RULE = 3
@@ -55,7 +59,7 @@ _LEAST_LABEL = 13
 @dataclass(frozen=True, eq=False)
 class _Panel:
     """A form of a grid: as numbers or as shades, with columns beside the cells; `is_whole` if it
-    needs room for whole names of columns.
+    needs room for the names of columns: above numbers on one line.
     """
 
     grid: Grid
@@ -113,6 +117,8 @@ class _Panel:
         widest weight is the largest or the smallest.
         """
         g = self.grid
+        if self.is_whole and not self.has_numbers:
+            return min(_NAMED_SHADE, _longest(g) + 1)
         if not self.has_numbers:
             return 2 if len(g.rows) <= MAX_ROWS and any(g.columns) else 1
         numbers = g.visible
@@ -130,7 +136,7 @@ class _Panel:
     def needed(self) -> int:
         """The least width of the whole grid with its title."""
         room = self.around + (_WIDEST_NAME + 2) * len(self.grid.columns)
-        return self.width(self.size(room) if self.is_whole else self.least)
+        return self.width(self.size(room) if self.is_whole and self.has_numbers else self.least)
 
     @property
     def inside(self) -> int:
@@ -172,12 +178,15 @@ def _longest(g: Grid) -> int:
 
 def _forms(g: Grid, *, has_numbers: bool, is_whole: bool = False) -> list[_Panel]:
     """The forms of a grid, the wider one first: the columns beside it that can be dropped stand
-    only beside numbers.
+    only beside numbers, and shades without room for names have numbered rows and columns.
     """
     beside = [column for column in g.beside if not column.drop]
     forms = [_Panel(g, has_numbers, beside, is_whole)]
     if has_numbers:
         forms.insert(0, _Panel(g, has_numbers, g.beside, is_whole))
+    elif g.numbered:
+        numbered = _Panel(replace(g, rows=g.numbered), has_numbers, beside)
+        forms = [_Panel(g, has_numbers, beside, is_whole=True), numbered]
     return forms
 
 
@@ -332,9 +341,14 @@ def _side_by_side(
     row: Sequence[_SizedPanel], widths: Sequence[int], screen: Screen
 ) -> Iterator[Text]:
     """The lines of some grids below their titles, each in its width."""
+    headings = [_headings(*sized) for sized in row]
+    height = max(map(len, headings))
     blocks = [
-        [*_title(sized.panel.grid, width), *_painted(sized.panel, sized.size, screen)]
-        for sized, width in zip(row, widths, strict=False)
+        [
+            *_title(sized.panel.grid, width),
+            *_painted(*sized, screen, lines + [""] * (height - len(lines))),
+        ]
+        for sized, width, lines in zip(row, widths, headings, strict=False)
     ]
     for texts in zip_longest(*blocks, fillvalue=Text()):
         line = Text(no_wrap=True)
@@ -354,14 +368,15 @@ def _title(g: Grid, width: int) -> Iterator[Text]:
         yield rule.append(" " + "─" * (width - cell_len(g.title) - 1), style="not bold dim")
 
 
-def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
-    """The names of the columns, then a line for each row, or for two as half blocks."""
+def _painted(panel: _Panel, size: int, screen: Screen, names: Sequence[str]) -> Iterator[Text]:
+    """The lines with the names of the columns, then one for each row, or for two as half blocks."""
     g = panel.grid
     label = panel.label
     beside = [*zip(panel.beside, panel.widths_beside, strict=True)]
-    names = Text(f"{g.corner:<{label}}{_heading(panel, size)}", "dim")
+    first, *others = names
     headings = "".join(f"{column.heading:>{width}}" for column, width in beside)
-    yield names.append(headings, style="dim")
+    yield Text(f"{g.corner:<{label}}{first}{headings}", "dim")
+    yield from (Text(" " * label + line, "dim") for line in others)
     is_halved = (
         not panel.has_numbers and screen.colour and g.signs is None and len(g.rows) > MAX_ROWS
     )
@@ -386,18 +401,25 @@ def _painted(panel: _Panel, size: int, screen: Screen) -> Iterator[Text]:
         yield line
 
 
-def _heading(panel: _Panel, size: int) -> str:
-    """The names of the columns, or where they have no room some of their numbers."""
+def _headings(panel: _Panel, size: int) -> list[str]:
+    """The lines of the names of the columns: names that are wider than their cells go on below; or
+    where they have no room some of their numbers.
+    """
     g = panel.grid
     longest = _longest(g)
-    if panel.has_numbers:
-        room = size - 1 - len(panel.starred(""))
-        words = [panel.starred(fitted(name, room)) for name in g.columns]
-        return "".join(" " * (size - cell_len(word)) + word for word in words)
-    if size <= min(3, longest) or not longest:
-        return ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)
-    words = [fitted(name, size - 1) for name in g.columns]
-    return "".join(word + " " * (size - cell_len(word)) for word in words)
+    if not panel.has_numbers and (size <= min(3, longest) or not longest):
+        return [ticks(g.places or range(len(g.columns)), size, every=10 if size == 1 else 5)]
+    room = size - 1
+    names = []
+    for name in g.columns:
+        if panel.has_numbers and cell_len(panel.starred(name)) <= room:
+            word = panel.starred(name)
+            names.append([" " * (size - cell_len(word)) + word])
+        else:
+            lines = chop_cells(fitted(name, room * _NAME_LINES), room)[:_NAME_LINES]
+            before = " " * panel.has_numbers
+            names.append([set_cell_size(before + line, size) for line in lines])
+    return ["".join(line) for line in zip_longest(*names, fillvalue=" " * size)]
 
 
 def _cells(
