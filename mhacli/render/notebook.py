@@ -21,7 +21,7 @@ from mhacli.text.numbers import shown
 from .base.format import fitted, type_text
 from .base.options import Scale, Screen, ViewOptions
 from .base.selection import drawable_heads, scale_of, usual_scale
-from .figures.svg import Piece, document, printed
+from .figures.svg import Piece, document, picture, printed
 from .heads.head_map import HeadMap, cell_map, grid_of, head_map
 from .page.document import most_certain, page
 from .page.elements import (
@@ -199,8 +199,8 @@ def report_page(view: View, name: str, command: Sequence[str], figures: Sequence
     top = tag("header", tag("h1", text(name)), tag("p", text(shlex.join(command)), id="origin"))
     sections = [section(PAPER, "wide"), section(PHONE, "narrow")]
     if figures:
-        _, begin, rest = document(name, figures, {}).partition("<svg")
-        sections.append(tag("section", tag("div", Html(begin + rest), class_="scroll")))
+        boxes = (tag("div", picture(piece, aria_label=name), class_="scroll") for piece in figures)
+        sections.append(tag("section", *boxes, class_="figures"))
     body = joined([top, tag("main", *sections)])
     return whole(name, STATIC, page_part("10-page.css") + _BY_WIDTH, body)
 
